@@ -65,7 +65,7 @@ _PATTERN = "only workloads whose key or name matches this pattern, such as 'shop
 # The filters of list, which workload_table.FILTERS defines.
 _FILTERS = ("state", "class", "owner", "quality", "namespace", "pod", "container", "unit", "key")
 # The groupings and columns of top, which top_view.By and top_view.COLUMNS define.
-_GROUPINGS = ("workload", "pod", "namespace", "unit", "class")
+_GROUPINGS = ("workload", "pod", "namespace", "unit", "class", "domain")
 _TOP_SORTS = ("name", "workloads", "power", "bandwidth", "llc", "energy", "age", "quality")
 
 

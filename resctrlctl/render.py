@@ -19,6 +19,7 @@ from resctrlmond.api.types import (
     Claim,
     Container,
     Counters,
+    DomainUse,
     Foreign,
     Level,
     ListPodsReply,
@@ -35,7 +36,7 @@ from resctrlmond.api.types import (
     Workload,
 )
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.resctrl.kinds import Mode
+from resctrlmond.resctrl.kinds import Kind, Mode
 from resctrlmond.workloads.reports import ContainerState, Report
 
 _FOREIGN = "foreign"
@@ -50,6 +51,14 @@ _POD_COLUMNS = (
     Column("NOTE"),
 )
 _READING_COLUMNS = (Column("DOMAIN"), Column("EVENT"), Column("VALUE", right=True), Column("KIND"))
+_DOMAIN_COLUMNS = (
+    Column("DOMAIN"),
+    Column("EVENT"),
+    Column("VALUE", right=True),
+    Column("PER SECOND", right=True),
+    Column("QUALITY"),
+    Column("REASON"),
+)
 _TOTAL_COLUMNS = (Column("EVENT"), Column("TOTAL", right=True), Column("QUALITY"), Column("REASON"))
 
 # The fields that the output for people leaves out, with the reason or the place where their meaning is shown. Every
@@ -60,9 +69,10 @@ NOT_SHOWN: dict[type[msgspec.Struct], dict[str, str]] = {
     Claim: {"end_rule": "rarely needed"},
     Container: {"sandbox": "rarely needed", "pid": "changes with each restart; show prints it with the member"},
     Counters: {},
+    DomainUse: {},
     Foreign: {},
     Level: {"event": "selects a column", "unit": "that of the column", "value": "only of llc_occupancy"},
-    Usage: {"levels": "the column LLC", "read_at": "the end of AGE"},
+    Usage: {"levels": "the column LLC", "read_at": "the end of AGE", "domains": "top --by domain"},
     ListReply: {"workloads": "their keys, with --quiet"},
     ReadAllReply: {"next": "for the next call"},
     Workload: {"key": "the title", "reason": "with state", "in_limbo": "with state", "classes": "with class_"},
@@ -154,6 +164,9 @@ def render_workload(reply: ReadReply, *, is_raw: bool = False) -> list[Block]:
     blocks: list[Block] = [head]
     if reply.totals:
         blocks.append(render_totals(reply.totals, _seconds(reply.workload)))
+    if reply.domains and _divide(reply.domains, reply.totals):
+        seconds = _seconds(reply.workload)
+        blocks.append(Table(_DOMAIN_COLUMNS, tuple(_domain_row(use, seconds) for use in reply.domains)))
     if details.fields:
         blocks.append(details)
     if is_raw and reply.readings:
@@ -372,6 +385,27 @@ def _reading_row(reading: Reading) -> Row:
     value = format_value(reading.value, reading.unit) if reading.value is not None else printable(reading.text)
     cells = (printable(reading.domain), printable(reading.event), value, str(reading.kind))
     return Row(cells, Tone.NORMAL if known else Tone.WARNING)
+
+
+def _divide(uses: Iterable[DomainUse], totals: Iterable[Total]) -> bool:
+    """Return whether the figures of domains differ from the totals, as on a machine with several domains."""
+    cumulative = [(use.event, use.value) for use in uses if use.kind is Kind.CUMULATIVE]
+    return sorted(cumulative, key=str) != sorted(((total.event, total.value) for total in totals), key=str)
+
+
+def _domain_row(use: DomainUse, seconds: float | None) -> Row:
+    rate = "-"
+    if use.kind is Kind.CUMULATIVE and use.value is not None and seconds is not None:
+        rate = _average(use.value, use.unit, seconds)
+    cells = (
+        printable(use.domain),
+        printable(use.event),
+        format_value(use.value, use.unit),
+        rate,
+        str(use.quality or "-"),
+        format_message(use.reason) if use.reason else "-",
+    )
+    return Row(cells, Tone.WARNING if use.value is None else Tone.NORMAL)
 
 
 def _total_row(total: Total, seconds: float | None = None) -> Row:

@@ -82,7 +82,7 @@ class Sampler:
         """Read now. Raises CommandError."""
         action = "read what the workloads use"
         status = self._daemon.call(action, "Status", NoParameters(), StatusReply)
-        pages = self._daemon.stream(action, "ReadAll", ReadAllRequest(), ReadAllReply)
+        pages = self._daemon.stream(action, "ReadAll", ReadAllRequest(domains=True), ReadAllReply)
         usages = [usage for page in pages for usage in page.usages]
         lines = workload_table.lines(usages, self._before)
         self._before = usages

@@ -31,7 +31,7 @@ _HELP = """\
 p  sort by power           n  sort by name
 b  sort by bandwidth       Q  sort by quality
 l  sort by LLC             r  reverse the order
-e  sort by energy          g  next grouping: workload, pod, namespace, unit, class
+e  sort by energy          g  next grouping: workload, pod, namespace, unit, class, domain
 a  sort by age             +  -  longer, shorter interval
 Up Down PgUp PgDn Home End scroll
 Space  read now            h  this help            q  quit""".splitlines()

@@ -31,17 +31,18 @@ class By(enum.StrEnum):
     NAMESPACE = "namespace"
     UNIT = "unit"
     CLASS = "class"
+    DOMAIN = "domain"
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A row: one workload, or several.
+    """A row: one workload, or several, whose ``keys`` it has. A row of a domain has their use in the domain.
 
     ``power`` is in W, ``bandwidth`` in B/s, ``llc`` in bytes, ``energy`` in J since the baseline; None if it is known
     of no workload. ``age_s`` is that of the oldest. ``quality`` is that of the worst total.
     """
 
     name: str
-    workloads: int
+    keys: frozenset[str]
     power: Decimal | None
     bandwidth: Decimal | None
     llc: Decimal | None
@@ -49,6 +50,11 @@ class Entry(msgspec.Struct, frozen=True):
     age_s: float | None
     quality: str
     tone: Tone
+
+    @property
+    def workloads(self) -> int:
+        """The number of workloads."""
+        return len(self.keys)
 
 
 class View(msgspec.Struct, frozen=True):
@@ -106,7 +112,8 @@ def entries(found: Iterable[Line], view: View) -> list[Entry]:
     """Return the rows in the order of the view: numbers from the largest, texts from A, unknown values last."""
     groups: dict[str, list[Line]] = {}
     for line in found:
-        groups.setdefault(_name(line, view.by), []).append(line)
+        for name, part in _parts(line, view.by):
+            groups.setdefault(name, []).append(part)
     rows = [_entry(name, of) for name, of in groups.items()]
     value = COLUMNS[view.sort].value
     known = [(number, row) for row in rows for number in [value(row)] if number not in (None, "")]
@@ -217,7 +224,7 @@ def _bar(value: object, greatest: Decimal, view: View) -> str:
 
 
 def _headlines(rows: Sequence[Entry], status: StatusReply, view: View, of_machine: str) -> list[str]:
-    count = format_count(sum(row.workloads for row in rows), "workload")
+    count = format_count(len(frozenset().union(*(row.keys for row in rows))), "workload")
     if status.pending:
         count += f", {status.pending} pending" + (" (RMIDs in limbo)" if status.in_limbo else "")
     free = max(status.rmids - status.rmids_used, 0)
@@ -252,7 +259,7 @@ def _entry(name: str, of: Sequence[Line]) -> Entry:
     tones = [tone_of(line) for line in of]
     return Entry(
         name=name,
-        workloads=len(of),
+        keys=frozenset(line.workload.key for line in of),
         power=_sum(line.rate(ENERGY) for line in of),
         bandwidth=_sum(line.rate(TRAFFIC) for line in of),
         llc=_sum(line.level(CACHE) for line in of),
@@ -273,6 +280,13 @@ def _sum(values: Iterable[Decimal | None]) -> Decimal | None:
     return sum(known[1:], start=known[0]) if known else None
 
 
+def _parts(line: Line, by: By) -> list[tuple[str, Line]]:
+    """Return the rows to which the workload belongs, by name, with its part in each."""
+    if by is not By.DOMAIN:
+        return [(_name(line, by), line)]
+    return [(printable(domain), part) for domain, part in line.by_domain.items()] or [("(no domain)", line)]
+
+
 def _name(line: Line, by: By) -> str:
     match by:
         case By.WORKLOAD:
@@ -286,3 +300,5 @@ def _name(line: Line, by: By) -> str:
             return printable(line.attribute("unit")) or "(no unit)"
         case By.CLASS:
             return printable(" ".join(class_names(line.workload)))
+        case By.DOMAIN:
+            raise ValueError("a workload is in several domains")

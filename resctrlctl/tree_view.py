@@ -15,7 +15,7 @@ from resctrlmond.api.errors import name_of
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.api.levels import levels
 from resctrlmond.api.pods import pods_of
-from resctrlmond.api.types import Foreign, ListPodsReply, ListReply, ReadForeignReply, ReadReply, Total, Usage
+from resctrlmond.api.types import Foreign, ListPodsReply, ListReply, ReadForeignReply, ReadReply, Usage
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.resctrl.tree import DEFAULT_PATH, Found, Tree
 from resctrlmond.workloads.clock import utc_now
@@ -91,7 +91,7 @@ class TreeView:
         except ResctrlError as error:
             raise _command_error(action, error) from error
         if workload := self.records.get(key):
-            return ReadReply(workload=_from_workload(workload), readings=[], totals=self._totals(workload, {}))
+            return self._reply(_from_workload(workload), workload, {})
         raise CommandError(
             f"cannot {action}: there is no such workload. See: resctrlctl list", NO_SUCH_WORKLOAD, "NoSuchWorkload"
         )
@@ -114,6 +114,7 @@ class TreeView:
             read_at=reply.workload.completed_at or utc_now(),
             totals=reply.totals,
             levels=levels(reply.readings),
+            domains=reply.domains,
         )
 
     def read_foreign(self, foreign: Foreign) -> ReadForeignReply:
@@ -137,14 +138,17 @@ class TreeView:
             places = {group.nonce: workload.subfolder(group) for group in workload.groups}
             marked = [other for other in scanned if other.gid == self.gid and other.nonce in places]
             live = {places[other.nonce]: self.tree.read(other.ref) for other in marked}
-        return ReadReply(
-            workload=self._reported(found, workload),
-            readings=[translate.reading(reading) for reading in summed(live)],
-            totals=self._totals(workload, live) if workload else [],
-        )
+        return self._reply(self._reported(found, workload), workload, live)
 
-    def _totals(self, workload: Workload, live: Live) -> list[Total]:
-        return [translate.total(total) for total in used(self._snapshots(), workload, live)]
+    def _reply(self, reported: types.Workload, workload: Workload | None, live: Live) -> ReadReply:
+        readings = summed(live)
+        totals = used(self._snapshots(), workload, live) if workload else []
+        return ReadReply(
+            workload=reported,
+            readings=[translate.reading(reading) for reading in readings],
+            totals=[translate.total(total) for total in totals],
+            domains=translate.domain_uses(totals, readings) or None,
+        )
 
     def _snapshots(self) -> Snapshots:
         return Snapshots(f"{self.run}/groups", f"{self.run}/completed")

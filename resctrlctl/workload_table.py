@@ -14,7 +14,7 @@ from resctrlctl.errors import USAGE, CommandError
 from resctrlctl.format import format_duration, format_time, shorten
 from resctrlctl.layout import Column, Row, Table, Tone, cell_width
 from resctrlctl.selectors import selectors_of
-from resctrlmond.api.types import Usage, Workload
+from resctrlmond.api.types import Level, Total, Usage, Workload
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.states import Quality, State
 
@@ -80,6 +80,18 @@ class Line(msgspec.Struct, frozen=True):
         """Why the workload could not be read, is in its state, or is not exact; "" if there is nothing to say."""
         reasons = dict.fromkeys(total.reason for total in self.usage.totals if total.reason)
         return self.usage.error or self.workload.reason or "; ".join(reasons)
+
+    @property
+    def by_domain(self) -> dict[str, Line]:
+        """The workload as it is in each domain; {} if the domains are not known."""
+        found = {}
+        for domain, usage in _by_domain(self.usage).items():
+            before = self.before
+            if before is not None:
+                # Without a reading of the domain, such as of one that came online, its rates are unknown.
+                before = _by_domain(before).get(domain, msgspec.structs.replace(before, totals=[], levels=[]))
+            found[domain] = msgspec.structs.replace(self, usage=usage, before=before)
+        return found
 
     def attribute(self, name: str) -> str:
         """Return an attribute of the workload; "" if it has none."""
@@ -254,6 +266,23 @@ def tone_of(line: Line) -> Tone:
 def class_names(workload: Workload) -> list[str]:
     """Return the classes of the workload, as users read and type them."""
     return [name or "/" for name in workload.classes or (workload.class_,)]
+
+
+def _by_domain(usage: Usage) -> dict[str, Usage]:
+    """Return the part of the use in each domain."""
+    parts: dict[str, tuple[list[Total], list[Level]]] = {}
+    for use in usage.domains or ():
+        totals, levels = parts.setdefault(use.domain, ([], []))
+        if use.quality is None:
+            levels.append(Level(event=use.event, unit=use.unit, value=use.value))
+        else:
+            totals.append(
+                Total(event=use.event, unit=use.unit, value=use.value, quality=use.quality, reason=use.reason)
+            )
+    return {
+        domain: msgspec.structs.replace(usage, totals=totals, levels=levels, domains=None)
+        for domain, (totals, levels) in parts.items()
+    }
 
 
 def _total(usage: Usage, event: str) -> Decimal | None:

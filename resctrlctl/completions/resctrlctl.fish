@@ -124,7 +124,7 @@ complete -c resctrlctl -n '__resctrlctl_is list' -l root -xa '(__fish_complete_d
 complete -c resctrlctl -n '__resctrlctl_is top' -s b -l batch -d 'print lines of text'
 complete -c resctrlctl -n '__resctrlctl_is top' -s n -l iterations -x -d 'end after N intervals'
 complete -c resctrlctl -n '__resctrlctl_is top' -s d -l delay -x -d 'the length of an interval'
-complete -c resctrlctl -n '__resctrlctl_is top' -l by -xa 'workload pod namespace unit class' -d 'what a row stands for'
+complete -c resctrlctl -n '__resctrlctl_is top' -l by -xa 'workload pod namespace unit class domain' -d 'what a row stands for'
 complete -c resctrlctl -n '__resctrlctl_is top' -l sort -xa 'name workloads power bandwidth llc energy age quality' -d 'the column to sort by'
 complete -c resctrlctl -n '__resctrlctl_is top' -s r -l reverse -d 'reverse the order'
 complete -c resctrlctl -n '__resctrlctl_is top' -l filter -xa 'state= class= owner= quality= namespace= pod= container= unit= key=' -d 'list only workloads that match'

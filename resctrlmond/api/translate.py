@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from resctrlmond.api import types
 from resctrlmond.api.levels import levels
 from resctrlmond.api.text import text
@@ -111,12 +113,39 @@ def pool_use(of: machine.PoolUse) -> types.PoolUse:
     )
 
 
-def usage(of: Usage, workload: types.Workload) -> types.Usage:
+def domain_uses(totals: Iterable[accounting.Total], readings: Iterable[counters.Reading]) -> list[types.DomainUse]:
+    """Convert the parts of the totals in each domain, and the gauges among the readings."""
+    found = []
+    for whole in totals:
+        for domain, part in whole.domains.items():
+            value, reason = None if part.number is None else accounting.digits(part.number), part.reason or None
+            found.append(
+                types.DomainUse(
+                    domain=domain,
+                    event=part.event.name,
+                    kind=part.event.kind,
+                    unit=part.event.unit,
+                    value=value,
+                    quality=part.quality,
+                    reason=reason,
+                )
+            )
+    # The gauge of a domain includes those of its sub-domains.
+    found += [
+        types.DomainUse(domain=one.domain, event=one.event, kind=one.kind, unit=one.unit, value=one.value)
+        for one in map(reading, readings)
+        if one.kind is counters.Kind.GAUGE and not one.nested
+    ]
+    return sorted(found, key=lambda use: (use.domain, use.event))
+
+
+def usage(of: Usage, workload: types.Workload, *, with_domains: bool = False) -> types.Usage:
     """Convert the use of a workload, which is given as ``workload``."""
     return types.Usage(
         workload=workload,
         read_at=of.read_at or None,
         totals=[total(one) for one in of.totals],
         levels=levels(map(reading, of.readings)),
+        domains=domain_uses(of.totals, of.readings) if with_domains else None,
         error=of.error or None,
     )

@@ -222,6 +222,27 @@ class Total(Reply, frozen=True, kw_only=True):
     """Why the quality is not _exact_; *resctrlmond*(7), *QUALITY*, lists the reasons."""
 
 
+class DomainUse(Reply, frozen=True, kw_only=True):
+    """The use of one event in one domain by one workload."""
+
+    domain: str
+    """The directory in _mon_data_, such as _mon_L3_00_. An L3 cache includes its Sub-NUMA nodes."""
+    event: str
+    """The event, as in *Reading*."""
+    kind: Kind
+    """_cumulative_: *value* is the use since the baseline. _gauge_: it is the current value."""
+    unit: str
+    """The unit, as in *Reading*."""
+    value: str | None = None
+    """The number. Absent if it is unknown."""
+    quality: Quality | None = None
+    """How far the number can be trusted. Absent with a gauge."""
+    reason: str | None = None
+    """Why the quality is not _exact_. After a loss, the use of the earlier runs is missing in *value*, because only
+    their sums over all domains are known.
+    """
+
+
 class Level(Reply, frozen=True, kw_only=True):
     """The current value of one gauge, such as cache occupancy, over all domains."""
 
@@ -244,6 +265,10 @@ class Usage(Reply, frozen=True, kw_only=True):
     """What was used since the baseline, over all domains."""
     levels: list[Level]
     """The current values of the gauges. Empty if the workload has no group."""
+    domains: list[DomainUse] | None = None
+    """The parts of *totals* and *levels* in each domain, in order of domain and event. Absent without *domains* in
+    the call.
+    """
     error: str | None = None
     """Why the workload could not be read, so that totals are missing."""
 
@@ -495,6 +520,8 @@ class ReadAllRequest(Request, frozen=True, kw_only=True):
     """Whether to return the workloads that are over too, up to _snapshot_ttl_ after their end. Default: _false_."""
     after: str | None = None
     """Return only workloads whose keys follow this one: the field *next* of the reply before."""
+    domains: bool | None = None
+    """Whether to return the use in each domain too. Default: _false_."""
 
 
 class ForeignRequest(Request, frozen=True, kw_only=True):
@@ -589,6 +616,10 @@ class ReadReply(Reply, frozen=True, kw_only=True):
     """The current counters in each domain. Empty if the workload is over."""
     totals: list[Total]
     """What was used since the baseline, over all domains."""
+    domains: list[DomainUse] | None = None
+    """The parts of *totals* in each domain, and the current values of its gauges, in order of domain and event.
+    Absent if there are none.
+    """
 
 
 class ReadAllReply(Reply, frozen=True, kw_only=True):

@@ -326,6 +326,7 @@ def _read(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types
         workload=reported(manager, workload),
         readings=[translate.reading(reading) for reading in readings],
         totals=[translate.total(total) for total in totals],
+        domains=translate.domain_uses(totals, readings) or None,
     )
 
 
@@ -341,7 +342,7 @@ def _read_all_pages(manager: Manager, request: types.ReadAllRequest) -> Iterator
 def _usages(manager: Manager, request: types.ReadAllRequest) -> Iterator[types.Usage]:
     for usage in manager.read_all(with_ended=bool(request.with_ended)):
         if request.after is None or usage.workload.key > request.after:
-            yield translate.usage(usage, reported(manager, usage.workload))
+            yield translate.usage(usage, reported(manager, usage.workload), with_domains=bool(request.domains))
 
 
 def _machine(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.MachineReply:

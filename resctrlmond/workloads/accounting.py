@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, localcontext
 
 from resctrlmond.resctrl.counters import EXACTLY, Event, Kind, Reading, Status, Value, event
@@ -18,12 +18,22 @@ __all__ = ["Quality"]
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The sum of one event over all domains since the baseline, in its unit. An unknown ``number`` is None."""
+    """The sum of one event over all domains since the baseline, in its unit. An unknown ``number`` is None.
+
+    ``domains`` has the part of each domain, by the domain's name; a domain includes its sub-domains. It is empty for
+    a lost run, of which only the sums are known.
+    """
 
     event: Event
     number: int | Decimal | None
     quality: Quality
     reason: str = ""
+    domains: Mapping[str, Total] = field(default_factory=dict, compare=False)
+
+    def changed(self, change: Callable[[Total], Total]) -> Total:
+        """Return the total with ``change`` applied to it and to each of its parts."""
+        parts = {domain: change(part) for domain, part in self.domains.items()}
+        return replace(change(self), domains=parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +111,8 @@ def totals(
     active_at_begin, active_at_end = (
         {domain for (domain, name), value in at.items() if value.is_active(event(name))} for at in (before, after)
     )
-    deltas: dict[str, list[_Delta]] = {}
+    # By event, then by domain; a sub-domain is a part of its domain.
+    deltas: dict[str, dict[str, list[_Delta]]] = {}
     with localcontext(EXACTLY):
         for domain, name in sorted(counters - sums):
             of = event(name)
@@ -121,8 +132,9 @@ def totals(
                     was_active_at_begin=domain in active_at_begin,
                     is_reallocated=is_reallocated,
                 )
-                deltas.setdefault(name, []).append(_delta(run))
-        return [_sum(event(name), deltas[name], baseline, caveats.get(name, "")) for name in sorted(deltas)]
+                of_domain = deltas.setdefault(name, {}).setdefault(domain.partition("/")[0], [])
+                of_domain.append(_delta(run))
+        return [_with_domains(event(name), deltas[name], baseline, caveats.get(name, "")) for name in sorted(deltas)]
 
 
 def added(parts: Iterable[list[Total]]) -> list[Total]:
@@ -132,7 +144,24 @@ def added(parts: Iterable[list[Total]]) -> list[Total]:
         for total in part:
             by_name.setdefault(total.event.name, []).append(total)
     with localcontext(EXACTLY):
-        return [_sum(of[0].event, of, Quality.EXACT) for _, of in sorted(by_name.items())]
+        return [_added(of) for _, of in sorted(by_name.items())]
+
+
+def _added(totals_of_event: Sequence[Total]) -> Total:
+    of = totals_of_event[0].event
+    domains: dict[str, list[_Delta | Total]] = {}
+    for total in totals_of_event:
+        for domain, part in total.domains.items():
+            domains.setdefault(domain, []).append(part)
+    # The part of each domain in these is not known, so all domains lack it.
+    whole = [_Delta(None, total.quality, total.reason) for total in totals_of_event if not total.domains]
+    parts = {domain: _sum(of, [*found, *whole], Quality.EXACT) for domain, found in sorted(domains.items())}
+    return replace(_sum(of, totals_of_event, Quality.EXACT), domains=parts)
+
+
+def _with_domains(of: Event, deltas: Mapping[str, list[_Delta]], baseline: Quality, caveat: str) -> Total:
+    total = _sum(of, [delta for found in deltas.values() for delta in found], baseline, caveat)
+    return replace(total, domains={domain: _sum(of, found, baseline, caveat) for domain, found in deltas.items()})
 
 
 def _delta(run: _Run) -> _Delta:

@@ -56,7 +56,7 @@ def used(
     if workload.prior_runs is not None:
         parts.append(_of_prior_runs(workload.prior_runs, parts))
     missing = [group for group in workload.groups[1:] if group not in counted] if counted else []
-    return [_without(total, missing) for total in added(parts)]
+    return [total.changed(lambda one: _without(one, missing)) for total in added(parts)]
 
 
 def summed(live: Live) -> list[Reading]:
@@ -141,10 +141,11 @@ def _totals(
         caveats=group.caveats,
         is_reallocated=group.is_reallocated,
     )
-    return [
-        dataclasses.replace(total, reason="; ".join(filter(None, (total.reason, *group.baseline_reasons))))
-        for total in found
-    ]
+
+    def with_reasons(total: Total) -> Total:
+        return dataclasses.replace(total, reason="; ".join(filter(None, (total.reason, *group.baseline_reasons))))
+
+    return [total.changed(with_reasons) for total in found]
 
 
 def _with_lost(begin: list[Reading], group: Group, end: Iterable[Reading]) -> list[Reading]:

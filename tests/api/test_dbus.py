@@ -61,10 +61,13 @@ def test_life_of_a_workload(host: BusHost, process: subprocess.Popen[bytes]) -> 
                 for reading in read["readings"]
             )
             assert any(reading["value"].isdecimal() for reading in read["readings"] if reading["status"] == "ok")
-            options = {"withEnded": Variant("b", True)}
+            options = {"withEnded": Variant("b", True), "domains": Variant("b", True)}
             usages, last = await client.call("ReadAll", "a{sv}", options)
             assert ([usage["workload"]["key"] for usage in usages], last) == (["web.service"], "")
             assert usages[0]["totals"] and usages[0]["levels"][0]["event"] == "llc_occupancy"
+            names = {one["event"] for one in (*usages[0]["totals"], *usages[0]["levels"])}
+            assert {use["event"] for use in usages[0]["domains"]} == names
+            assert {use["domain"] for use in usages[0]["domains"]} <= {one["domain"] for one in read["readings"]}
             groups, foreign = await client.call("List")
             assert done["workload"] in groups
             assert isinstance(foreign, list)

@@ -19,6 +19,7 @@ from resctrlctl.render import render_status
 from resctrlmond.api import types
 from resctrlmond.api.types import Claim, Member
 from resctrlmond.resctrl.bandwidth import Mode
+from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import EndRule, State
 from tests.ctl.conftest import Ctl, command
@@ -217,6 +218,33 @@ def test_show_prints_the_average_over_the_life_of_a_workload(manager: FakeManage
     lines = ctl("show", "k").stdout.splitlines()
     assert "core_energy      12.345678 J       1.23W  exact    -" in lines
     assert "  Completed: 2026-11-21 11:13:32" in lines
+
+
+def test_show_prints_the_use_of_each_domain_if_there_are_several(manager: FakeManager, ctl: Ctl) -> None:
+    workload = manager.add("k")
+    total = types.Total(event="core_energy", unit="joules", value="30", quality=Quality.EXACT)
+
+    def shown(*values: str) -> str:
+        uses = [
+            types.DomainUse(
+                domain=f"mon_PERF_PKG_{number:02}",
+                event="core_energy",
+                kind=Kind.CUMULATIVE,
+                unit="joules",
+                value=value,
+                quality=Quality.EXACT,
+            )
+            for number, value in enumerate(values)
+        ]
+        manager.replies["Read"] = types.ReadReply(workload=workload, readings=[], totals=[total], domains=uses)
+        return ctl("show", "k").stdout
+
+    lines = shown("10", "20").splitlines()
+    assert [line.split()[:4] for line in lines if line.startswith("mon_PERF")] == [
+        ["mon_PERF_PKG_00", "core_energy", "10", "J"],
+        ["mon_PERF_PKG_01", "core_energy", "20", "J"],
+    ]
+    assert "DOMAIN" not in shown("30")
 
 
 def test_show_prints_the_counters_of_each_domain_on_request(manager: FakeManager, ctl: Ctl) -> None:

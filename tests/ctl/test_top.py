@@ -145,7 +145,7 @@ def test_terminal_shows_rows_and_follows_keys(manager: FakeManager, on_terminal:
     wait_until(lambda: "CLASS" in shown.text)
     shown.press("+")
     wait_until(lambda: "every 1 s" in shown.text)
-    shown.press("gr")
+    shown.press("ggr")
     for size in ((1, 1), (200, 50), (3, 3), (100, 12)):
         shown.resize(*size)
         time.sleep(0.1)

@@ -16,7 +16,8 @@ from resctrlctl import arguments
 from resctrlctl.layout import cell_width
 from resctrlctl.top_view import COLUMNS, By, View, entries, screen
 from resctrlctl.workload_table import lines
-from resctrlmond.api.types import Foreign, StatusReply, Usage
+from resctrlmond.api.types import DomainUse, Foreign, StatusReply, Usage
+from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.states import Quality
 from tests.ctl.test_screens import COUNTS, SCREENS, WIDTHS, usage
@@ -99,6 +100,51 @@ def test_group_has_the_worst_quality_and_is_unknown_only_if_all_its_workloads_ar
     assert row.energy == Decimal("243.000003")
     (row,) = entries(lines([pending]), View(By.UNIT))
     assert (row.quality, row.energy, row.power) == ("pending", None, None)
+
+
+def test_row_of_a_domain_has_what_all_workloads_use_in_it() -> None:
+    def read(number: int, second: int, joules: tuple[int, int], llc: int) -> Usage:
+        base, _ = rated(number, 0, 0)
+        uses = [
+            DomainUse(
+                domain=f"mon_PERF_PKG_{package:02}",
+                event="core_energy",
+                kind=Kind.CUMULATIVE,
+                unit="joules",
+                value=str(value),
+                quality=Quality.LATE if package else Quality.EXACT,
+            )
+            for package, value in enumerate(joules)
+        ]
+        gauge = DomainUse(domain="mon_L3_00", event="llc_occupancy", kind=Kind.GAUGE, unit="bytes", value=str(llc))
+        return replace(base, read_at=f"2026-11-22T12:00:{second:02}.000000Z", domains=[gauge, *uses])
+
+    before = [read(1, 0, (10, 20), 1), read(2, 0, (0, 0), 1)]
+    after = [read(1, 10, (30, 20), 7), read(2, 10, (10, 50), 8), replace(usage(16), domains=None)]
+    view = View(By.DOMAIN, sort="name")
+    rows = entries(lines(after, before), view)
+    assert [(row.name, row.workloads, row.power, row.energy, row.llc, row.quality) for row in rows] == [
+        ("(no domain)", 1, None, None, None, "pending"),
+        ("mon_L3_00", 2, None, None, Decimal(15), ""),
+        ("mon_PERF_PKG_00", 2, Decimal(3), Decimal(40), None, Quality.EXACT),
+        ("mon_PERF_PKG_01", 2, Decimal(5), Decimal(70), None, Quality.LATE),
+    ]
+    # A workload is counted once in the headline, in however many domains it is.
+    assert screen(rows, status(), view, 80)[0].text.startswith("3 workloads")
+
+
+def test_rate_of_a_domain_without_an_earlier_reading_is_unknown() -> None:
+    earlier, later = rated(1, 0, 0)
+    came = DomainUse(
+        domain="mon_PERF_PKG_01",
+        event="core_energy",
+        kind=Kind.CUMULATIVE,
+        unit="joules",
+        value="5",
+        quality=Quality.ESTIMATED,
+    )
+    (row,) = entries(lines([replace(later, domains=[came])], [replace(earlier, domains=[])]), View(By.DOMAIN))
+    assert (row.power, row.energy) == (None, Decimal(5))
 
 
 @pytest.mark.parametrize("by", By)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.resctrl.counters import EVENTS, Kind, Reading, parse_value
-from resctrlmond.workloads.accounting import Quality, Total, totals, worst
+from resctrlmond.workloads.accounting import Quality, Total, added, totals, worst
 
 D0, D1 = "mon_PERF_PKG_00", "mon_PERF_PKG_01"
 
@@ -85,6 +85,7 @@ def test_domain_with_sub_domains_is_counted_once_by_its_sub_domains() -> None:
     end = readings(*((domain, "mbm_total_bytes", text) for domain, text in values.items()))
     [total] = totals(begin, end)
     assert (total.number, total.quality) == (30, Quality.EXACT)
+    assert total.domains == {outer: total}
 
 
 def test_domain_that_came_online_later_counts_if_it_began_from_0() -> None:
@@ -98,6 +99,27 @@ def test_missing_domain_is_reported_and_the_others_are_counted() -> None:
     [total] = totals(begin, readings((D0, "core_energy", "5")))
     assert (total.number, total.quality) == (4, Quality.ESTIMATED)
     assert D1 in total.reason
+    parts = {domain: (part.number, part.quality) for domain, part in total.domains.items()}
+    assert parts == {D0: (4, Quality.EXACT), D1: (None, Quality.UNKNOWN)}
+
+
+def test_part_of_each_domain_has_the_caveats_of_the_total() -> None:
+    begin, end = (readings((D0, "core_energy", text), (D1, "core_energy", text)) for text in ("1", "3"))
+    [late] = totals(begin, end, Quality.LATE)
+    [limited] = totals(begin, end, caveats={"core_energy": "the reason"})
+    for total in (late, limited):
+        assert [(part.number, part.quality, part.reason) for part in total.domains.values()] == [
+            (2, total.quality, total.reason)
+        ] * 2
+    assert limited.reason == "the reason"
+    unknown = Total(EVENTS["core_energy"], None, Quality.UNKNOWN, "lost")
+    for lost in (unknown, Total(EVENTS["core_energy"], Decimal(5), Quality.ESTIMATED, "lost")):
+        [after_loss] = added([totals(begin, end), [lost]])
+        assert [(part.number, part.quality, part.reason) for part in after_loss.domains.values()] == [
+            (2, Quality.ESTIMATED, "lost")
+        ] * 2
+    [of_two_classes] = added([totals(begin, end), [late]])
+    assert [(part.number, part.quality) for part in of_two_classes.domains.values()] == [(4, Quality.LATE)] * 2
 
 
 def test_large_values_are_not_rounded() -> None:
@@ -124,6 +146,10 @@ def test_totals_are_never_negative_nor_above_the_last_values(
 ) -> None:
     last = listed(end)
     for total in totals(listed(begin), last, baseline):
+        parts = total.domains.values()
+        known = [Decimal(part.number) for part in parts if part.number is not None]
+        assert sum(known) == (total.number or 0)
+        assert worst(total.quality, *(part.quality for part in parts if part.number is not None)) is total.quality
         if total.number is None:
             assert total.quality is Quality.UNKNOWN
             continue

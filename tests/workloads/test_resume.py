@@ -100,6 +100,7 @@ def test_use_before_the_loss_is_in_the_totals(host: Host, puppet: Puppet) -> Non
     assert found.number is not None
     since = [Path(host.run, "groups/k/mon_data", "mon_L3_00", f"{TRAFFIC}.{at}") for at in ("begin", "end")]
     assert found.number >= known.number
+    assert {part.quality for part in found.domains.values()} == {Quality.ESTIMATED}
     assert all(path.is_file() for path in since)
 
 

@@ -7,15 +7,19 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
+from resctrlmond.api import types
+from resctrlmond.api.access import Caller
+from resctrlmond.api.verbs import VERBS
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
 from resctrlmond.workloads import usage as usages
-from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.accounting import Quality, worst
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.usage import SharedPass, Usage
 from tests.wait import wait_until
@@ -24,6 +28,7 @@ from tests.workloads.conftest import Host, assignment, locked
 from tests.workloads.conftest import machine as virtual_machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
+CALLER = Caller(uid=0, groups=frozenset({0}), pid=1)
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +76,51 @@ def test_pass_has_the_totals_of_each_workload(tmp_path: Path, process: Start) ->
         assert (ended.workload.state, ended.read_at) == (State.COMPLETED, ended.workload.first.completed_at)
         assert [total.number for total in ended.totals] == [total.number for total in before]
         assert [usage.workload.key for usage in host.manager.read_all()] == ["a", "empty"]
+
+
+@pytest.mark.parametrize("machine", ["intel-snc2", "intel-aet"])
+def test_parts_of_each_domain_add_up_to_the_totals(tmp_path: Path, process: Start, machine: str) -> None:
+    with virtual_machine(tmp_path, machine) as (host, control):
+        tid = control.spawn(tid=process().pid)
+        host.manager.assign(assignment("k", tid, late=False))
+        control.run(tid, 10**9)
+        [usage] = translated(host)
+        assert usage.domains
+        for total in usage.totals:
+            parts = [use for use in usage.domains if use.event == total.event]
+            assert sum(Decimal(use.value or "nan") for use in parts) == Decimal(total.value or "nan")
+            assert worst(*(use.quality for use in parts if use.quality)) is total.quality
+            assert total.quality is not Quality.UNKNOWN
+        for level in usage.levels:
+            parts = [use for use in usage.domains if use.event == level.event]
+            assert sum(Decimal(use.value or "nan") for use in parts) == Decimal(level.value or "nan")
+            assert {use.quality for use in parts} == {None}
+        assert any(Decimal(total.value or 0) for total in usage.totals)
+        assert not [use for use in usage.domains if "/" in use.domain]
+        reply = VERBS["Read"].run(host.manager, types.KeyRequest(key="k"), CALLER)
+        assert isinstance(reply, types.ReadReply)
+        assert {(use.domain, use.event) for use in reply.domains or ()} == {
+            (use.domain, use.event) for use in usage.domains
+        }
+
+
+def test_late_workload_is_late_for_the_same_reason_in_each_domain(host: Host, process: Start) -> None:
+    host.manager.assign(assignment("k", process().pid, late=True))
+    [usage] = translated(host)
+    reasons = {total.event: total.reason for total in usage.totals}
+    assert all(reasons.values())
+    for use in usage.domains or ():
+        assert use.quality is None or (use.quality is Quality.LATE and use.reason == reasons[use.event])
+
+
+def translated(host: Host) -> list[types.Usage]:
+    """Return the reply of ReadAll with the use in each domain."""
+    reply = VERBS["ReadAll"].run(host.manager, types.ReadAllRequest(domains=True), CALLER)
+    assert isinstance(reply, types.ReadAllReply)
+    plain = VERBS["ReadAll"].run(host.manager, types.ReadAllRequest(), CALLER)
+    assert isinstance(plain, types.ReadAllReply)
+    assert [usage.domains for usage in plain.usages] == [None] * len(reply.usages)
+    return reply.usages
 
 
 def test_files_of_an_ended_workload_are_read_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
