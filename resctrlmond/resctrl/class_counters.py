@@ -61,8 +61,8 @@ class GroupCounters:
 class ClassCounters:
     """A class, read apart from its groups, which are by the inode number of their directories.
 
-    ``inode`` is that of the class's directory, and ``domains`` has those of its domains, which are new after a domain
-    was offline.
+    ``inode`` is that of the class's directory, and ``domains`` has those of its domains and of their Sub-NUMA nodes,
+    such as "mon_L3_00/mon_sub_L3_00", which are new after a domain was offline.
     """
 
     inode: int
@@ -80,8 +80,8 @@ def read_class(tree: str, class_: str) -> ClassCounters:
     path = os.path.join(tree, class_) if class_ else tree
     try:
         found = ClassCounters(os.stat(path).st_ino)
-        for domain, inode, names in _domains(path):
-            found.domains[domain] = inode
+        for domain, inodes, names in _domains(path):
+            found.domains |= inodes
             for name in names:
                 with contextlib.suppress(FileNotFoundError):  # the domain went offline
                     found.own[domain, name] = _read_apart(path, (domain, name), found.groups)
@@ -94,13 +94,19 @@ def read_class(tree: str, class_: str) -> ClassCounters:
     return found
 
 
-def _domains(class_: str) -> Iterable[tuple[str, int, list[str]]]:
+def _domains(class_: str) -> Iterable[tuple[str, dict[str, int], list[str]]]:
+    """Yield each domain with the inodes of its directory and of its nodes, and the names of its events."""
     top = os.path.join(class_, "mon_data")
     for domain in sorted(os.listdir(top)):
         try:
             with os.scandir(os.path.join(top, domain)) as entries:
-                names = sorted(entry.name for entry in entries if not entry.is_dir(follow_symlinks=False))
-            yield domain, os.stat(os.path.join(top, domain)).st_ino, names
+                names, nodes = [], [domain]
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        nodes.append(os.path.join(domain, entry.name))
+                    else:
+                        names.append(entry.name)
+            yield domain, {node: os.stat(os.path.join(top, node)).st_ino for node in nodes}, sorted(names)
         except FileNotFoundError:
             continue
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import threading
 import time
 from dataclasses import dataclass
 from decimal import Decimal
@@ -32,15 +33,21 @@ class _Zone:
 
 
 class PackageEnergy:
-    """The energy that each package has used since ``begin``; none if the host does not show it."""
+    """The energy that each package has used since ``begin``; none if the host does not show it. Thread-safe."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._zones: dict[str, _Zone] = {}
         self._missed = ""
+        # An older value that is added after a newer one looks as if the counter had begun again.
+        self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Count from now on."""
+        with self._lock:
+            self._begin()
+
+    def _begin(self) -> None:
         self._zones = {}
         self._missed = ""
         for zone in sorted(glob.glob(os.path.join(self._folder, _ZONES))):
@@ -54,6 +61,10 @@ class PackageEnergy:
 
     def update(self, *, only_due: bool = False) -> None:
         """Read the counters; ``only_due``: only those that could begin again before the next call, 10 s later."""
+        with self._lock:
+            self._update(only_due=only_due)
+
+    def _update(self, *, only_due: bool) -> None:
         for path, zone in self._zones.items():
             elapsed_s, span_s = time.monotonic() - zone.read_at, zone.range_uj / 1e6 / _MOST_W
             if only_due and elapsed_s + 10 < span_s / 2:
@@ -72,8 +83,9 @@ class PackageEnergy:
     def used_joules(self) -> dict[int, Decimal]:
         """Return the energy of each package since ``begin``."""
         used: dict[int, Decimal] = {}
-        for zone in self._zones.values():
-            used[zone.package] = used.get(zone.package, Decimal(0)) + zone.used_uj * _MICRO
+        with self._lock:
+            for zone in self._zones.values():
+                used[zone.package] = used.get(zone.package, Decimal(0)) + zone.used_uj * _MICRO
         return used
 
     @property

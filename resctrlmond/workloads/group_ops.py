@@ -603,8 +603,12 @@ def discard_run(ctx: Context, txn: Transaction, ended: Workload | None) -> None:
 def _discard_files(ctx: Context, txn: Transaction, group: Group) -> None:
     if group.state.has_directory:
         ctx.machine.ending(txn.workload, group)
-        with contextlib.suppress(NoSuchGroup):
+        try:
             ctx.machine.closed(txn.workload.subfolder(group), group, ctx.tree.read(group.ref))
+        except NoSuchGroup:
+            pass
+        except ResctrlError as error:
+            ctx.machine.lost(f"the values of an ended workload cannot be read: {error}")
         _remove_directory(ctx, group)
     elif group.state is GroupState.PENDING:
         _remove_incomplete(ctx, group)

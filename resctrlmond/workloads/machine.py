@@ -25,7 +25,7 @@ from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.package_energy import PackageEnergy
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.workloads import accounting
+from resctrlmond.workloads import accounting, caveats
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.model import Group, Workload
@@ -159,6 +159,9 @@ class Machine:
         # Why all figures of a pool, or of a domain, are not exact from then on.
         self._flaws: dict[Pool, dict[str, None]] = {pool: {} for pool in Pool}
         self._domain_flaws: dict[str, str] = {}
+        # The memory transactions that each event counted at ``since``, and why a changed event is not exact.
+        self._transactions: dict[str, str] = {}
+        self._event_flaws: dict[str, str] = {}
         # Directories that other programs created, until a reading finds them.
         self._unseen: dict[str, None] = {}
 
@@ -169,13 +172,13 @@ class Machine:
 
         What they use between that reading and the group's removal is in no pool.
         """
-        if not self._since or not self._may_run(workload):
+        if not self._since:
             return
         try:
-            is_empty = not self._tree.tasks(group.ref)
+            is_empty = not self._may_run(workload) or not self._tree.tasks(group.ref)
         except (NoSuchGroup, NotMounted):
             return
-        except ResctrlError:
+        except (ResctrlError, OSError):
             is_empty = False
         if not is_empty:
             self._add_flaw(Pool.TRACKED, "a workload ended while its tasks ran")
@@ -199,7 +202,10 @@ class Machine:
         if not self._since:
             return
         with self._guard, localcontext(EXACTLY):
-            self._base.pop(group.nonce, None)
+            base = self._base.pop(group.nonce, None)
+            if base is not None and group.nonce not in self._closed:
+                # Its last values were written before ``since``, and then its removal failed.
+                _note(self._flaws[Pool.TRACKED], "a group that ended before the start was removed later")
             if group.nonce in self._closed:
                 _add(self._ended[Pool.TRACKED], self._closed.pop(group.nonce))
                 self._removed[group.nonce] = None
@@ -259,6 +265,7 @@ class Machine:
     def _begin_all(self) -> None:
         mounting = self._tree.mounting()
         since, ends = utc_now(), self._ends
+        transactions = self._tree.bandwidth_configuration().transactions
         self._energy.begin()
         classes, is_whole = self._read_whole()
         for _ in range(_TRIES):
@@ -275,6 +282,7 @@ class Machine:
             if not is_whole or ends != self._ends:
                 _note(self._flaws[Pool.TRACKED], "a workload ended or moved while counting began")
             self._domain_flaws, self._unseen, self._domains = {}, {}, classes[""].domains
+            self._transactions, self._event_flaws = transactions, {}
             for name, found in classes.items():
                 self._add_class(name, found)
                 for inode, group in found.groups.items():
@@ -298,15 +306,19 @@ class Machine:
     def _read_whole(self) -> tuple[dict[str, ClassCounters], bool]:
         """Read all classes. Returns them, and whether they have the groups of all workloads.
 
-        One that moves to a class that was read before is not among them.
+        One that moves to a class that was read before is not among them; one that moves to a later class is there
+        twice.
         """
         classes: dict[str, ClassCounters] = {}
         for _ in range(_TRIES):
             before = self._subfolders().keys()
             classes = self._read_classes()
-            seen = {group.nonce for found in classes.values() for group in found.groups.values()}
+            groups = [group for found in classes.values() for group in found.groups.values()]
+            seen = {group.nonce for group in groups if group.gid == self._gid}
+            is_once = len(groups) == len({inode for found in classes.values() for inode in found.groups})
             with self._guard:
-                if not before & self._subfolders().keys() - seen - self._closed.keys() - self._removed.keys():
+                missing = before & self._subfolders().keys() - seen - self._closed.keys() - self._removed.keys()
+                if is_once and not missing:
                     return classes, True
         return classes, False
 
@@ -323,10 +335,13 @@ class Machine:
         subfolders = self._subfolders()
         found: dict[int, Sums] = {}
         unrecorded: set[int] = set()
+        # The creation of a group can take longer than two readings.
+        pending = {group.nonce for workload in self._store.unfinished() for group in workload.groups}
         for group in (group for of in classes.values() for group in of.groups.values() if group.gid == self._gid):
             subfolder = subfolders.get(group.nonce, "")
             if not subfolder and group.nonce not in self._base:
-                unrecorded.add(group.nonce)
+                if group.nonce not in pending:
+                    unrecorded.add(group.nonce)
                 continue
             try:
                 found[group.nonce] = self._use_of(group.nonce, self._begin(subfolder), group.values)
@@ -363,6 +378,8 @@ class Machine:
                     reasons |= self._flaws[pool]
                     if domain in self._domain_flaws:
                         reasons[self._domain_flaws[domain]] = None
+                    if name in self._event_flaws:
+                        reasons[self._event_flaws[name]] = None
                     if of.restarts and of_traffic:
                         reasons[of_traffic] = None
                 if caveat:
@@ -377,7 +394,8 @@ class Machine:
         """Compare the domains of the root with those at the first reading: counters begin again from 0 there."""
         for domain in self._domains.keys() | domains.keys():
             if self._domains.get(domain) != domains.get(domain):
-                self._domain_flaws[domain] = f"{domain} was offline for a time"
+                # The value of a cache includes those of its Sub-NUMA nodes.
+                self._domain_flaws[domain.partition("/")[0]] = f"{domain} was offline for a time"
 
     def _add_class(self, name: str, found: ClassCounters) -> None:
         own = {
@@ -474,11 +492,13 @@ class Machine:
         return _values(self._snapshots.begin_values(subfolder)) if subfolder else {}
 
     def _traffic_caveat(self) -> str:
+        """Return why no traffic is exact now; "" if it is. Find events that count others than at ``since``."""
         try:
-            is_reallocated = self._tree.bandwidth().mode is Mode.REALLOCATED
+            now = self._tree.bandwidth_configuration()
         except ResctrlError as error:
             return f"it is unknown how traffic is counted: {error}"
-        return "the processor takes counters from one RMID for another" if is_reallocated else ""
+        self._event_flaws |= caveats.with_change({}, self._transactions, now.transactions)
+        return "the processor takes counters from one RMID for another" if now.mode is Mode.REALLOCATED else ""
 
     def _uncore(self, cores: dict[int, PoolUse]) -> Iterable[PoolUse]:
         missed = self._energy.missed

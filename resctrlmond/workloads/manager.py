@@ -89,7 +89,7 @@ class Manager:
         self._watcher = TreeWatcher(tree, mark.gid, store.refs)
         self._found_at_start: list[Problem] = []
         self._usage = SharedPass(lambda: tuple(self._read_each()))
-        self._machine = SharedPass(machine.read)
+        self._machine = SharedPass(self._read_machine)
         # By key: the use of workloads that are over, whose files do not change any more, while callers ask for it.
         self._ended_usage: dict[str, Usage] = {}
 
@@ -511,6 +511,11 @@ class Manager:
         Raises NotRead, NotMounted.
         """
         return self._machine.get()
+
+    def _read_machine(self) -> MachineUse:
+        # Groups that other programs created and removed until now are not found by the reading.
+        self.context.interference.read_events()
+        return self.context.machine.read()
 
     def read_foreign(self, ref: GroupRef) -> tuple[Found, list[Reading]]:
         """Return a monitoring group of another program, with its current counters. Raises NoSuchGroup."""

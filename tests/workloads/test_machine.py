@@ -13,9 +13,16 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.api import translate
+from resctrlmond.resctrl import package_energy
+from resctrlmond.resctrl.class_counters import ClassCounters, read_class
+from resctrlmond.resctrl.counters import Reading
+from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.resctrl.package_energy import PackageEnergy
-from resctrlmond.sim.control.client import Control
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.sim.control.client import Control, Fault
+from resctrlmond.sim.messages import Operation
 from resctrlmond.sim.profiles import PROFILES
+from resctrlmond.workloads import machine
 from resctrlmond.workloads.machine import MachineUse, Pool
 from resctrlmond.workloads.states import Quality
 from tests.workloads.conftest import MARK, Host, assignment, own_host
@@ -369,3 +376,142 @@ def test_uncore_is_what_the_packages_used_beyond_their_cores(tmp_path: Path, pro
         package(zones, "intel-rapl:0", "package-0", 10_000_000)
         (uncore,) = (use for use in pools.read().pools if use.pool is Pool.UNCORE)
         assert (uncore.domain, uncore.number, uncore.quality) == ("mon_PERF_PKG_00", Decimal("7.5"), Quality.EXACT)
+
+
+def test_node_of_a_cache_that_was_offline_is_estimated(tmp_path: Path) -> None:
+    with own_host(tmp_path, "intel-snc2", 16, virtual_cpus=8, lag_ms=0) as host:
+        pools = Pools(host)
+        control, tid = pools.control, pools.control.spawn()
+        control.run(tid, SECOND, 0)
+        pools.read()
+        node = sorted(name.name for name in Path(host.mountpoint, "mon_data", "mon_L3_00").glob("mon_sub_*"))[0]
+        control.offline(node)
+        control.online(node)
+        control.run(tid, 2 * SECOND, 0)  # more than before, so that no counter is lower than before
+        for use in pools.read().pools:
+            is_estimated = use.domain == "mon_L3_00" and use.event.name != CACHE
+            assert (use.quality is Quality.ESTIMATED) == is_estimated, use
+
+
+def test_group_that_is_found_in_two_classes_is_counted_once(
+    pools: Pools, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, control = pools.host, pools.control
+    host.make_class("gold")
+    pools.restart()
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("a", tid))
+    control.run(tid, SECOND)
+
+    def read_and_move(tree: str, class_: str) -> ClassCounters:
+        found = read_class(tree, class_)
+        if not class_ and host.manager.get("a").first.class_ == "":
+            host.manager.move("a", "gold")
+        return found
+
+    monkeypatch.setattr(machine, "read_class", read_and_move)
+    found = pools.check()
+    assert used(found, Pool.TRACKED) == Decimal("2.5")
+    assert not reasons(found, Pool.TRACKED)
+
+
+def test_end_does_not_fail_because_it_is_unknown_what_runs(
+    pools: Pools, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_workload: object) -> bool:
+        raise NotRead("too many open files")
+
+    host = pools.host
+    tid = pools.control.spawn(tid=process().pid)
+    host.manager.assign(assignment("a", tid))
+    monkeypatch.setattr(host.manager.context.machine, "_may_run", fail)
+    host.manager.release("a", owner="test")
+    assert not host.marked_groups()
+    assert reasons(pools.read(), Pool.TRACKED) == {"a workload ended while its tasks ran"}
+
+
+def test_failed_assign_leaves_no_group_whose_counters_cannot_be_read(
+    pools: Pools, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, control = pools.host, pools.control
+    tid = control.spawn(tid=process().pid)
+    read, calls = host.tree.read, 0
+
+    def fail_later(ref: GroupRef) -> list[Reading]:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise NotRead("too many open files")
+        return read(ref)
+
+    monkeypatch.setattr(host.tree, "read", fail_later)
+    control.set_faults(Fault(on=Operation.TASKS, group="mon_groups/a", answer="EIO"))
+    with pytest.raises(ResctrlError):
+        host.manager.assign(assignment("a", tid))
+    assert not host.marked_groups()
+    assert calls > 1
+    assert reasons(pools.read(), Pool.TRACKED) == {
+        "the values of an ended workload cannot be read: too many open files"
+    }
+
+
+def test_group_that_ended_before_the_start_and_ran_on_is_estimated(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("a", tid))
+    control.set_faults(Fault(on=Operation.RMDIR, answer="EIO"))
+    with pytest.raises(ResctrlError):
+        host.manager.release("a", owner="test")
+    pools.restart()
+    control.run(tid, SECOND)
+    assert used(pools.check(), Pool.TRACKED) == Decimal("2.5")
+    control.set_faults()
+    host.manager.tick()
+    assert not host.marked_groups()
+    assert reasons(pools.read(), Pool.TRACKED) == {"a group that ended before the start was removed later"}
+
+
+def test_change_of_what_traffic_counts_is_estimated(tmp_path: Path) -> None:
+    with own_host(tmp_path, "amd-abmc", 16, virtual_cpus=2, lag_ms=0) as host:
+        pools = Pools(host)
+        tid = pools.control.spawn()
+        pools.control.run(tid, SECOND)
+        assert not reasons(pools.read(), Pool.UNTRACKED)
+        configuration = Path(host.mountpoint, "info", "L3_MON", "event_configs", TRAFFIC, "event_filter")
+        before = configuration.read_text()
+        for text in ("local_reads\n", before):  # as before at the reading after the next one
+            configuration.write_text(text)
+            pools.control.run(tid, 2 * SECOND)
+            for use in pools.read().pools:
+                assert (use.quality is Quality.ESTIMATED) == (use.event.name == TRAFFIC), use
+
+
+def test_reading_knows_the_events_before_it(pools: Pools) -> None:
+    host = pools.host
+    os.rmdir(os.path.join(host.mountpoint, host.make_foreign("brief").path))
+    assert reasons(host.manager.read_machine(), Pool.FOREIGN) == {
+        "mon_groups/brief was created and removed between two readings"
+    }
+
+
+def test_energy_that_two_threads_read_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path, "intel-rapl:0", "package-0", 0)
+    energy = PackageEnergy(str(tmp_path))
+    energy.begin()
+    values = iter([1_000_000, 2_000_000, 3_000_000])
+    is_first = True
+    other = threading.Thread(target=energy.update)
+
+    def read(_zone: str) -> int:
+        nonlocal is_first
+        now = next(values)
+        if is_first:
+            is_first = False
+            other.start()
+            other.join(0.5)  # the other thread waits for this one
+        return now
+
+    monkeypatch.setattr(package_energy, "_energy_uj", read)
+    energy.update()
+    other.join()
+    assert energy.used_joules() == {0: 2}
