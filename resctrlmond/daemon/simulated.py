@@ -116,11 +116,14 @@ def _log_end(config: Config) -> None:
 
 
 def _is_running(pid_file: str) -> bool:
-    """Return whether the simulator that a daemon started is running. Its start time identifies the process."""
+    """Return whether the simulator that a daemon started is running. Its start time identifies the process.
+
+    One whose file cannot be read is not known to be such a simulator.
+    """
     try:
         with open(pid_file, encoding="ascii") as file:
             pid, start_time = map(int, file.read(64).split())
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return False
     found = processes.stat(pid)
     return found is not None and found.start_time == start_time

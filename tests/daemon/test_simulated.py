@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import grp
 import os
+import signal
 import pwd
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,19 @@ def test_daemon_does_not_end_the_simulator_of_another_process(unmounted: Machine
         assert unmounted.stop() == Exit.OK
         assert is_mounted(unmounted)
         assert "keeps running, with its groups" in unmounted.log.read_text()
+
+
+def test_stop_does_not_fail_if_the_file_of_the_simulator_cannot_be_read(unmounted: Machine) -> None:
+    unmounted.start()
+    unmounted.kill()  # the simulator stays
+    unmounted.start()
+    file = unmounted.top / "simulator.pid"
+    pid = int(file.read_text().split()[0])
+    file.unlink()
+    file.mkdir()
+    assert unmounted.stop() == 0
+    assert is_mounted(unmounted)
+    os.kill(pid, signal.SIGTERM)
 
 
 def test_simulation_serves_dbus_on_the_session_bus(unmounted: Machine) -> None:
