@@ -21,7 +21,7 @@ from decimal import Decimal, localcontext
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.class_counters import ClassCounters, Counter, GroupCounters, read_class
 from resctrlmond.resctrl.counters import EXACTLY, Event, Kind, Reading, Value, event
-from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
+from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, NotRead, ResctrlError
 from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.package_energy import PackageEnergy
 from resctrlmond.resctrl.tree import Tree
@@ -141,6 +141,8 @@ class Machine:
         self._may_run = may_run
         self._guard = threading.Lock()
         self._since = ""
+        # Held while counting begins, which reads all classes.
+        self._begin_lock = threading.Lock()
         self._mounting: Mounting = (0, 0)
         self._domains: dict[str, int] = {}
         self._classes: dict[str, _Class] = {}
@@ -236,8 +238,13 @@ class Machine:
 
         ``has_trouble``: changes of other programs are not reported. Raises ResctrlError, OSError.
         """
-        if not self._since:
-            self._begin_all()
+        # A call of read() may be at it.
+        if not self._since and self._begin_lock.acquire(blocking=False):
+            try:
+                if not self._since:
+                    self._begin_all()
+            finally:
+                self._begin_lock.release()
         self._energy.update(only_due=True)
         if has_trouble:
             self.events_lost()
@@ -249,9 +256,15 @@ class Machine:
 
         Only one thread may call this at a time.
         """
-        if not self._since or self._tree.mounting() not in ((0, 0), self._mounting):
-            self._begin_all()
-        classes, is_whole = self._read_whole()
+        for _ in range(_TRIES):
+            with self._begin_lock:
+                if not self._since or self._is_remounted():
+                    self._begin_all()
+            classes, is_whole = self._read_whole()
+            if not self._is_remounted():
+                break
+        else:
+            raise NotRead("resctrl was mounted again during each reading", path=self._tree.path)
         self._energy.update()
         read_at = utc_now()
         moved = "" if is_whole else "a group moved during the reading"
@@ -261,6 +274,9 @@ class Machine:
         live = self._live(classes)
         with self._guard, localcontext(EXACTLY):
             return MachineUse(self._since, read_at, tuple(self._pools(classes, live, caveat, of_traffic)))
+
+    def _is_remounted(self) -> bool:
+        return self._tree.mounting() not in ((0, 0), self._mounting)
 
     def _begin_all(self) -> None:
         mounting = self._tree.mounting()

@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 import grp
 import os
-import signal
 import pwd
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

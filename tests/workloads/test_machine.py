@@ -515,3 +515,25 @@ def test_energy_that_two_threads_read_is_counted_once(tmp_path: Path, monkeypatc
     energy.update()
     other.join()
     assert energy.used_joules() == {0: 2}
+
+
+def test_remount_during_a_reading_begins_anew(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, counting = pools.host.tree, pools.host.manager.context.machine
+    since, whole = pools.read().since, counting._read_whole
+
+    def read_whole() -> object:
+        monkeypatch.setattr(tree, "mounting", lambda: (9, 9))
+        return whole()
+
+    monkeypatch.setattr(counting, "_read_whole", read_whole)
+    assert counting.read().since != since
+
+
+def test_tick_does_not_begin_while_a_call_begins(tmp_path: Path) -> None:
+    with own_host(tmp_path, "intel-aet", 16, virtual_cpus=2) as host:
+        counting = host.manager.context.machine
+        with counting._begin_lock:
+            counting.tick(has_trouble=False)
+            assert counting._since == ""
+        counting.tick(has_trouble=False)
+        assert counting.read().since
