@@ -25,7 +25,7 @@ from resctrlmond.daemon.startup import Setup
 from resctrlmond.journal import NOTICE, fields, printable_fields
 from resctrlmond.message_ids import MessageId
 from resctrlmond.resctrl.counters import Kind
-from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.workloads.accounting import Quality, Total, digits, worst
 from resctrlmond.workloads.atomic_files import read_file, write_file, writing
 from resctrlmond.workloads.errors import NotWritten
@@ -175,7 +175,9 @@ class Ledger:
             for run in list(self._waiting):
                 try:
                     entry = json.loads(read_file(self._path(run)))
-                except (OSError, ValueError, ResctrlError) as error:
+                except NotRead:
+                    continue  # descriptors or memory are lacking; the next call tries again
+                except (OSError, ValueError) as error:
                     log.error("the entry of an ended workload is lost: %s: %s", self._path(run), error)
                     self._lost += 1
                 else:

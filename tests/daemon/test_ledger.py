@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -210,6 +211,26 @@ def test_entries_wait_in_files_while_the_journal_is_missing(tmp_path: Path) -> N
         assert [entry["RESCTRLMON_KEY"] for entry in journal.entries()] == [b"web"]
     assert files(tmp_path) == []
     assert made.describe() == ""
+
+
+def test_entry_that_cannot_be_read_for_lack_of_descriptors_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = a_ledger(tmp_path)
+    made.record(ended())
+    journal = Journal(tmp_path / "journal")
+    with contextlib.closing(journal.socket):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", no_descriptor)
+            made.retry()
+        assert len(files(tmp_path)) == 1
+        made.retry()
+        assert [entry["RESCTRLMON_KEY"] for entry in journal.entries()] == [b"web"]
+    assert files(tmp_path) == []
+
+
+def no_descriptor(path: str, *_: object, **_more: object) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
 
 
 def test_hanging_journal_blocks_nothing_and_loses_nothing(journal: Journal, tmp_path: Path) -> None:
