@@ -9,7 +9,6 @@ class's own use, and only rises, if all of them were read while the set of group
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Iterable, Mapping
@@ -39,12 +38,14 @@ class Own:
     """The own use of a class at the reading: between ``low`` and ``low + width``, in the event's unit.
 
     The counters run on while they are read one after the other, hence the width. ``low`` is None if the kernel has no
-    number; ``reason`` says why, or why the number may be wrong.
+    number; ``reason`` says why, or why the number may be wrong. Without ``is_read``, the values of the groups are
+    missing too.
     """
 
     low: int | Decimal | None
     width: int | Decimal = 0
     reason: str = ""
+    is_read: bool = True
 
 
 @dataclass(slots=True)
@@ -82,9 +83,11 @@ def read_class(tree: str, class_: str) -> ClassCounters:
         found = ClassCounters(os.stat(path).st_ino)
         for domain, inodes, names in _domains(path):
             found.domains |= inodes
-            for name in names:
-                with contextlib.suppress(FileNotFoundError):  # the domain went offline
+            try:
+                for name in names:
                     found.own[domain, name] = _read_apart(path, (domain, name), found.groups)
+            except FileNotFoundError:  # the domain went offline
+                found.domains.pop(domain, None)
         if os.stat(path).st_ino != found.inode:
             raise NoSuchGroup("was replaced while it was read", path=path)
     except OSError as error:
@@ -137,7 +140,7 @@ def _read_apart(class_: str, counter: Counter, groups: dict[int, GroupCounters])
                 before[inode].values[counter] = value
             groups.update(before)
             return own
-    return Own(None, reason="groups were created and removed during each reading")
+    return Own(None, reason="groups were created and removed during each reading", is_read=False)
 
 
 def _list_groups(class_: str, known: Mapping[int, GroupCounters]) -> dict[int, GroupCounters]:

@@ -138,6 +138,8 @@ class Machine:
         self._snapshots = snapshots
         self._gid = gid
         self._energy = energy
+        # The energy of each package while the cores were read at ``since``.
+        self._while_beginning: dict[int, Decimal] = {}
         self._may_run = may_run
         self._guard = threading.Lock()
         self._since = ""
@@ -256,24 +258,34 @@ class Machine:
 
         Only one thread may call this at a time.
         """
+        before = {}
         for _ in range(_TRIES):
             with self._begin_lock:
                 if not self._since or self._is_remounted():
                     self._begin_all()
+            self._energy.update()
+            before = self._energy.used_joules()
             classes, is_whole = self._read_whole()
             if not self._is_remounted():
                 break
         else:
             raise NotRead("resctrl was mounted again during each reading", path=self._tree.path)
         self._energy.update()
+        # The cores are read at other times than the packages.
+        meanwhile = {package: used - before[package] for package, used in self._energy.used_joules().items()}
         read_at = utc_now()
         moved = "" if is_whole else "a group moved during the reading"
         caveat = "; ".join(filter(None, (self._tree.inexact(), moved)))
         of_traffic = self._traffic_caveat()
         # An end of a workload waits for the guard, so it is held only while sums are added.
         live = self._live(classes)
+        cores: dict[int, PoolUse] = {}
         with self._guard, localcontext(EXACTLY):
-            return MachineUse(self._since, read_at, tuple(self._pools(classes, live, caveat, of_traffic)))
+            return MachineUse(
+                self._since,
+                read_at,
+                (*self._pools(classes, live, cores, caveat, of_traffic), *self._uncore(cores, meanwhile)),
+            )
 
     def _is_remounted(self) -> bool:
         return self._tree.mounting() not in ((0, 0), self._mounting)
@@ -290,6 +302,8 @@ class Machine:
             ends = self._ends  # another thread ends workloads
             self._energy.begin()
             classes, is_whole = self._read_whole()
+        self._energy.update()
+        self._while_beginning = self._energy.used_joules()
         with self._guard:
             self._since, self._mounting = since, mounting
             self._classes, self._others, self._base, self._closed = {}, {}, {}, {}
@@ -370,8 +384,14 @@ class Machine:
         return found
 
     def _pools(
-        self, classes: dict[str, ClassCounters], live: dict[int, Sums], caveat: str, of_traffic: str
+        self,
+        classes: dict[str, ClassCounters],
+        live: dict[int, Sums],
+        cores: dict[int, PoolUse],
+        caveat: str,
+        of_traffic: str,
     ) -> Iterable[PoolUse]:
+        """Yield the use of the pools of all RMIDs; put that of the cores of each package into ``cores``."""
         self._see_domains(classes[""].domains)
         sums: dict[Pool, Sums] = {pool: _copy(self._ended[pool]) for pool in Pool}
         levels: dict[Pool, Sums] = {pool: {} for pool in Pool}
@@ -382,7 +402,10 @@ class Machine:
         # Those of domains that are offline now.
         counters |= {counter for known in self._classes.values() for counter in known.own}
         counters |= {counter for of in sums.values() for counter in of}
-        cores: dict[int, PoolUse] = {}
+        # The groups of these have no value now either.
+        unread = {
+            counter: own.reason for found in classes.values() for counter, own in found.own.items() if not own.is_read
+        }
         for domain, name in sorted(counters):
             of = event(name)
             if of.kind is Kind.UNKNOWN:
@@ -398,13 +421,12 @@ class Machine:
                         reasons[self._event_flaws[name]] = None
                     if of.restarts and of_traffic:
                         reasons[of_traffic] = None
-                if caveat:
-                    reasons[caveat] = None
+                for reason in filter(None, (caveat, unread.get((domain, name)))):
+                    reasons[reason] = None
                 use = _use(pool, domain, of, found, reasons)
                 if name == _CORE_ENERGY:
                     _add_core(cores, use)
                 yield use
-        yield from self._uncore(cores)
 
     def _see_domains(self, domains: dict[str, int]) -> None:
         """Compare the domains of the root with those at the first reading: counters begin again from 0 there."""
@@ -447,7 +469,8 @@ class Machine:
                         counted = self._classes[name].own[counter] = _OwnUse(own.low, own.width, own.low)
                         counted.reasons["the counter had no number at first"] = None
                     continue
-                _advance(counted, own.low, own.width)
+                if own.is_read:
+                    _advance(counted, own.low, own.width)
                 number, skew = counted.highest - counted.base, counted.width + counted.base_width
                 _of(sums, counter).add(number, skew, own.reason)
                 _of(sums, counter).reasons |= counted.reasons
@@ -516,14 +539,16 @@ class Machine:
         self._event_flaws |= caveats.with_change({}, self._transactions, now.transactions)
         return "the processor takes counters from one RMID for another" if now.mode is Mode.REALLOCATED else ""
 
-    def _uncore(self, cores: dict[int, PoolUse]) -> Iterable[PoolUse]:
+    def _uncore(self, cores: dict[int, PoolUse], meanwhile: dict[int, Decimal]) -> Iterable[PoolUse]:
+        """Yield what the packages used beyond their cores. They used ``meanwhile`` while the cores were read."""
         missed = self._energy.missed
         for package, joules in sorted(self._energy.used_joules().items()):
             core = cores.get(package)
             if core is None or core.number is None:
                 continue
             reasons = dict.fromkeys(filter(None, (core.reason, missed)))
-            left = _Sum(max(joules - core.number, Decimal(0)), core.skew, is_known=True)
+            skew = core.skew + meanwhile[package] + self._while_beginning.get(package, 0)
+            left = _Sum(max(joules - core.number, Decimal(0)), skew, is_known=True)
             yield _use(Pool.UNCORE, core.domain, core.event, left, reasons)
 
     def _add_flaw(self, pool: Pool, reason: str) -> None:

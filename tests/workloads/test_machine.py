@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.api import translate
-from resctrlmond.resctrl import package_energy
+from resctrlmond.resctrl import class_counters, package_energy
 from resctrlmond.resctrl.class_counters import ClassCounters, read_class
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
@@ -537,3 +537,57 @@ def test_tick_does_not_begin_while_a_call_begins(tmp_path: Path) -> None:
             assert counting._since == ""
         counting.tick(has_trouble=False)
         assert counting.read().since
+
+
+def test_counter_that_could_not_be_read_is_exact_in_no_pool(
+    pools: Pools, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, control = pools.host, pools.control
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("a", tid))
+    control.run(tid, SECOND)
+    pools.check()
+    with monkeypatch.context() as patched:
+        patched.setattr(class_counters, "_TRIES", 0)  # groups came and went during each try
+        assert not [use for use in pools.read().pools if use.quality is Quality.EXACT and use.event.name != CACHE]
+    found = pools.check()
+    assert {use.quality for use in found.pools} == {Quality.EXACT}
+
+
+def test_domain_that_goes_offline_during_a_reading_is_estimated(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = class_counters._read_apart
+
+    def fail(class_: str, counter: class_counters.Counter, groups: dict[int, class_counters.GroupCounters]) -> object:
+        if counter[0] == "mon_L3_01":
+            raise FileNotFoundError
+        return read(class_, counter, groups)
+
+    monkeypatch.setattr(class_counters, "_read_apart", fail)
+    uses = [use for use in pools.read().pools if use.domain == "mon_L3_01"]
+    assert uses
+    assert {use.quality for use in uses} == {Quality.ESTIMATED}
+
+
+def test_uncore_states_what_packages_used_while_cores_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zones = tmp_path / "powercap"
+    zones.mkdir()
+    package(zones, "intel-rapl:0", "package-0", 0)
+    with own_host(tmp_path, "intel-aet", 16, residue=7, virtual_cpus=2, lag_ms=0) as host:
+        counting = host.manager.context.machine
+        counting._energy = PackageEnergy(str(zones))
+        whole = counting._read_whole
+        joules = iter((1, 3))
+
+        def read_whole() -> object:
+            package(zones, "intel-rapl:0", "package-0", next(joules) * 1_000_000)
+            return whole()
+
+        monkeypatch.setattr(counting, "_read_whole", read_whole)
+        counting.tick(has_trouble=False)
+        (uncore,) = (use for use in counting.read().pools if use.pool is Pool.UNCORE)
+        assert uncore.number == 3
+        assert uncore.skew >= 3
