@@ -103,6 +103,10 @@ _WORKLOAD_LINES: dict[str, tuple[str, Callable[[Workload], Iterable[str]]]] = {
     "class_": ("Class", lambda workload: [" ".join(map(format_class, workload.classes or (workload.class_,)))]),
     "priority": ("Priority", lambda workload: [str(workload.priority)] if workload.priority else []),
     "path": ("Path", lambda workload: [printable(workload.path)] if workload.path else []),
+    "observed": (
+        "Observed",
+        lambda workload: ["yes, the group belongs to another program"] if workload.observed else [],
+    ),
     "snapshot": ("Snapshot", lambda workload: [printable(workload.snapshot)] if workload.snapshot else []),
     "created_at": ("Since", lambda workload: [format_time(workload.created_at)]),
     "completed_at": (

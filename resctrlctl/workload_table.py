@@ -123,6 +123,12 @@ def _number(heading: str, value: Callable[[Line], Decimal | None], unit: str, ra
     return _Field(heading, value, text, is_number=True, rank=rank, event=event)
 
 
+def _states(line: Line) -> list[str]:
+    """Return the state, and "observed" if another program owns the group. The last one is the word for a table."""
+    of = line.workload
+    return [str(of.state), *(["observed"] if of.observed and of.state in (State.ACTIVE, State.IDLE) else [])]
+
+
 def _word(heading: str, value: Callable[[Line], str], rank: int = 0) -> _Field:
     return _Field(heading, value, lambda line: printable(value(line)) or "-", rank=rank)
 
@@ -130,7 +136,7 @@ def _word(heading: str, value: Callable[[Line], str], rank: int = 0) -> _Field:
 FIELDS: dict[str, _Field] = {
     "workload": _word("WORKLOAD", lambda line: line.selector),
     "key": _word("KEY", lambda line: line.workload.key),
-    "state": _word("STATE", lambda line: str(line.workload.state)),
+    "state": _word("STATE", lambda line: _states(line)[-1]),
     "class": _word("CLASS", lambda line: " ".join(class_names(line.workload))),
     "age": _Field("AGE", lambda line: line.age_s, lambda line: _age_text(line.age_s), is_number=True, rank=2),
     "since": _Field(
@@ -159,7 +165,7 @@ FIELDS: dict[str, _Field] = {
 _DEFAULT = ("workload", "age", "llc", "traffic", "bandwidth", "energy", "power", "quality")
 # Each filter: its value for a workload.
 FILTERS: dict[str, Callable[[Line], Iterable[str]]] = {
-    "state": lambda line: [str(line.workload.state)],
+    "state": _states,
     "class": lambda line: class_names(line.workload),
     "owner": lambda line: [claim.owner for claim in line.workload.claims],
     "quality": lambda line: [line.quality],
@@ -228,7 +234,7 @@ def _suitable(found: Sequence[Line]) -> list[str]:
     events = {total.event for line in found for total in line.usage.totals}
     events |= {level.event for line in found for level in line.usage.levels}
     names = [name for name in _DEFAULT if not FIELDS[name].event or FIELDS[name].event in events]
-    if any(line.workload.state not in (State.ACTIVE, State.IDLE) for line in found):
+    if any(line.workload.observed or line.workload.state not in (State.ACTIVE, State.IDLE) for line in found):
         names.insert(1, "state")
     return names
 

@@ -195,8 +195,8 @@ def check_runtime_groups(host: Host) -> Iterator[Finding]:
             Severity.WARNING if is_short else Severity.NOTE,
             "runtime-groups",
             f"the runtime creates monitoring groups for containers (enableMonitoring), such as {found[0]}",
-            "If no RMID is free, such a container does not start. resctrlmond does not monitor it: a task is in one "
-            "group only.",
+            "If no RMID is free, such a container does not start. resctrlmond only observes its group, because a "
+            "task is in one group only, so no total of it is exact.",
             ("Remove linux.intelRdt.enableMonitoring from the containers' configuration (NRI plugin, annotation)",),
         )
 

@@ -76,7 +76,7 @@ def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
             is_from_runtime=True,
         )
     )
-    return RunReply(key=container.key, state=done.workload.state, moved=done.moved.moved)
+    return RunReply(key=done.workload.key, state=done.workload.state, moved=done.moved.moved)
 
 
 def _end(manager: Manager, state: State) -> RunReply:

@@ -35,6 +35,7 @@ def workload_of(workload: Workload, path: str | None, snapshot: str | None = Non
         in_limbo=first.in_limbo,
         priority=workload.priority,
         path=path,
+        observed=workload.is_observed,
         snapshot=snapshot,
         generation=workload.generation,
         loss=workload.prior_runs.reason if workload.prior_runs else None,

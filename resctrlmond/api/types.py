@@ -151,6 +151,10 @@ class Workload(Reply, frozen=True, kw_only=True):
     priority: int = 0
     path: str | None = None
     """The directory of the group in resctrl. Absent while there is none."""
+    observed: bool = False
+    """Whether another program owns the group: the runtime of the container created it. The group is read, and never
+    changed, and no total is better than _estimated_.
+    """
     snapshot: str | None = None
     """The directory with the begin and end files; see *resctrlmond*(8), *FILES*."""
     generation: int

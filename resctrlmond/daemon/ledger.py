@@ -242,6 +242,7 @@ def entry_of(workload: Workload, run: str, totals: Iterable[Total], problem: str
         "container": attributes.get("container.name", ""),
         "unit": attributes.get("unit", "") or unit,
         "user": users.pop() if len(users) == 1 else "",
+        "observed": 1 if workload.is_observed else "",
         "state": workload.state,
         "end_reason": workload.reason,
         "created": first.created_at,

@@ -57,12 +57,16 @@ class GroupRef:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A monitoring group that exists: ``gid`` is its mark, ``nonce`` its directory's mtime in ns."""
+    """A monitoring group that exists: ``gid`` is its mark, ``nonce`` its directory's mtime in ns.
+
+    The mtime of a directory that nobody has set is not stable, but its ``inode`` is, until the next mount.
+    """
 
     ref: GroupRef
     gid: int
     nonce: int
     path: str
+    inode: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,7 @@ class Tree:
                 status = os.stat(path, follow_symlinks=False)
         except (errors.NoSuchGroup, errors.NotMounted):
             return None
-        return Found(ref, status.st_gid, status.st_mtime_ns, path)
+        return Found(ref, status.st_gid, status.st_mtime_ns, path, status.st_ino)
 
     def read(self, ref: GroupRef) -> list[counters.Reading]:
         """Read all counters of the group, in order of domain and event. Raises NoSuchGroup."""

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
-from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import Moved, MoveOptions, Origins, move, put_back
 from resctrlmond.resctrl.undo import undoing
@@ -15,7 +13,7 @@ from resctrlmond.workloads import group_ops
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, Workload, replace
-from resctrlmond.workloads.placement import spread, why_outside
+from resctrlmond.workloads.placement import outside_of, spread, why_outside
 from resctrlmond.workloads.reasons import Reason, ran_before
 from resctrlmond.workloads.requests import FOLLOW, Assigned, Assignment
 from resctrlmond.workloads.runs import check_has_rmid, claimed, continue_run, move_empty, new_run, start_run
@@ -33,7 +31,7 @@ def assign(
     """Put the target, whose first task is at ``where``, into the workload. See ``Manager.assign``."""
     before = continue_run(ctx, txn)
     check_free(before, where, assignment)
-    if assignment.late is False and _outside(ctx, before, target.children()):
+    if assignment.late is False and outside_of(ctx, before, target.children()):
         assignment = dataclasses.replace(assignment, late=True)  # a process has no child before it runs
     new = target.member(assignment)
     member = _known_member(before, new)
@@ -68,7 +66,7 @@ def assign(
             workload = txn.workload if is_known else ctx.joiners.forget_member(txn.workload, member.id)
             workload = _joined(workload, member, assignment)
         waits = workload.group_of(member).state is GroupState.PENDING
-        outside = _outside(ctx, workload, target.tasks.threads()) if waits else frozenset()
+        outside = outside_of(ctx, workload, target.tasks.threads()) if waits else frozenset()
         joining = replace(member, joining=not waits, tasks_outside=len(outside))
         workload = ctx.joiners.begin(workload.with_member(joining), joining)
         # On disk before the member's first task is moved. From its first task on a group stays in its class.
@@ -193,7 +191,7 @@ def _with_lateness(
     """
     late = assignment.late if assignment.cgroup is None else None
     if late is not False:
-        outside = _outside(ctx, workload, target.descendants())
+        outside = outside_of(ctx, workload, target.descendants())
         member = replace(member, descendants_outside=len(outside))
     if moved_again is not None:
         if late:
@@ -209,17 +207,6 @@ def _with_lateness(
         return member, _hides_joiners(member)
     member = replace(member, late=True, cpu_time_before_ns=used_ns or 0)
     return member, Reason.NOT_AWAITED.text(member=member.id) if is_given_up else ran_before(member)
-
-
-def _outside(ctx: Context, workload: Workload | None, tids: Iterable[int]) -> frozenset[int]:
-    """Return the threads that are in none of the workload's groups."""
-    own = workload.memberships if workload else frozenset()
-    outside = set()
-    for tid in tids:
-        with contextlib.suppress(NoSuchProcess):
-            if ctx.tree.membership(tid) not in own:
-                outside.add(tid)
-    return frozenset(outside)
 
 
 def _undo(

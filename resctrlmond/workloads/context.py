@@ -26,13 +26,15 @@ class Memory:
     ``mounted_on`` is the mount on which a group was found last, by its nonce. ``stale_links`` are the snapshots
     (``Workload.subfolder``) whose links to live counters could not be changed after their group moved. ``occupants``
     is a task that was found in a group, by its directory. ``checkpoints`` are the checkpoints of a workload's groups
-    (``Snapshots.keep_read``) for which its file ``quality`` was written, by key.
+    (``Snapshots.keep_read``) for which its file ``quality`` was written, by key. ``apart`` is a container of a pod
+    that is a workload of its own, because its runtime has a group for it, by the key of the pod.
     """
 
     mounted_on: dict[int, Mounting] = field(default_factory=dict)
     stale_links: set[str] = field(default_factory=set)
     occupants: dict[GroupRef, int] = field(default_factory=dict)
     checkpoints: dict[str, list[int]] = field(default_factory=dict)
+    apart: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

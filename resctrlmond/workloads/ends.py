@@ -29,7 +29,13 @@ def record_ends(ctx: Context, txn: Transaction) -> Workload | None:
     workload = txn.find()
     if workload is None or (workload.state.is_over and not workload.is_interrupted):
         return workload
-    for member in filter(has_ended, workload.living):
+    ended = list(filter(has_ended, workload.living))
+    for member in ended:
+        group = workload.group_of(member)
+        if group.observed or group.class_ == member.id:
+            # Its runtime is about to remove the group, or the class that it created for the container.
+            group_ops.read_before_removal(ctx, workload, group)
+    for member in ended:
         _end_dead_member(txn, member)
     over = _ended_claims(ctx, txn.workload)
     claims = txn.workload.claims
@@ -113,6 +119,9 @@ def _has_ended_unseen(ctx: Context, workload: Workload) -> bool:
 
 
 def _ended_claims(ctx: Context, workload: Workload) -> list[str]:
+    if workload.is_observed:
+        # The owner of the group removes it soon after its last task.
+        return [] if workload.living else [claim.owner for claim in workload.claims]
     settings = ctx.config.settings
     return claims_over(
         workload,

@@ -40,6 +40,7 @@ from resctrlmond.workloads.model import ROOT_FOLDER, Group, GroupState, State, W
 from resctrlmond.workloads.plan import RECOVERED, lacking_counters, served_before
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Limit, Transaction
+from resctrlmond.workloads.target import only_observed
 from resctrlmond.workloads.totals import End, Live, used
 from resctrlmond.workloads.validation import valid_class
 
@@ -191,7 +192,14 @@ def _is_recorded(ctx: Context, found: Found) -> bool:
 def write_baseline(
     ctx: Context, txn: Transaction, group: Group, quality: Quality, why_late: Sequence[str] = ()
 ) -> Group:
-    """Read the begin values, and write them. Return the group, in state CREATED.
+    """Read the begin values, and write and save them. Return the group, in state CREATED."""
+    return txn.save_group(with_baseline(ctx, txn.workload, group, quality, why_late))
+
+
+def with_baseline(
+    ctx: Context, workload: Workload, group: Group, quality: Quality, why_late: Sequence[str] = ()
+) -> Group:
+    """Read the begin values, and write them. Return the group, in state CREATED, not saved yet.
 
     A group that is created again in another class keeps the quality of its first baseline and the reasons.
     """
@@ -200,27 +208,29 @@ def write_baseline(
         quality = worst(quality, group.baseline)
     else:
         group = replace(group, baseline_reasons=())  # of another directory, which has been removed
-    if quality is not Quality.UNKNOWN:
-        group, quality = _cleared(ctx, txn.key, group, quality)
+    if quality is not Quality.UNKNOWN and not group.observed:
+        group, quality = _cleared(ctx, workload.key, group, quality)
     group = replace(group, created_at=utc_now(), created_ns=boot_ns())
     # Before the readings, and at the end after them, so that a change in between is found.
     configuration = ctx.tree.bandwidth_configuration()
     group = replace(group, transactions=configuration.transactions)
     readings = ctx.tree.read(group.ref)
     lacking = caveats.unassigned(readings)
-    gets_free = lacking and configuration.mode is Mode.ASSIGNED and _is_first_for_counters(ctx, txn.workload)
-    if gets_free and _assign(ctx, group.ref, lacking) != lacking:
+    may_get = lacking and configuration.mode is Mode.ASSIGNED and not group.observed
+    if may_get and _is_first_for_counters(ctx, workload) and _assign(ctx, group.ref, lacking) != lacking:
         readings = ctx.tree.read(group.ref)
         lacking = caveats.unassigned(readings)
-    group = replace(group, caveats=caveats.of_unassigned(lacking), unassigned=lacking)
+    group = replace(group, caveats=caveats.of_unassigned(lacking), unassigned=() if group.observed else lacking)
     group = _with_caveats(ctx, group, readings)
     inodes = {reading.domain: reading.inode for reading in readings}
     group = replace(group, state=GroupState.CREATED, reason="", in_limbo=False, baseline=quality, inodes=inodes)
+    if container := ctx.memory.apart.get(workload.key):
+        why_late = (*why_late, Reason.COUNTED_APART.text(member=container))
     for why in why_late:
         group = group.downgraded(Quality.LATE, why)
     live = ctx.tree.full_path(group.ref)
-    ctx.snapshots.begin(txn.workload.subfolder(group), group.created_at, live, readings)
-    return txn.save_group(group)
+    ctx.snapshots.begin(workload.subfolder(group), group.created_at, live, readings)
+    return group
 
 
 def _cleared(ctx: Context, key: str, group: Group, quality: Quality) -> tuple[Group, Quality]:
@@ -268,6 +278,8 @@ def find(ctx: Context, group: Group) -> Found:
 
 
 def _is_of(ctx: Context, group: Group, found: Found) -> bool:
+    if group.observed:
+        return found.gid != ctx.mark.gid and (found.ref, found.inode) == (group.ref, group.nonce)
     return found.gid == ctx.mark.gid and found.nonce == group.nonce
 
 
@@ -286,7 +298,11 @@ def went_with_mount(ctx: Context, group: Group) -> bool:
 def _why_gone(ctx: Context, group: Group, instead: Found | None) -> str:
     if went_with_mount(ctx, group):
         return "resctrl was unmounted and mounted again, which removed every group"
-    return "the group was removed by another program" if instead is None else "another group is in its place"
+    if instead is not None:
+        return "another group is in its place"
+    if group.observed:
+        return "the program that owns the group removed it before the last reading"
+    return "the group was removed by another program"
 
 
 def follow(ctx: Context, txn: Transaction) -> Workload:
@@ -319,9 +335,11 @@ def relocate(ctx: Context, txn: Transaction, class_: str) -> Workload:
     """Move the workload's only group to another class.
 
     If this kernel does not rename groups, a group that never had a member is created again in that class.
-    Raises NoSuchClass, ClassMismatch, GroupExists.
+    Raises NoSuchClass, ClassMismatch, GroupExists, ForeignGroup.
     """
     before = txn.workload
+    if before.is_observed:
+        raise only_observed(before)
     if len(before.groups) > 1:
         raise ClassMismatch(
             f"the tasks of {txn.key} are in several classes, with a group in each",
@@ -509,7 +527,8 @@ def _lose_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> No
         else:
             now, last = utc_now(), readings_of(ctx.snapshots.last_read(subfolder))
             ctx.machine.closed(subfolder, group, last)
-            ctx.machine.lost("another program removed the group of a workload")
+            if not group.observed:
+                ctx.machine.lost("another program removed the group of a workload")
             over = replace(group, state=GroupState.LOST, reason=reason)
             ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, (now, last)))
     _remove_directory(ctx, group)
@@ -535,8 +554,9 @@ def _close(ctx: Context, txn: Transaction, group: Group, state: GroupState, reas
 
 def _with_ended_claims(ctx: Context, workload: Workload) -> Workload:
     """Return the workload, which is over, without claims and living members, unless another run follows."""
-    # A lost run is followed by another one, unless it ended with its boot, or the claim of RECOVERED is its only one.
-    if workload.state is State.LOST and workload.first.boot_id == ctx.mark.boot_id:
+    # A lost run is followed by another one, unless it ended with its boot, or the claim of RECOVERED is its only one,
+    # or the group was of another program.
+    if workload.state is State.LOST and workload.first.boot_id == ctx.mark.boot_id and not workload.is_observed:
         workload = workload.without_claim(RECOVERED)
         if workload.claims:
             return workload
@@ -556,6 +576,8 @@ def without_claim(workload: Workload, owner: str) -> Workload:
 
 
 def _remove_directory(ctx: Context, group: Group) -> None:
+    if group.observed:
+        return
     found = _find_or_none(ctx, group)
     if found:
         ctx.tree.remove(found.ref)
@@ -635,6 +657,13 @@ def checkpoint(ctx: Context, txn: Transaction) -> None:
         ctx.memory.checkpoints.pop(txn.key, None)
         ctx.quality.update(txn.workload, live)
         ctx.memory.checkpoints[txn.key] = kept
+
+
+def read_before_removal(ctx: Context, workload: Workload, group: Group) -> None:
+    """Keep the current values, if they can be read, because another program may remove the group at any moment."""
+    if group.state.has_directory:
+        with contextlib.suppress(ResctrlError):  # then the checkpoint before stays the last reading
+            _read_and_keep(ctx, workload, group)
 
 
 def assign_counters(ctx: Context, txn: Transaction, group: Group) -> Group:

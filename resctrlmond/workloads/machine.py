@@ -176,7 +176,7 @@ class Machine:
 
         What they use between that reading and the group's removal is in no pool.
         """
-        if not self._since:
+        if not self._since or group.observed:  # the group is of the pool FOREIGN
             return
         try:
             is_empty = not self._may_run(workload) or not self._tree.tasks(group.ref)
@@ -190,7 +190,7 @@ class Machine:
     def closed(self, subfolder: str, group: Group, readings: Sequence[Reading]) -> None:
         """Count the use of a group up to its last readings. Its removal follows. Can be called again."""
         self._ends += 1
-        if not self._since:
+        if not self._since or group.observed:
             return
         try:
             sums = self._use_of(group.nonce, self._begin(subfolder), _values(readings))
@@ -353,11 +353,12 @@ class Machine:
         return classes, False
 
     def _subfolders(self) -> dict[int, str]:
-        """Return the folder of each group of a workload, by its nonce."""
+        """Return the folder of each group of a workload that is not of another program, by its nonce."""
         return {
             group.nonce: workload.subfolder(group)
             for workload in self._store.unfinished()
             for group in workload.existing_groups
+            if not group.observed
         }
 
     def _live(self, classes: dict[str, ClassCounters]) -> dict[int, Sums]:

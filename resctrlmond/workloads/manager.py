@@ -10,7 +10,7 @@ from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.package_energy import DEFAULT_FOLDER, PackageEnergy
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
-from resctrlmond.workloads import ends, group_ops, placement, target
+from resctrlmond.workloads import ends, group_ops, observed, placement, target
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.assign import assign
 from resctrlmond.workloads.clock import utc_now
@@ -287,6 +287,8 @@ class Manager:
     def assign(self, assignment: Assignment) -> Assigned:
         """Put a process with its threads, or a control group, into the workload's group; create that if needed.
 
+        A container for which its runtime has created a group stays there, and is a workload of its own that is only
+        read (``observed``).
         A call that fails changes nothing: a group that was created for it is removed again. Only downgrades stay: of
         a baseline that was found to be late, and of groups in which tasks of a rejected member ran. Raises what
         ``create`` does, and AlreadyMonitored, NoSuchProcess, ProcessChanged, NoSuchCgroup, PermissionDenied.
@@ -298,9 +300,22 @@ class Manager:
             check_member_id(assignment.member)
         with target.opened(self.tree, assignment) as opened:
             where = opened.membership()
+            of_runtime = observed.group_of_runtime(self.context, where, assignment)
+            if of_runtime is not None:
+                return self._observe(of_runtime, opened, assignment)
             turn = self.context.take_over.turn() if assignment.take_over else contextlib.nullcontext()
             with turn, self._store.transaction(key) as txn:
                 return assign(self.context, txn, opened, where, assignment)
+
+    def _observe(self, found: Found, opened: target.Target, assignment: Assignment) -> Assigned:
+        key = canonical_key(found.ref.name)
+        with self._store.transaction(key) as txn:
+            done = observed.observe(self.context, txn, found, opened, assignment)
+        pod = observed.note_pod(self.context, done.workload)
+        if pod:
+            with self._store.transaction(pod) as txn:
+                observed.mark_pod(txn, key)
+        return done
 
     def release(self, key: str, *, owner: str, reason: str = "released") -> Released:
         """End ``owner``'s claim. The workload ends with its last claim. Return the totals, also if it was over.

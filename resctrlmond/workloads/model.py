@@ -128,7 +128,8 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     workload's snapshot folder; each other group has its files in ``classes/FOLDER`` below that. ``class_`` is the
     control group ("" is the root class), ``name`` the name of the directory. ``nonce`` is the modification time (ns)
     that the daemon gave the directory. With ``boot_id`` it identifies it. ``in_limbo``: the group waits for an RMID,
-    and RMIDs in limbo will become free.
+    and RMIDs in limbo will become free. ``observed``: another program owns the group, so it is only read, and
+    ``nonce`` is the inode of the directory.
 
     ``baseline`` is the best quality that a total of the group can have: at first the quality of the begin values,
     lowered when a task is found to have run outside, for example. ``baseline_reasons`` are the reasons if it is not
@@ -150,6 +151,7 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     reason: str = ""
     in_limbo: bool = False
     nonce: int = 0
+    observed: bool = False
     boot_id: str = ""
     baseline: Quality = Quality.UNKNOWN
     baseline_reasons: tuple[str, ...] = msgspec.field(default=(), name="lateReasons")
@@ -230,6 +232,11 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     def reason(self) -> str:
         """Why the workload is in its state; "" if there is no reason."""
         return self.first.reason
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether another program owns the workload's group, and resctrlmond only reads it."""
+        return self.first.observed
 
     @property
     def existing_groups(self) -> tuple[Group, ...]:

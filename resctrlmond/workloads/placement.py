@@ -6,7 +6,9 @@ A sweep does this again every few seconds, to find tasks that joined a member fr
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterable
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import (
@@ -135,6 +137,17 @@ def where(ctx: Context, member: Member) -> Membership | None:
     return None
 
 
+def outside_of(ctx: Context, workload: Workload | None, tids: Iterable[int]) -> frozenset[int]:
+    """Return the threads that are in none of the workload's groups."""
+    own = workload.memberships if workload else frozenset()
+    outside = set()
+    for tid in tids:
+        with contextlib.suppress(NoSuchProcess):
+            if ctx.tree.membership(tid) not in own:
+                outside.add(tid)
+    return frozenset(outside)
+
+
 def spread(
     ctx: Context,
     txn: Transaction,
@@ -212,10 +225,19 @@ def _sweep_and_record(ctx: Context, txn: Transaction, member: Member, *, is_last
 def _sweep_member(ctx: Context, txn: Transaction, member: Member) -> Moved:
     if not txn.workload.group_of(member).state.has_directory or not member.has_tasks:
         return Moved(0, 0)
+    if txn.workload.is_observed:
+        return Moved(0, 0, not_moved=_threads_outside(ctx, txn.workload, member))
     if member.cgroup:
         return spread(ctx, txn, member, CgroupTasks(member.cgroup), late=True)
     with Process.open(member.pid, member.start_time) as process:
         return spread(ctx, txn, member, ProcessTasks(process, member.include_descendants), late=True)
+
+
+def _threads_outside(ctx: Context, workload: Workload, member: Member) -> frozenset[int]:
+    if member.cgroup:
+        return outside_of(ctx, workload, CgroupTasks(member.cgroup).threads())
+    with Process.open(member.pid, member.start_time) as process:
+        return outside_of(ctx, workload, ProcessTasks(process, member.include_descendants).threads())
 
 
 def _move_into(

@@ -66,9 +66,11 @@ class StartPlan:
 def plan_start(workloads: Iterable[Workload], tree: Sequence[Found], gid: int, boot_id: str) -> StartPlan:
     """Match groups with the directories that have the mark (``gid``): by nonce, at any path.
 
-    A group of another boot matches nothing, because its directory ended with that boot.
+    An observed group has no mark, and is matched by path and inode. A group of another boot matches nothing, because
+    its directory ended with that boot.
     """
     marked = {found.nonce: found for found in tree if found.gid == gid}
+    others = {(found.ref, found.inode): found for found in tree if found.gid != gid}
     steps = []
     for workload in workloads:
         if workload.state.is_over:
@@ -77,7 +79,10 @@ def plan_start(workloads: Iterable[Workload], tree: Sequence[Found], gid: int, b
         own = []
         for group in workload.groups:
             same_boot = group.boot_id == boot_id
-            found = marked.pop(group.nonce, None) if same_boot and group.nonce else None
+            if group.observed:
+                found = others.get((group.ref, group.nonce)) if same_boot else None
+            else:
+                found = marked.pop(group.nonce, None) if same_boot and group.nonce else None
             # The other groups end with the first one, and none of them before it.
             if not group.folder:
                 own.append(Step(_what(workload, group, found, same_boot), workload.key, group))

@@ -181,6 +181,17 @@ class Reason(enum.Enum):
     OFFLINE_SINCE = Quality.ESTIMATED, Quality.UNKNOWN, "{domain} went offline, last read at {time}"
     NO_BASELINE = Quality.UNKNOWN, "the baseline is not known"
 
+    # Another program owns the group.
+    OBSERVED = (
+        Quality.ESTIMATED,
+        "another program owns the group, and may have moved tasks into or out of it",
+    )
+    RAN_UNOBSERVED = Quality.LATE, "{member} ran before its group was read for the first time"
+    COUNTED_APART = (
+        Quality.LATE,
+        "{member} is not included, because its runtime has its own group for it: it is a workload of its own",
+    )
+
     # A group was lost, or could not be created.
     LOST = Quality.ESTIMATED, Quality.UNKNOWN, "{loss}; last read at {time}"
     NEVER_READ = Quality.UNKNOWN, "{loss}; never read before"

@@ -16,7 +16,7 @@ from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import CgroupTasks, ProcessTasks, Tasks
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.clock import utc_now
-from resctrlmond.workloads.errors import AlreadyMonitored, InvalidRequest
+from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup, InvalidRequest
 from resctrlmond.workloads.model import Member, Workload
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.validation import check_word
@@ -28,13 +28,31 @@ MAX_PATH_LENGTH = 4095
 
 
 def check_free(workload: Workload | None, where: Membership | None, assignment: Assignment) -> None:
-    """Raise AlreadyMonitored if the target is in a group of another workload and the assignment has no take-over."""
+    """Raise AlreadyMonitored if the target is in a group of another workload and the assignment has no take-over.
+
+    Raises ForeignGroup if the workload is observed.
+    """
+    if workload is not None and workload.is_observed:
+        raise only_observed(workload)
     if where is None or not where.group or assignment.take_over:
         return
     here = GroupRef(where.class_, where.group)
     if workload is not None and any(group.ref == here for group in workload.groups):
         return
-    raise AlreadyMonitored(
+    raise already_monitored(where)
+
+
+def only_observed(workload: Workload) -> ForeignGroup:
+    """Return the error for a change of a workload whose group is of another program."""
+    return ForeignGroup(
+        f"the group of {workload.key} belongs to another program, and is only observed",
+        remedy="Use another key, or have the program that created the group change it",
+    )
+
+
+def already_monitored(where: Membership) -> AlreadyMonitored:
+    """Return the error for a task that is in a group of another workload or program."""
+    return AlreadyMonitored(
         f"the task is already in the monitoring group {where.group!r} of class {where.class_ or '/'}",
         remedy="A task is in one group only. Use --take-over (takeOver) to take it out of that group",
     )

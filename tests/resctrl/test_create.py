@@ -40,7 +40,7 @@ def effective_group(gid: int) -> Iterator[None]:
 def test_a_group_bears_the_makers_group_id_from_birth(tree: Tree) -> None:
     with effective_group(MARK):
         found = patiently(lambda: tree.create(A, NONCE))
-    assert found == Found(A, MARK, NONCE, f"{tree.path}/mon_groups/a")
+    assert found == Found(A, MARK, NONCE, f"{tree.path}/mon_groups/a", found.inode)
     assert os.stat(f"{found.path}/mon_data").st_gid == MARK
     assert tree.scan() == [found]
     assert tree.find(A) == found

@@ -25,7 +25,7 @@ def record(state: State, nonce: int = 1, boot: str = BOOT, class_: str = "", key
 
 
 def found(nonce: int = 1, gid: int = GID, class_: str = "", name: str = "k") -> Found:
-    return Found(GroupRef(class_, name), gid, nonce, os.path.join("/sys", class_, name))
+    return Found(GroupRef(class_, name), gid, nonce, os.path.join("/sys", class_, name), inode=nonce)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workloads whose group another program owns: a container whose runtime created a monitoring group for it.
+
+The runtime does so if the container's configuration has ``linux.intelRdt.enableMonitoring`` (OCI runtime
+specification, config-linux.md), and removes the group when it deletes the container. resctrlmond only reads the
+group: it moves no task, and does not rename the group, assign counters to it, or remove it.
+"""
+
+from __future__ import annotations
+
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.tasks import Moved
+from resctrlmond.resctrl.tree import Found, GroupRef
+from resctrlmond.resctrl.undo import undoing
+from resctrlmond.workloads import group_ops, placement
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.errors import InvalidKey
+from resctrlmond.workloads.model import EndRule, Group, Workload, replace
+from resctrlmond.workloads.plan import OCI
+from resctrlmond.workloads.reasons import Reason
+from resctrlmond.workloads.requests import Assigned, Assignment
+from resctrlmond.workloads.runs import claimed, continue_run, new_run
+from resctrlmond.workloads.store import Limit, Transaction
+from resctrlmond.workloads.target import Target, already_monitored
+from resctrlmond.workloads.validation import canonical_key, is_pod_uid
+
+# Names of pods are kept for that many observed containers, the last ones.
+_MAX_PODS = 10_000
+
+
+def group_of_runtime(ctx: Context, where: Membership | None, assignment: Assignment) -> Found | None:
+    """Return the group of another program that the task of a container is in, if it is named after the container."""
+    if where is None or not where.group or where.group != assignment.member or assignment.take_over:
+        return None
+    if assignment.kind not in ("container", "sandbox") or not _has_own_key(where.group):
+        return None
+    found = ctx.tree.find(GroupRef(where.class_, where.group))
+    return found if found is not None and found.gid != ctx.mark.gid else None
+
+
+def _has_own_key(name: str) -> bool:
+    try:
+        return not is_pod_uid(canonical_key(name))
+    except InvalidKey:
+        return False
+
+
+def observe(ctx: Context, txn: Transaction, found: Found, target: Target, assignment: Assignment) -> Assigned:
+    """Begin to read the group of a container. The key of the workload is the container's id, also in a pod.
+
+    The runtime has put the container into the group before. Can be called again for the same container. Raises
+    AlreadyMonitored if the key is used by another workload.
+    """
+    member = target.member(assignment)
+    before = continue_run(ctx, txn)
+    if before is not None:
+        known = before.member(member.id)
+        is_same = known is not None and (known.pid, known.start_time) == (member.pid, member.start_time)
+        if is_same and before.is_observed and before.first.nonce == found.inode:
+            return Assigned(before, Moved(0, 0))
+        raise already_monitored(Membership(found.ref.class_, found.ref.name))
+    ended = txn.find()
+    try:
+        workload = new_run(ctx, txn, found.ref.class_)
+        group = Group(
+            class_=found.ref.class_,
+            name=found.ref.name,
+            observed=True,
+            nonce=found.inode,
+            boot_id=ctx.mark.boot_id,
+        )
+        attributes = dict(assignment.attributes)
+        if is_pod_uid(pod := canonical_key(assignment.key)):
+            attributes["pod.uid"] = pod
+        # The claim is not the caller's: its list of pods does not have this key (Reconcile).
+        workload = claimed(workload, OCI, EndRule.CONTAINER, attributes, assignment.priority, fitting=True)
+        workload = replace(workload, groups=(group,), is_active=True).with_member(member)
+        group = group_ops.with_baseline(ctx, workload, group, Quality.EXACT)
+        group = group.downgraded(Quality.ESTIMATED, Reason.OBSERVED.text())
+        if member.late or not assignment.is_awaited():
+            member = replace(member, late=True)
+            group = group.downgraded(Quality.LATE, Reason.RAN_UNOBSERVED.text(member=member.id))
+        # Not before: without its begin values it would look like a group that is to be created.
+        txn.save(workload.with_member(member).with_group(group), Limit.WITH_RESERVE)
+        ctx.quality.update(txn.workload)
+        placement.sweep(ctx, txn, is_found=True)
+        return Assigned(txn.workload, Moved(0, 0))
+    except Exception:
+        with undoing(txn.key):
+            ctx.snapshots.delete(txn.key)
+            group_ops.discard_run(ctx, txn, ended)
+        raise
+
+
+def note_pod(ctx: Context, workload: Workload) -> str:
+    """Remember that a container of a pod is counted apart from it. Return the key of the pod; "" if it has none."""
+    pod = workload.attributes.get("pod.uid", "")
+    if not workload.is_observed or not is_pod_uid(pod):
+        return ""
+    key = canonical_key(pod)
+    ctx.memory.apart[key] = workload.key
+    if len(ctx.memory.apart) > _MAX_PODS:
+        del ctx.memory.apart[next(iter(ctx.memory.apart))]
+    return key
+
+
+def mark_pod(txn: Transaction, container: str) -> None:
+    """Make the workload of a pod late, if it runs, because this container of the pod is not counted in it."""
+    workload = txn.find()
+    if workload is not None and not workload.state.is_over:
+        why = Reason.COUNTED_APART.text(member=container)
+        txn.save(workload.downgraded(workload.first, Quality.LATE, why))

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers whose runtime has created a group for them: read from their start to their end, and never changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resctrlmond.api.translate import workload_of
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.sim.control.client import Control
+from resctrlmond.workloads.accounting import Quality, Total
+from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup
+from resctrlmond.workloads.model import EndRule, State
+from resctrlmond.workloads.plan import RESUME_S
+from resctrlmond.workloads.requests import Assigned
+from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.states import Pool
+from tests.commanded import Commanded
+from tests.workloads.conftest import UID, Host, assignment, machine
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+ID = "5" * 64
+TRAFFIC = "mbm_total_bytes"
+APART = f"{ID} is not included, because its runtime has its own group for it: it is a workload of its own"
+OWNED = "another program owns the group, and may have moved tasks into or out of it"
+
+
+def create_as_runtime(host: Host, pid: int, class_: str = "", name: str = ID) -> GroupRef:
+    """Create a group for a container and move its init there, as a runtime does."""
+    ref = host.make_foreign(name, class_)
+    if class_:
+        host.tree.write_task(class_, pid)
+    host.tree.write_task(ref.path, pid)
+    return ref
+
+
+def start(host: Host, pid: int, key: str = ID, **more: Any) -> Assigned:
+    """Call Assign as the hook of a container does."""
+    more = {"member": ID, "kind": "container", "is_from_runtime": True, **more}
+    return host.manager.assign(assignment(key, pid, "oci", **more))
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+
+
+def total(totals: list[Total]) -> Total:
+    return next(of for of in totals if of.event.name == TRAFFIC)
+
+
+def identity(host: Host, ref: GroupRef) -> tuple[object, ...]:
+    """Return what resctrlmond would change of a group of its own."""
+    path = host.tree.full_path(ref)
+    status = os.stat(path)
+    return status.st_ino, status.st_gid, status.st_mtime_ns, sorted(os.listdir(path)), host.tree.tasks(ref)
+
+
+def test_a_group_of_a_runtime_is_observed_and_never_changed(host: Host, process: Start) -> None:
+    child = process()
+    ref = create_as_runtime(host, child.pid)
+    before = identity(host, ref)
+    done = start(host, child.pid, attributes={"container.name": "web"})
+    workload = done.workload
+    assert (workload.key, workload.state, workload.is_observed) == (ID, State.ACTIVE, True)
+    assert (workload.first.ref, workload.first.baseline) == (ref, Quality.ESTIMATED)
+    assert workload.first.baseline_reasons == (OWNED,)
+    assert workload.attributes == {"container.name": "web"}
+    assert workload_of(workload, None).observed
+    assert host.tree.membership(child.pid) == Membership("", ID)
+    host.manager.tick()
+    host.manager.maintenance.sweep(ID)
+    assert start(host, child.pid).workload.generation == 1  # prestart after createRuntime
+    host.check()
+    assert identity(host, ref) == before
+    # It is not a foreign group twice, and its use is of the pool of foreign groups.
+    assert host.manager.tree_status().foreign == ()
+    end(child)
+    host.manager.record_ends(ID)
+    over = host.manager.get(ID)
+    assert (over.state, over.claims, over.reason) == (State.COMPLETED, (), "its last member ended")
+    assert all(of.quality in (Quality.ESTIMATED, Quality.UNKNOWN) for of in host.manager.read(ID)[2])
+    assert os.path.isdir(host.tree.full_path(ref))
+    host.check()
+
+
+def test_a_group_of_a_runtime_in_a_class_is_observed_there(host: Host, process: Start) -> None:
+    host.make_class("gold")
+    child = process()
+    ref = create_as_runtime(host, child.pid, "gold")
+    assert start(host, child.pid).workload.first.ref == ref
+    with pytest.raises(ForeignGroup, match="only observed"):
+        host.manager.move(ID, "")
+    assert start(host, child.pid).workload.first.ref == ref
+    host.check()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"member": "other"}, {"kind": "process"}, {"member": UID}],
+    ids=["of another container", "of no container", "of a pod"],
+)
+def test_other_groups_of_other_programs_are_not_observed(host: Host, process: Start, more: dict[str, Any]) -> None:
+    child = process()
+    create_as_runtime(host, child.pid, name=UID if more.get("member") == UID else ID)
+    with pytest.raises(AlreadyMonitored):
+        start(host, child.pid, **more)
+    assert host.manager.workloads() == []
+
+
+def test_own_group_with_the_name_of_a_container_is_not_observed(host: Host, process: Start) -> None:
+    child = process()
+    host.manager.assign(assignment(ID, child.pid))
+    assert not start(host, child.pid).workload.is_observed
+
+
+def test_nothing_else_is_put_into_an_observed_group(host: Host, process: Start) -> None:
+    child, other = process(), process()
+    create_as_runtime(host, child.pid)
+    start(host, child.pid)
+    for member in ("x", ID):
+        with pytest.raises(ForeignGroup, match="only observed"):
+            host.manager.assign(assignment(ID, other.pid, member=member))
+    assert host.tree.membership(other.pid) == Membership("", "")
+    # A claim of another owner neither keeps the workload from ending nor ends it early.
+    host.manager.create(ID, owner="cli")
+    host.manager.release(ID, owner="cli")
+    assert host.manager.get(ID).state is State.ACTIVE
+    host.manager.create(ID, owner="cli")
+    end(child)
+    host.manager.record_ends(ID)
+    assert host.manager.get(ID).state is State.COMPLETED
+
+
+def test_a_pod_without_its_observed_container_is_late(host: Host, process: Start) -> None:
+    sandbox, child, later = process(), process(), process()
+    host.manager.assign(assignment(UID, sandbox.pid, "oci", member="sandbox", kind="sandbox"))
+    create_as_runtime(host, child.pid)
+    done = start(host, child.pid, key=UID)
+    assert (done.workload.key, done.workload.attributes["pod.uid"]) == (ID, UID)
+    assert host.manager.get(UID).first.baseline is Quality.LATE
+    assert APART in host.manager.get(UID).first.baseline_reasons
+    # Also a pod whose group is created later, and by another daemon.
+    host.manager.release(UID, owner="oci")
+    host.restart()
+    again = host.manager.assign(assignment(UID, later.pid, "oci", member="later", kind="container"))
+    assert APART in again.workload.first.baseline_reasons
+    host.check()
+
+
+def test_owner_of_pods_does_not_end_an_observed_container(host: Host, process: Start) -> None:
+    child = process()
+    create_as_runtime(host, child.pid)
+    host.manager.assign(
+        assignment(UID, child.pid, "nri", member=ID, kind="container", ends=EndRule.RELEASE, attributes={})
+    )
+    host.manager.reconcile("nri", [UID])
+    assert host.manager.get(ID).state is State.ACTIVE
+
+
+def test_a_container_that_ran_before_is_late_too(host: Host, puppet: Commanded) -> None:
+    create_as_runtime(host, puppet.pid)
+    group = start(host, puppet.pid, late=None).workload.first
+    assert group.baseline is Quality.ESTIMATED
+    assert group.baseline_reasons == (OWNED, f"{ID} ran before its group was read for the first time")
+
+
+def test_tasks_outside_an_observed_group_are_reported_and_left_there(host: Host, puppet: Commanded) -> None:
+    create_as_runtime(host, puppet.pid)
+    start(host, puppet.pid)
+    thread = int(puppet.do("thread"))
+    host.tree.write_task("", thread)
+    host.manager.maintenance.sweep(ID)
+    workload = host.manager.get(ID)
+    assert workload.members[0].tasks_outside == 1
+    assert f"tasks of {ID} stayed outside" in workload.first.baseline_reasons
+    assert host.tree.membership(thread) == Membership("", "")
+
+
+def test_observed_group_is_found_again_after_a_restart(host: Host, process: Start) -> None:
+    child = process()
+    ref = create_as_runtime(host, child.pid)
+    before = identity(host, ref)
+    start(host, child.pid)
+    host.restart()
+    assert host.manager.get(ID).state is State.ACTIVE
+    assert host.manager.problems == []
+    assert identity(host, ref) == before
+    host.check()
+    host.manager.release_all()
+    assert host.manager.get(ID).state is State.COMPLETED
+    assert identity(host, ref) == before
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["while it runs", "while no daemon runs"])
+def test_removed_group_of_a_runtime_ends_with_the_last_reading(host: Host, process: Start, restarts: bool) -> None:
+    child = process()
+    ref = create_as_runtime(host, child.pid)
+    start(host, child.pid)
+    host.manager.tick()  # takes the first checkpoint
+    end(child)
+    os.rmdir(host.tree.full_path(ref))
+    if restarts:
+        host.restart()
+    else:
+        host.manager.record_ends(ID)
+    over = host.manager.get(ID)
+    assert (over.state, over.claims) == (State.LOST, ())
+    traffic = total(host.manager.read(ID)[2])
+    assert traffic.quality is Quality.ESTIMATED
+    assert "last read at" in traffic.reason
+    assert "the program that owns the group removed it before the last reading" in traffic.reason or restarts
+    host.check()
+
+
+def test_group_that_a_runtime_removes_while_its_container_runs_is_not_created_again(
+    host: Host, process: Start
+) -> None:
+    child = process()
+    ref = create_as_runtime(host, child.pid)
+    start(host, child.pid)
+    os.rmdir(host.tree.full_path(ref))
+    host.manager.tick()
+    over = host.manager.get(ID)
+    assert (over.state, over.claims) == (State.LOST, ())
+    time.sleep(RESUME_S)
+    host.manager.tick()
+    assert host.manager.get(ID) == over
+    host.check()
+
+
+def test_another_group_of_the_same_name_is_not_taken_for_it(host: Host, process: Start) -> None:
+    child, other = process(), process()
+    ref = create_as_runtime(host, child.pid)
+    start(host, child.pid)
+    os.rename(host.tree.full_path(ref), host.tree.full_path(GroupRef("", "aside")))
+    create_as_runtime(host, other.pid)
+    host.manager.tick()
+    assert (host.manager.get(ID).state, host.manager.get(ID).reason) == (State.LOST, "another group is in its place")
+
+
+def test_a_restarted_container_of_the_same_id_is_a_new_run(host: Host, process: Start) -> None:
+    first, second = process(), process()
+    ref = create_as_runtime(host, first.pid)
+    start(host, first.pid)
+    end(first)
+    host.manager.record_ends(ID)
+    os.rmdir(host.tree.full_path(ref))
+    create_as_runtime(host, second.pid)
+    done = start(host, second.pid)
+    assert (done.workload.generation, done.workload.state) == (2, State.ACTIVE)
+    host.check()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first run", "after another run"])
+def test_a_failed_observation_leaves_nothing(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    child = process()
+    ref = create_as_runtime(host, child.pid)
+    if again:
+        other = process()
+        host.tree.write_task("", child.pid)
+        host.tree.write_task(ref.path, other.pid)
+        start(host, other.pid)
+        end(other)
+        host.manager.record_ends(ID)
+        host.tree.write_task(ref.path, child.pid)
+    before = host.manager.workloads()
+
+    def fail(*_arguments: object) -> None:
+        raise ResctrlError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(host.manager.context.store), "check_limits", fail)
+        with pytest.raises(ResctrlError, match="full"):
+            start(host, child.pid)
+    assert host.manager.workloads() == before
+    assert host.folder("groups") == ([ID] if again else [])
+    assert host.folder("completed") == ([ID] if again else []) or host.folder("completed") == []
+    host.check()
+    assert start(host, child.pid).workload.generation == (2 if again else 1)
+
+
+@pytest.fixture
+def metered(tmp_path: Path) -> Iterator[tuple[Host, Control]]:
+    with machine(tmp_path, "intel-aet") as made:
+        yield made
+
+
+def observed_use(host: Host) -> Total:
+    return total(host.manager.read(ID)[2])
+
+
+def test_use_of_an_observed_group_is_counted_from_its_first_reading(
+    metered: tuple[Host, Control], process: Start
+) -> None:
+    host, control = metered
+    child = process()
+    control.spawn(tid=child.pid)
+    create_as_runtime(host, child.pid)
+    control.run(child.pid, 1_000_000_000)  # the runtime's own code
+    start(host, child.pid)
+    assert observed_use(host).number == 0
+    pools = host.manager.context.machine
+    pools.read()
+    control.run(child.pid, 1_000_000_000)
+    (used,) = control.truth(tid=child.pid).tasks[0].used
+    assert observed_use(host).number == used.bytes // 2 > 0
+    # The group is not of resctrlmond, so its use is of another pool, also after the end.
+    for over in (False, True):
+        if over:
+            end(child)
+            host.manager.record_ends(ID)
+        found = [of for of in pools.read().pools if of.event.name == TRAFFIC]
+        for pool, number in ((Pool.FOREIGN, used.bytes // 2), (Pool.TRACKED, 0)):
+            assert sum(of.number or 0 for of in found if of.pool is pool) == number
+            assert not any(of.reason for of in found if of.pool is pool)
+    assert observed_use(host).number == used.bytes // 2
+
+
+def test_class_that_a_runtime_removes_is_read_when_its_container_ends(
+    metered: tuple[Host, Control], process: Start
+) -> None:
+    host, control = metered
+    host.settings = host.manager.settings = Settings(linger_s=60)
+    host.make_class(ID)
+    child = process()
+    control.spawn(tid=child.pid)
+    host.tree.write_task(ID, child.pid)
+    done = start(host, child.pid)
+    assert done.workload.first.ref == GroupRef(ID, ID)
+    host.manager.tick()  # takes the first checkpoint
+    control.run(child.pid, 1_000_000_000)
+    (used,) = control.truth(tid=child.pid).tasks[0].used
+    control.exit(child.pid)
+    end(child)
+    host.manager.record_ends(ID)
+    os.rmdir(os.path.join(host.mountpoint, ID))
+    host.manager.tick()
+    assert host.manager.get(ID).state is State.LOST
+    assert (observed_use(host).number, observed_use(host).quality) == (used.bytes, Quality.ESTIMATED)
