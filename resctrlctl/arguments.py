@@ -360,7 +360,8 @@ def _plot(verb: argparse.ArgumentParser) -> None:
 
 
 def _show(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("key", metavar="WORKLOAD", nargs="+", help=_WORKLOAD)
+    text = f"{_WORKLOAD}; or a class (/ is the root), or the name or path of a foreign group"
+    verb.add_argument("key", metavar="NAME", nargs="+", help=text)
     verb.add_argument("--raw", action="store_true", help="show the counters of each domain too")
     verb.add_argument(
         "-p",
@@ -631,7 +632,7 @@ VERBS = {
     "top": ("show what the workloads use now, again and again", "top:top", _top),
     "record": ("write what the workloads use to a file, again and again", "record:record", _record),
     "plot": ("show a recording as plots in the terminal, or as a page", "plot:plot", _plot),
-    "show": ("show workloads with their counters and what they used", "queries:show", _show),
+    "show": ("show workloads, foreign groups or classes with their counters", "queries:show", _show),
     "status": ("show the state of resctrlmond and of the machine", "queries:status", _no_arguments),
     "doctor": ("examine this machine, and explain each fault with its remedy", "doctor.verb:doctor", _no_arguments),
     "classes": ("show the classes with their cache ways, bandwidth limits and use", "classes:classes", _root),

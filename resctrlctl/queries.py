@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import glob
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -19,6 +20,7 @@ from resctrlctl.errors import OK, USAGE, CommandError, DaemonDown, print_error
 from resctrlctl.layout import Block
 from resctrlctl.output import Json, Output
 from resctrlctl.selectors import call_for
+from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.api.types import (
     Foreign,
     ForeignRequest,
@@ -33,10 +35,14 @@ from resctrlmond.api.types import (
     StatusReply,
     Usage,
 )
-from resctrlmond.resctrl.errors import printable
+from resctrlmond.resctrl.errors import ResctrlError, printable
 
 if TYPE_CHECKING:
+    from resctrlctl.directories import ClassReport, ForeignReport
     from resctrlctl.tree_view import TreeView
+    from resctrlmond.resctrl.tree import Tree
+
+    Report: TypeAlias = ReadReply | ForeignReport | ClassReport
 
 
 # The time between the two readings of --rate.
@@ -108,15 +114,21 @@ class Source:
                 self._view = self._fall_back(error)
         return self._view.read(key)
 
-    def foreign(self, name: str) -> list[ReadForeignReply]:
-        """Return the foreign groups with that name (one for each class) or path, with their counters."""
-        return [self._read_foreign(group) for group in self.workloads().foreign if name in (group.name, group.path)]
-
-    def _read_foreign(self, foreign: Foreign) -> ReadForeignReply:
+    def read_foreign(self, foreign: Foreign) -> ReadForeignReply:
+        """Return a foreign group with its counters."""
         if self._view is not None:
             return self._view.read_foreign(foreign)
         request = ForeignRequest(class_=foreign.class_, name=foreign.name)
         return self._daemon.call(f"show {foreign.name!r}", "ReadForeign", request, ReadForeignReply)
+
+    def tree(self) -> Tree:
+        """Open the resctrl filesystem to read its classes, which no verb of the daemon does. Raises NotMounted."""
+        if self._view is not None:
+            return self._view.tree
+        from resctrlmond.resctrl.tree import Tree  # noqa: PLC0415 - takes longer than all of resctrlctl
+
+        status = self._daemon.call("ask where resctrl is mounted", "Status", NoParameters(), StatusReply)
+        return Tree.open(status.mount, allow_simulation=status.simulation is not None)
 
     def _fall_back(self, error: DaemonDown) -> TreeView:
         # The daemon of another socket, such as that of a simulation, does not serve this machine's resctrl.
@@ -194,50 +206,56 @@ def _list_pods(source: Source, output: Output) -> int:
 
 
 def show(args: argparse.Namespace, output: Output) -> int:
-    """Print each workload with its counters and totals; return the exit status of the first one that fails."""
+    """Print each workload, foreign group or class with its counters; return the status of the first that fails."""
     source = Source(args, output)
+    # A rate needs a second reading, so a script that asks for other properties does not wait for it.
+    with_rates = not args.property or any(name.endswith(".rate") for name in args.property)
     result = OK
     printed = False
     for key in args.key:
         try:
-            replies = _read(source, key)
+            reports = _read(source, key, with_rates=with_rates)
         except CommandError as error:
             print_error(str(error))
             result = result or error.status
             continue
-        for reply in replies:
+        for report in reports:
             if args.property:
-                _print_properties(properties(reply), args.property, output, is_value=args.value)
+                _print_properties(properties(report), args.property, output, is_value=args.value)
                 continue
             if output.json is not Json.OFF:
-                output.print_json(reply)
+                output.print_json(report)
                 continue
             if printed:
                 output.print_line("")
             printed = True
-            if isinstance(reply, ReadForeignReply):
-                output.print_blocks(render.render_foreign(reply))
+            if isinstance(report, ReadReply):
+                output.print_blocks(render.render_workload(report, is_raw=args.raw))
             else:
-                output.print_blocks(render.render_workload(reply, is_raw=args.raw))
+                from resctrlctl import render_directory  # noqa: PLC0415 - see _read_directories()
+
+                output.print_blocks(render_directory.blocks(report))
     return result
 
 
-def properties(reply: ReadReply | ReadForeignReply) -> dict[str, str]:
-    """Return the properties of a workload or of a foreign group, by name: unknown values are "".
+def properties(report: Report) -> dict[str, str]:
+    """Return the properties of a workload, a foreign group or a class, by name: unknown values are "".
 
-    They are the attributes of a workload, the scalar fields of the reply, the value, the unit and the quality of each
-    total, and the value of each counter.
+    They are the attributes of a workload, the scalar fields of the report, the value, the unit and the quality of
+    each total, the limits of a class, and the value of each counter.
     """
-    if isinstance(reply, ReadForeignReply):
-        found = _scalars(reply.foreign)
-    else:
+    if isinstance(report, ReadReply):
         # Callers choose the attributes: they must not hide a field.
-        found = reply.workload.attributes | _scalars(reply.workload)
-        for total in reply.totals:
+        found = report.workload.attributes | _scalars(report.workload)
+        for total in report.totals:
             found[total.event] = total.value or ""
             found[f"{total.event}.unit"] = total.unit
             found[f"{total.event}.quality"] = str(total.quality)
-    return found | {f"{reading.domain}/{reading.event}": reading.value or "" for reading in reply.readings}
+    else:
+        from resctrlctl import render_directory  # noqa: PLC0415 - see _read_directories()
+
+        found = render_directory.properties(report)
+    return found | {f"{reading.domain}/{reading.event}": reading.value or "" for reading in report.readings}
 
 
 def _scalars(subject: msgspec.Struct) -> dict[str, str]:
@@ -257,15 +275,43 @@ def _print_properties(found: dict[str, str], names: Sequence[str], output: Outpu
         output.print_line(value if is_value else f"{name}={value}")
 
 
-def _read(source: Source, key: str) -> Sequence[ReadReply | ReadForeignReply]:
-    """Return the workload with that key or selector; if there is none, the foreign groups with that name or path."""
+def _read(source: Source, key: str, *, with_rates: bool) -> Sequence[Report]:
+    """Return the workload with that key or selector, or else the foreign groups and the class of that name."""
     try:
         return [call_for(key, source.read, lambda: source.workloads().workloads, is_change=False)]
     except CommandError as error:
-        # The path of a foreign group is not a valid key.
-        if error.name not in ("NoSuchWorkload", "InvalidKey") or not (found := source.foreign(key)):
+        # The path of a directory is not a valid key.
+        if error.name not in ("NoSuchWorkload", "InvalidKey") or not key:
             raise
-        return found
+        return _read_directories(source, key, error, with_rates=with_rates)
+
+
+def _read_directories(source: Source, text: str, unknown: CommandError, *, with_rates: bool) -> Sequence[Report]:
+    from resctrlctl import directories  # noqa: PLC0415 - imports the daemon's lower layers, see _open()
+
+    listed = source.workloads()
+    found: list[Report] = [
+        directories.read_foreign(group, functools.partial(source.read_foreign, group), with_rates=with_rates)
+        for group in listed.foreign
+        if directories.is_named(group, text)
+    ]
+    try:
+        tree = source.tree()
+        if (class_ := directories.class_of(tree, text)) is not None:
+            usages = source.usages(with_ended=False)
+            found.append(directories.read_class(tree, class_, listed, usages, with_rates=with_rates))
+    except ResctrlError as error:
+        if not found:
+            message = f"{unknown}. The classes cannot be read: {error}"
+            raise CommandError(message, unknown.status, unknown.name) from error
+    if not found:
+        raise CommandError(
+            f"cannot show {text!r}: no workload, no foreign group and no class has this key, name or path. "
+            "See: resctrlctl list --all, resctrlctl classes",
+            NO_SUCH_WORKLOAD,
+            "NoSuchWorkload",
+        )
+    return found
 
 
 def status(args: argparse.Namespace, output: Output) -> int:

@@ -27,7 +27,6 @@ from resctrlmond.api.types import (
     Member,
     Pod,
     ReadAllReply,
-    ReadForeignReply,
     Reading,
     ReadReply,
     StatusReply,
@@ -39,7 +38,6 @@ from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.kinds import Kind, Mode
 from resctrlmond.workloads.reports import ContainerState, Report
 
-_FOREIGN = "foreign"
 _FOREIGN_COLUMNS = (Column("FOREIGN GROUP", is_whole=True), Column("CLASS"), Column("PATH"))
 _POD_COLUMNS = (
     Column("POD"),
@@ -176,18 +174,6 @@ def render_workload(reply: ReadReply, *, is_raw: bool = False) -> list[Block]:
     if is_raw and reply.readings:
         blocks.append(Table(_READING_COLUMNS, tuple(map(_reading_row, reply.readings))))
     return blocks
-
-
-def render_foreign(reply: ReadForeignReply) -> list[Block]:
-    """Render ``show`` of a foreign group: its class, its path and its current counters."""
-    foreign = reply.foreign
-    fields = (
-        ("State", (f"{_FOREIGN}: another program created it; resctrlmond only reads it",)),
-        ("Class", (format_class(foreign.class_),)),
-        ("Path", (printable(foreign.path),)),
-    )
-    readings = Table(_READING_COLUMNS, tuple(map(_reading_row, reply.readings)))
-    return [Sheet(printable(foreign.name), fields, Tone.FAINT), readings]
 
 
 _NO_ENERGY = "core energy is not counted by this processor or kernel; see CORE ENERGY in resctrlmond(7)"
@@ -400,7 +386,7 @@ def _divide(uses: Iterable[DomainUse], totals: Iterable[Total]) -> bool:
 def _domain_row(use: DomainUse, seconds: float | None) -> Row:
     rate = "-"
     if use.kind is Kind.CUMULATIVE and use.value is not None and seconds is not None:
-        rate = _average(use.value, use.unit, seconds)
+        rate = average(use.value, use.unit, seconds)
     cells = (
         printable(use.domain),
         printable(use.event),
@@ -415,12 +401,13 @@ def _domain_row(use: DomainUse, seconds: float | None) -> Row:
 def _total_row(total: Total, seconds: float | None = None) -> Row:
     cells = [printable(total.event), format_value(total.value, total.unit)]
     if seconds is not None:
-        cells.append("-" if total.value is None else _average(total.value, total.unit, seconds))
+        cells.append("-" if total.value is None else average(total.value, total.unit, seconds))
     cells += [str(total.quality), format_message(total.reason) if total.reason else "-"]
     return Row(tuple(cells), Tone.WARNING if total.value is None else Tone.NORMAL)
 
 
-def _average(value: str, unit: str, seconds: float) -> str:
+def average(value: str, unit: str, seconds: float) -> str:
+    """Return a value per second as a short text with its unit, such as ``3.10W``."""
     symbol = {"joules": "W", "bytes": "B/s"}.get(unit) or f"{SYMBOLS.get(unit, printable(unit))}/s"
     try:
         return shorten(Decimal(value) / Decimal(seconds), symbol)

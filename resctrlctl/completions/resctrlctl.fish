@@ -101,7 +101,7 @@ complete -c resctrlctl -n __resctrlctl_has_no_verb -a list -d 'list the workload
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a top -d 'show what the workloads use now, again and again'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a record -d 'write what the workloads use to a file, again and again'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a plot -d 'show a recording as plots in the terminal, or as a page'
-complete -c resctrlctl -n __resctrlctl_has_no_verb -a show -d 'show workloads with their counters and what they used'
+complete -c resctrlctl -n __resctrlctl_has_no_verb -a show -d 'show workloads, foreign groups or classes with their counters'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a status -d 'show the state of resctrlmond and of the machine'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a doctor -d 'examine this machine, and explain each fault with its remedy'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a classes -d 'show the classes with their cache ways, bandwidth limits and use'

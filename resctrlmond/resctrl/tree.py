@@ -175,11 +175,15 @@ class Tree:
             return None
         return Found(ref, status.st_gid, status.st_mtime_ns, path, status.st_ino)
 
-    def read(self, ref: GroupRef) -> list[counters.Reading]:
-        """Read all counters of the group, in order of domain and event. Raises NoSuchGroup."""
+    def read(self, directory: GroupRef | str) -> list[counters.Reading]:
+        """Read all counters of a group, or of a class by its path in the tree, in order of domain and event.
+
+        Raises NoSuchGroup.
+        """
         # Only a new mount changes the events of a domain. Identified before a group of it is opened.
         mounting = self.mounting()
-        with self._opened(ref.path, "read the counters") as fd:
+        path = directory if isinstance(directory, str) else directory.path
+        with self._opened(path, "read the counters") as fd:
             mounting_known, known = self._layout
             readings, layout = counters.read_mon_data(fd, known if mounting == mounting_known else ())
             self._layout = mounting, layout

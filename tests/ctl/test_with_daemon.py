@@ -256,6 +256,8 @@ def test_show_prints_the_foreign_groups_of_all_classes_with_that_name(host: Host
         assert [reply["foreign"]["class"] for reply in replies] == ["", "gold"]
         assert all({reading["event"] for reading in reply["readings"]} >= {"core_energy"} for reply in replies)
         assert "foreign: another program created it" in host.ctl("show", str(folders[1]), *options).stdout
+        listed_by_path = host.ctl("show", "gold/mon_groups/pqos-1", "-p", "path", "--value", *options)
+        assert listed_by_path.stdout == f"{folders[1]}\n"
         assert host.ctl("show", "pqos-2", *options).returncode == 4
         # The daemon has not changed them.
         assert {folder: (folder.stat().st_gid, folder.stat().st_mtime_ns) for folder in folders} == {
@@ -265,6 +267,23 @@ def test_show_prints_the_foreign_groups_of_all_classes_with_that_name(host: Host
     finally:
         for folder in folders:
             os.rmdir(folder)
+
+
+def test_show_prefers_a_workload_to_a_class_with_its_name(host: Host) -> None:
+    def shown(name: str) -> Any:
+        done = host.ctl("show", "-j", name)
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
+    assert shown("gold")["class"]["name"] == "gold"
+    assert host.ctl("create", "gold", "--class", "gold").returncode == 0
+    try:
+        assert shown("gold")["workload"]["key"] == "gold"
+        of_class = shown("gold/")
+        assert (of_class["class"]["workloads"], of_class["groups"], of_class["foreign"]) == (1, 1, 0)
+        assert (shown("/")["class"]["name"], shown("/")["path"]) == ("", f"{host.top}/resctrl")
+    finally:
+        host.ctl("release", "gold")
 
 
 def test_task_in_another_class_is_counted_there_in_a_further_group(host: Host, sleeper: int) -> None:
