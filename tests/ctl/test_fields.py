@@ -37,7 +37,7 @@ COMMANDS = {
     "Move": ["move", "k", "gold"],
 }
 # A field may change the output only for certain values of other fields, so several replies are tried.
-REPLIES = 60
+REPLIES = 200
 
 
 def present(shape: shapes.Type) -> shapes.Type:
