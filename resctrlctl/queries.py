@@ -68,6 +68,11 @@ class Source:
         self._output = output
         self._view = None if args.root is None else self._open(args.root)
 
+    def refresh(self) -> None:
+        """Read the records again before the next listing, if they are read in place of the daemon."""
+        if self._view is not None:
+            self._view = self._view.refreshed()
+
     def workloads(self) -> ListReply:
         """Return the workloads and the foreign groups."""
         if self._view is None:
@@ -164,12 +169,13 @@ def list_workloads(args: argparse.Namespace, output: Output) -> int:
                 output.print_line(printable(workload.key))
         return OK
     workload_table.check_columns([*args.columns, *filter(None, [args.sort])])
-    before = source.usages(with_ended=args.all) if args.rate or args.watch else []
+    before = source.usages(with_ended=args.all) if args.rate or args.watch else None
     while True:
-        if before:
+        if before is not None:
             time.sleep(args.watch or RATE_S)
+            source.refresh()
         usages = source.usages(with_ended=args.all)
-        _print_list(args, output, usages, before, source.workloads().foreign if args.all else [])
+        _print_list(args, output, usages, before or [], source.workloads().foreign if args.all else [])
         if not args.watch:
             return OK
         before = usages

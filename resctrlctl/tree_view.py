@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import grp
 import os
@@ -56,6 +57,11 @@ class TreeView:
             raise _command_error("read the groups", error) from error
         records, notes = _records(run) if run else ({}, [])
         return cls(tree, _mark(run), records, run), notes
+
+    def refreshed(self) -> TreeView:
+        """Return the view with the present records, which change as soon as the daemon runs again."""
+        records, _ = _records(self.run) if self.run else ({}, [])
+        return dataclasses.replace(self, gid=_mark(self.run), records=records)
 
     def workloads(self) -> ListReply:
         """Return the reply of ``List``. Raises CommandError."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import grp
 import json
 import os
+import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -200,6 +202,39 @@ def test_list_falls_back_to_the_tree_with_a_note(
         "resctrlctl: a record is damaged",
     ]
     assert err.splitlines() == ([] if quiet else notes)
+
+
+def test_watch_lists_workloads_that_begin_and_omits_those_that_end(
+    root: Path, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without any workload: it waits between two lists."""
+    present = iter((["first"], [], ["second"]))
+
+    def remove_records() -> None:
+        for path in (run / "records").iterdir():
+            path.unlink()
+
+    def sleep(_seconds: float) -> None:
+        remove_records()
+        keys = next(present, None)
+        if keys is None:
+            raise KeyboardInterrupt
+        for key in keys:
+            save(Store(str(run / "records")), workload(key, State.PENDING))
+
+    def open_view(*_: str, **_options: object) -> tuple[TreeView, list[str]]:
+        return view(root, run), []
+
+    remove_records()
+    for name in ("mon_groups/web", "gold/mon_groups/stray"):
+        shutil.rmtree(root / name)
+    monkeypatch.setattr(TreeView, "open", open_view)
+    monkeypatch.setattr(queries, "SOCKET", "/none/socket")
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        queries.list_workloads(parse(["list", "--watch", "--socket", "/none/socket"]), Output(Json.SHORT, quiet=True))
+    lists = [json.loads(line)["usages"] for line in capsys.readouterr().out.splitlines()]
+    assert [[usage["workload"]["key"] for usage in usages] for usages in lists] == [["first"], [], ["second"]]
 
 
 @pytest.mark.parametrize("words", [("list",), ("list", "--pods"), ("show", "web")])
