@@ -121,7 +121,7 @@ def release(args: argparse.Namespace, output: Output) -> int:
             output.confirm(f"{printable(reply.workload.key)}: still claimed by {others or 'its members'}")
         if reply.totals:
             output.confirm("")
-            output.print_blocks([render_totals(reply.totals)])
+            output.print_blocks(render_totals(reply.totals)[: 1 if args.quiet else None])
     return OK
 
 

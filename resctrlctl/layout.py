@@ -12,6 +12,8 @@ import msgspec
 _GAP = "  "
 # No column is cut to less than this, for any width: a key must stay recognizable.
 _MIN_WIDTH = 8
+# The values of a sheet have at least so many columns.
+_MIN_ROOM = 20
 ELLIPSIS = "…"
 
 
@@ -48,19 +50,25 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Sheet(msgspec.Struct, frozen=True):
-    """A title, and labelled lines below it. Each further value of a label has a line without a label."""
+    """A title, and labelled lines below it. Each further value of a label has a line without a label.
+
+    Nothing is cut, so that all of it can be copied: values are broken between words, except those of the label
+    ``whole``, such as commands.
+    """
 
     title: str
     fields: tuple[tuple[str, tuple[str, ...]], ...]
     tone: Tone = Tone.NORMAL
+    whole: str = ""
 
 
 Block: TypeAlias = Table | Sheet
 
 
 def to_text(blocks: Sequence[Block], width: int | None, legend: bool) -> str:
-    """Return the blocks as text, separated by empty lines; no line is longer than ``width`` (None: no limit).
+    """Return the blocks as text, separated by empty lines.
 
+    Lines of tables are cut at ``width`` (None: no limit); those of sheets are broken there, between words.
     Without ``legend``, tables have neither headings nor footer.
     """
     texts = [
@@ -139,11 +147,27 @@ def sheet_lines(sheet: Sheet, width: int | None) -> list[str]:
     for label, values in sheet.fields:
         for index, value in enumerate(values):
             head = f"{label}:" if index == 0 else ""
-            line = f"  {head.rjust(label_width + 1)} {value}".rstrip()
-            lines.append(line if width is None else cut(line, width))
+            start = f"  {head.rjust(label_width + 1)} "
+            is_whole = width is None or label == sheet.whole
+            room = None if is_whole else max((width or 0) - len(start) - len(_GAP), _MIN_ROOM)
+            first, *rest = broken(value, room)
+            lines += [(start + first).rstrip(), *(" " * len(start) + _GAP + line for line in rest)]
+    return lines
+
+
+def broken(text: str, width: int | None) -> list[str]:
+    """Return the text in lines of at most ``width`` columns, broken between words. A longer word has its own line."""
+    if width is None:
+        return [text]
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if lines[-1] and cell_width(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
     return lines
 
 
 def _sheet_text(sheet: Sheet, width: int | None) -> str:
-    title = sheet.title if width is None else cut(sheet.title, width)
-    return "".join(f"{line}\n" for line in [title, *sheet_lines(sheet, width)])
+    return "".join(f"{line}\n" for line in [sheet.title, *sheet_lines(sheet, width)])

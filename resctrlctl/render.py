@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 
 import msgspec
@@ -55,9 +55,8 @@ _DOMAIN_COLUMNS = (
     Column("VALUE", right=True),
     Column("PER SECOND", right=True),
     Column("QUALITY"),
-    Column("REASON"),
 )
-_TOTAL_COLUMNS = (Column("EVENT"), Column("TOTAL", right=True), Column("QUALITY"), Column("REASON"))
+_TOTAL_COLUMNS = (Column("EVENT"), Column("TOTAL", right=True), Column("QUALITY"))
 
 # The fields that the output for people leaves out, with the reason or the place where their meaning is shown. Every
 # other field of a reply must change the output (tests/ctl/test_fields.py). JSON output has all fields.
@@ -67,7 +66,7 @@ NOT_SHOWN: dict[type[msgspec.Struct], dict[str, str]] = {
     Claim: {"end_rule": "rarely needed"},
     Container: {"sandbox": "rarely needed", "pid": "changes with each restart; show prints it with the member"},
     Counters: {},
-    DomainUse: {},
+    DomainUse: {"reason": "with the total of the event"},
     Foreign: {},
     Level: {"event": "selects a column", "unit": "that of the column", "value": "only of llc_occupancy"},
     Usage: {"levels": "the column LLC", "read_at": "the end of AGE", "domains": "top --by domain"},
@@ -165,10 +164,11 @@ def render_workload(reply: ReadReply, *, is_raw: bool = False) -> list[Block]:
     head, details = _workload_sheets(reply)
     blocks: list[Block] = [head]
     if reply.totals:
-        blocks.append(render_totals(reply.totals, _seconds(reply.workload)))
+        blocks.append(_totals_table(reply.totals, _seconds(reply.workload)))
     if reply.domains and _divide(reply.domains, reply.totals):
         seconds = _seconds(reply.workload)
         blocks.append(Table(_DOMAIN_COLUMNS, tuple(_domain_row(use, seconds) for use in reply.domains)))
+    blocks += _reasons(reply.totals)
     if details.fields:
         blocks.append(details)
     if is_raw and reply.readings:
@@ -180,8 +180,25 @@ _NO_ENERGY = "core energy is not counted by this processor or kernel; see CORE E
 _NO_HOOK = "assign its containers by control group; see DOCKER AND ROOTLESS PODMAN in resctrlctl(1)"
 
 
-def render_totals(totals: Iterable[Total], seconds: float | None = None) -> Table:
-    """Render the use of each event since the baseline, with its quality; with ``seconds``, also the average."""
+def render_totals(totals: Sequence[Total]) -> list[Block]:
+    """Render the use of each event since the baseline, with its quality and the reason if it is not exact."""
+    return [_totals_table(totals), *_reasons(totals)]
+
+
+def _reasons(totals: Sequence[Total]) -> list[Block]:
+    """Return a sheet with each reason for which totals are not exact, and with their events."""
+    events: dict[str, list[str]] = {}
+    for total in totals:
+        for reason in total.reason.split("; ") if total.reason else ():
+            events.setdefault(format_message(reason), []).append(printable(total.event))
+    lines: dict[str, list[str]] = {}
+    for reason, names in events.items():
+        lines.setdefault("all" if len(names) == len(totals) > 1 else " ".join(names), []).append(reason)
+    fields = tuple((names, tuple(reasons)) for names, reasons in lines.items())
+    return [Sheet("Not exact", fields, Tone.WARNING)] if fields else []
+
+
+def _totals_table(totals: Iterable[Total], seconds: float | None = None) -> Table:
     columns, average = _TOTAL_COLUMNS, [] if seconds is None else [Column("PER SECOND", right=True)]
     rows = [_total_row(total, seconds) for total in totals]
     return Table((*columns[:2], *average, *columns[2:]), tuple(rows))
@@ -393,7 +410,6 @@ def _domain_row(use: DomainUse, seconds: float | None) -> Row:
         format_value(use.value, use.unit),
         rate,
         str(use.quality or "-"),
-        format_message(use.reason) if use.reason else "-",
     )
     return Row(cells, Tone.WARNING if use.value is None else Tone.NORMAL)
 
@@ -402,7 +418,7 @@ def _total_row(total: Total, seconds: float | None = None) -> Row:
     cells = [printable(total.event), format_value(total.value, total.unit)]
     if seconds is not None:
         cells.append("-" if total.value is None else average(total.value, total.unit, seconds))
-    cells += [str(total.quality), format_message(total.reason) if total.reason else "-"]
+    cells.append(str(total.quality))
     return Row(tuple(cells), Tone.WARNING if total.value is None else Tone.NORMAL)
 
 

@@ -7,7 +7,7 @@ import rich.console
 import rich.table
 import rich.text
 
-from resctrlctl.layout import Block, Sheet, Table, Tone, column_widths, cut, sheet_lines
+from resctrlctl.layout import Block, Sheet, Table, Tone, column_widths, sheet_lines
 
 _STYLES = {Tone.NORMAL: "", Tone.FAINT: "dim", Tone.WARNING: "yellow", Tone.BAD: "red"}
 
@@ -52,8 +52,7 @@ def _draw_table(console: rich.console.Console, table: Table, width: int | None, 
 
 
 def _draw_sheet(console: rich.console.Console, sheet: Sheet, width: int | None) -> None:
-    title = sheet.title if width is None else cut(sheet.title, width)
     style = " ".join(filter(None, ("bold", _STYLES[sheet.tone])))
-    console.print(rich.text.Text(title, style=style))
+    console.print(rich.text.Text(sheet.title, style=style))
     for line in sheet_lines(sheet, width):
         console.print(rich.text.Text(line))

@@ -104,7 +104,8 @@ def _sheet(finding: Finding, width: int | None) -> Sheet:
     lines = [*_wrapped(f"{finding.severity}: {finding.what}", width)]
     fields = [("Why", tuple(_wrapped(finding.why, room))), ("Fix", tuple(map(printable, finding.fix)))]
     title = "\n".join(lines)
-    return Sheet(title, tuple((label, values) for label, values in fields if values), _TONES[finding.severity])
+    shown = tuple((label, values) for label, values in fields if values)
+    return Sheet(title, shown, _TONES[finding.severity], whole="Fix")
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:

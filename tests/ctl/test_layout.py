@@ -56,8 +56,22 @@ def test_wide_characters_take_two_columns() -> None:
 def test_sheet_puts_further_values_below_the_first() -> None:
     sheet = Sheet("web", (("State", ("active",)), ("Members", ("one", "two"))))
     assert to_text([sheet], None, legend=True) == "web\n    State: active\n  Members: one\n           two\n"
-    assert to_text([sheet], 14, legend=True).splitlines()[-1] == "           two"
-    assert to_text([sheet], 13, legend=True).splitlines()[-1] == "           t…"
+    assert to_text([sheet], 13, legend=True).splitlines()[-1] == "           two"
+
+
+def test_sheet_is_broken_between_words_and_never_cut() -> None:
+    path, command = "/sys/fs/cgroup/" + 50 * "x", "systemctl enable --now resctrlmond.service"
+    text = f"container of oci in {path} with 世界 and 人民"
+    sheet = Sheet("web", (("Members", (text, "two")), ("Fix", (command,))), whole="Fix")
+    lines = to_text([sheet], 38, legend=True).splitlines()
+    assert lines == [
+        "web",
+        "  Members: container of oci in",
+        f"             {path}",
+        "             with 世界 and 人民",
+        "           two",
+        f"      Fix: {command}",
+    ]
 
 
 def on_terminal(arguments: list[str], environment: dict[str, str], columns: int) -> str:

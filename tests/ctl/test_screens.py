@@ -1,18 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Screens of list with 0, 1, 30 and 500 workloads, at 80 and 200 columns, as files in ``screens``.
+"""Screens of list and report with 0, 1, 30 and 500 workloads, of show and status, at 80 and 200 columns.
 
 ``python -m tests.ctl.test_screens`` writes the files again. Look at each before you commit it.
 """
 
 from __future__ import annotations
 
+import os
+import time
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from resctrlctl.layout import to_text
+from resctrlctl.render import render_status, render_workload
+from resctrlctl.report import Entry, Report, grouped
+from resctrlctl.report import table as report_table
 from resctrlctl.workload_table import in_order, lines, table
-from resctrlmond.api.types import Claim, Level, Total, Usage, Workload
+from resctrlmond.api.types import (
+    Capacity,
+    Claim,
+    Foreign,
+    Level,
+    Member,
+    ReadReply,
+    StatusReply,
+    Total,
+    Usage,
+    Workload,
+)
 from resctrlmond.workloads.model import EndRule, State
 from resctrlmond.workloads.states import Quality
 
@@ -73,6 +91,91 @@ def screen(count: int, width: int) -> str:
     return to_text([table(found, (), width)], width, legend=True)
 
 
+def report_screen(count: int, width: int) -> str:
+    """Return the text of ``report --by pod``."""
+    entries = [
+        Entry(
+            f"{number:032x}",
+            {"pod": f"shop/cart-{number // 2}"},
+            number * 100.5,
+            _QUALITIES[number % 5],
+            {total.event: (Decimal(total.value or 0), total.quality) for total in usage(number).totals},
+        )
+        for number in range(count)
+    ]
+    found = Report("pod", grouped(entries, "pod"), 0, 0, _BEGIN, journal_is_volatile=False)
+    return to_text([report_table(found)], width, legend=True)
+
+
+def show_screen(state: str, width: int) -> str:
+    """Return the text of ``show`` for a container in a pod."""
+    quality = {"exact": Quality.EXACT, "late": Quality.LATE, "observed": Quality.ESTIMATED}[state]
+    reasons = {
+        "late": "c1 ran and had used up to 1.250 s of CPU time before it was put into the group; another program "
+        "moved tasks out of the group, and what they use outside is not counted",
+        "observed": "another program owns the group, and may have moved tasks into or out of it",
+    }
+    name = 8 * "5ca1ab1e"
+    member = Member(
+        id=name,
+        kind="container",
+        owner="oci",
+        pid=4711,
+        cgroup=f"/sys/fs/cgroup/kubepods.slice/crio-{name}.scope",
+        started_at=_BEGIN,
+        late=state == "late",
+    )
+    shown = replace(
+        workload(4),
+        members=(member,),
+        path=f"/sys/fs/resctrl/mon_groups/{name}",
+        snapshot=f"/run/resctrlmond/groups/{name}",
+        baseline=quality,
+        observed=state == "observed",
+        completed_at="2026-11-21T11:10:00.000000Z",
+        state=State.COMPLETED,
+    )
+    totals = [replace(total, quality=quality, reason=reasons.get(state)) for total in usage(4).totals]
+    return to_text(render_workload(ReadReply(workload=shown, readings=[], totals=totals)), width, legend=True)
+
+
+def status_screen(width: int) -> str:
+    """Return the text of ``status`` of a machine with problems."""
+    reply = StatusReply(
+        version="0.1.0",
+        mount="/sys/fs/resctrl",
+        mounted=True,
+        rmids=288,
+        rmids_used=288,
+        pending=2,
+        in_limbo=False,
+        groups=280,
+        foreign=[Foreign(class_="", name="pqos", path="/sys/fs/resctrl/mon_groups/pqos")],
+        classes=["", "gold", "silver"],
+        capacity=[Capacity(resource="L3_MON", rmids=288, events=("llc_occupancy", "mbm_total_bytes"))],
+        problems=[
+            "another program removes groups of resctrlmond: 3 since 2026-11-21T11:00:00Z, the last one of workload "
+            "web, while resctrl is mounted. No program that is known to do this runs here. Stop that program, or "
+            "configure it to leave groups with the group id of resctrlmond alone"
+        ],
+    )
+    return to_text(render_status(reply), width, legend=True)
+
+
+def others() -> dict[str, str]:
+    """Return the screens of report, show and status by the names of their files."""
+    found = {f"report-{count}-{width}": report_screen(count, width) for count in COUNTS for width in WIDTHS}
+    states = ("exact", "late", "observed")
+    found |= {f"show-{state}-{width}": show_screen(state, width) for state in states for width in WIDTHS}
+    return found | {f"status-{width}": status_screen(width) for width in WIDTHS}
+
+
+@pytest.mark.usefixtures("environment")
+def test_other_screens_are_as_they_were_looked_at() -> None:
+    for name, text in others().items():
+        assert text == (SCREENS / f"{name}.txt").read_text(encoding="utf-8"), name
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("count", COUNTS)
 def test_screen_is_as_it_was_looked_at(count: int, width: int) -> None:
@@ -87,6 +190,10 @@ def main() -> None:
     for count in COUNTS:
         for width in WIDTHS:
             (SCREENS / f"list-{count}-{width}.txt").write_text(screen(count, width), encoding="utf-8")
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    for name, text in others().items():
+        (SCREENS / f"{name}.txt").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
