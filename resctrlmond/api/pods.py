@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from resctrlmond.api import types
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.pods import ContainerState, ReportedContainer, ReportedSandbox, Sandbox
-from resctrlmond.workloads.validation import is_pod_uid
+from resctrlmond.workloads.validation import canonical_key, is_pod_uid
 
 # Prefixes of a pod's labels and annotations among the attributes of its workload.
 LABEL = "pod.label."
@@ -19,15 +19,21 @@ def pods_of(reports: Iterable[ReportedSandbox], workloads: Iterable[types.Worklo
     """Return all reported pods and all other pods with a workload that has not ended, by namespace and name.
 
     A pod that was not reported (the hook created its workload, or the adapter has not reported since the daemon's
-    start) has only the containers that are members of the workload, without their names.
+    start) has only the containers that are members of the workload, without their names. Those that are observed are
+    workloads of their own: they are listed with the pod, but not counted in its group.
     """
     by_key: dict[str, list[ReportedSandbox]] = {}
     for report in reports:
         by_key.setdefault(report.key, []).append(report)
-    found = {workload.key: workload for workload in workloads}
-    reported = [_reported_pod(key, of_pod, found.get(key)) for key, of_pod in by_key.items()]
+    found, observed = dict[str, types.Workload](), dict[str, dict[str, types.Workload]]()
+    for workload in workloads:
+        if not workload.observed:
+            found[workload.key] = workload
+        elif is_pod_uid(pod := workload.attributes.get("pod.uid", "")) and not workload.state.is_over:
+            observed.setdefault(canonical_key(pod), {})[workload.key] = workload
+    reported = [_reported_pod(key, of_pod, found.get(key), observed.get(key, {})) for key, of_pod in by_key.items()]
     others = [
-        _unreported_pod(workload)
+        _unreported_pod(workload, observed.get(key, {}))
         for key, workload in found.items()
         if key not in by_key and _is_pod(workload) and not workload.state.is_over
     ]
@@ -38,13 +44,18 @@ def _is_pod(workload: types.Workload) -> bool:
     return "pod.uid" in workload.attributes or is_pod_uid(workload.key)
 
 
-def _reported_pod(key: str, reports: list[ReportedSandbox], workload: types.Workload | None) -> types.Pod:
+def _reported_pod(
+    key: str,
+    reports: list[ReportedSandbox],
+    workload: types.Workload | None,
+    observed: Mapping[str, types.Workload],
+) -> types.Pod:
     sandboxes = [report.sandbox for report in reports]
     # All sandboxes of a pod have the same name and namespace; labels may change.
     newest = sandboxes[-1]
     members = {member.id: member for member in workload.members} if workload else {}
     containers = [
-        _container(container, sandbox, members.get(container.id), workload)
+        _container(container, sandbox, members.get(container.id), workload, observed)
         for sandbox in sandboxes
         for container in sandbox.containers
     ]
@@ -55,13 +66,13 @@ def _reported_pod(key: str, reports: list[ReportedSandbox], workload: types.Work
         namespace=newest.namespace,
         labels=newest.labels,
         sandboxes=[sandbox.id for sandbox in sandboxes],
-        containers=[*containers, *(one for one in _members(workload) if one.id not in known)],
+        containers=[*containers, *(one for one in _members(workload, observed) if one.id not in known)],
         reason=next((sandbox.reason for sandbox in sandboxes if sandbox.reason), None),
         workload=workload,
     )
 
 
-def _unreported_pod(workload: types.Workload) -> types.Pod:
+def _unreported_pod(workload: types.Workload, observed: Mapping[str, types.Workload]) -> types.Pod:
     labels = {
         name.removeprefix(LABEL): value for name, value in workload.attributes.items() if name.startswith(LABEL)
     }
@@ -71,30 +82,44 @@ def _unreported_pod(workload: types.Workload) -> types.Pod:
         namespace=workload.attributes.get("pod.namespace", ""),
         labels=labels,
         sandboxes=[member.id for member in workload.members if member.kind == "sandbox" and member.lives],
-        containers=_members(workload),
+        containers=_members(workload, observed),
         workload=workload,
     )
 
 
-def _members(workload: types.Workload | None) -> list[types.Container]:
-    """Return the containers that are living members of a workload."""
-    if workload is None:
-        return []
+def _members(workload: types.Workload | None, observed: Mapping[str, types.Workload]) -> list[types.Container]:
+    """Return the containers that are living members of a pod's workload, and those that are observed."""
     return [
         _container(
             ReportedContainer(id=member.id, name="", state=ContainerState.RUNNING, pid=member.pid or None),
             None,
-            member,
+            member if of is workload else None,
             workload,
+            observed,
         )
-        for member in workload.members
+        for of in filter(None, (workload, *observed.values()))
+        for member in of.members
         if member.kind == "container" and member.lives
     ]
 
 
 def _container(
-    reported: ReportedContainer, sandbox: Sandbox | None, member: types.Member | None, workload: types.Workload | None
+    reported: ReportedContainer,
+    sandbox: Sandbox | None,
+    member: types.Member | None,
+    workload: types.Workload | None,
+    observed: Mapping[str, types.Workload],
 ) -> types.Container:
+    if reported.id in observed:
+        return types.Container(
+            id=reported.id,
+            name=reported.name,
+            state=reported.state,
+            sandbox=sandbox.id if sandbox else None,
+            pid=reported.pid or None,
+            monitored=False,
+            reason=f"observed: its runtime has its own group for it; see workload {reported.id}",
+        )
     is_member = member is not None and member.lives
     is_counted = is_member and workload is not None and workload.state.has_group and not (member and member.reason)
     return types.Container(

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from resctrlmond.api.types import Member
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.pods import ContainerState, ReportedContainer, ReportedSandbox, Sandbox
@@ -115,3 +117,22 @@ def test_hostile_names_cannot_control_the_terminal(manager: FakeManager, ctl: Ct
     shown = ctl("list", "--pods").stdout
     assert all(character.isprintable() or character == "\n" for character in shown)
     assert len(shown.splitlines()) == 4
+
+
+@pytest.mark.parametrize("is_reported", [False, True])
+def test_observed_container_is_listed_with_its_pod(manager: FakeManager, ctl: Ctl, is_reported: bool) -> None:
+    populate(manager)
+    of_runtime, key = "c9" * 32, "8ca11e00-5ad0-4c0b-9f0e-0123456789ab"
+    sandbox = Member("box", "sandbox", "oci", pid=4713, started_at=NOW)
+    manager.add(key, members=(sandbox,), attributes={"pod.name": "web-0", "pod.namespace": "shop", "pod.uid": key})
+    member = Member(of_runtime, "container", "oci", pid=4714, started_at=NOW)
+    attributes = {"pod.name": "web-0", "pod.namespace": "shop", "pod.uid": key.upper().replace("-", "")}
+    manager.add(of_runtime, observed=True, members=(member,), attributes=attributes)
+    manager.add("odd", observed=True, attributes={"pod.uid": "no uid"})
+    if is_reported:
+        report(manager, key, "web-0", ReportedContainer(id=of_runtime, name="app", state=ContainerState.RUNNING))
+    pods = {pod["key"]: pod for pod in json.loads(ctl("list", "--pods", "--json").stdout)["pods"]}
+    assert of_runtime not in pods
+    (container,) = pods[key]["containers"]
+    assert (container["id"], container["monitored"]) == (of_runtime, False)
+    assert container["reason"] == f"observed: its runtime has its own group for it; see workload {of_runtime}"
