@@ -97,11 +97,13 @@ def test_group_that_crun_creates_is_observed_and_left_to_it(
     host.run(f"rmdir {TREE}/gold", check=False)
 
 
-def test_container_that_is_killed_and_deleted_at_once_ends_with_what_was_read(host: Host, crun: str) -> None:
+def test_container_that_is_killed_and_deleted_at_once_is_never_exact(host: Host, crun: str) -> None:
+    """The daemon and crun race: the totals are those of the last reading, and unknown if there was none yet."""
     container = started(host, crun, "forced", {"enableMonitoring": True})
     container.delete()
     host.until(lambda: host.state("forced") in ("completed", "lost"), "the end values")
-    assert {total["quality"] for total in host.call("Read", key="forced")["totals"]} == {"estimated"}
+    totals = host.call("Read", key="forced")["totals"]
+    assert {total["quality"] for total in totals} in ({"estimated"}, {"unknown"})
     assert host.run(f"find {TREE} -name forced").stdout == ""
 
 
