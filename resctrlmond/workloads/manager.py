@@ -308,14 +308,13 @@ class Manager:
                 return assign(self.context, txn, opened, where, assignment)
 
     def _observe(self, found: Found, opened: target.Target, assignment: Assignment) -> Assigned:
-        key = canonical_key(found.ref.name)
+        key, whole = canonical_key(found.ref.name), canonical_key(assignment.key)
+        if whole != key:
+            # First, so that a daemon that is killed in between leaves no exact pod that lacks the container.
+            with self._store.transaction(whole) as txn:
+                observed.mark_apart(self.context, txn, key)
         with self._store.transaction(key) as txn:
-            done = observed.observe(self.context, txn, found, opened, assignment)
-        pod = observed.note_pod(self.context, done.workload)
-        if pod:
-            with self._store.transaction(pod) as txn:
-                observed.mark_pod(txn, key)
-        return done
+            return observed.observe(self.context, txn, found, opened, assignment)
 
     def release(self, key: str, *, owner: str, reason: str = "released") -> Released:
         """End ``owner``'s claim. The workload ends with its last claim. Return the totals, also if it was over.

@@ -25,7 +25,9 @@ from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.target import Target, already_monitored
 from resctrlmond.workloads.validation import canonical_key, is_pod_uid
 
-# Names of pods are kept for that many observed containers, the last ones.
+# The attribute with the pod of an observed container.
+_POD_UID = "pod.uid"
+# Pods with observed containers that have ended are remembered until there are so many.
 _MAX_PODS = 10_000
 
 
@@ -58,7 +60,8 @@ def observe(ctx: Context, txn: Transaction, found: Found, target: Target, assign
         known = before.member(member.id)
         is_same = known is not None and (known.pid, known.start_time) == (member.pid, member.start_time)
         if is_same and before.is_observed and before.first.nonce == found.inode:
-            return Assigned(before, Moved(0, 0))
+            # The hook and an adapter know different attributes of the container.
+            return Assigned(txn.save(_claimed(before, assignment), Limit.WITH_RESERVE), Moved(0, 0))
         raise already_monitored(Membership(found.ref.class_, found.ref.name))
     ended = txn.find()
     try:
@@ -70,12 +73,7 @@ def observe(ctx: Context, txn: Transaction, found: Found, target: Target, assign
             nonce=found.inode,
             boot_id=ctx.mark.boot_id,
         )
-        attributes = dict(assignment.attributes)
-        if is_pod_uid(pod := canonical_key(assignment.key)):
-            attributes["pod.uid"] = pod
-        # The claim is not the caller's: its list of pods does not have this key (Reconcile).
-        workload = claimed(workload, OCI, EndRule.CONTAINER, attributes, assignment.priority, fitting=True)
-        workload = replace(workload, groups=(group,), is_active=True).with_member(member)
+        workload = replace(_claimed(workload, assignment), groups=(group,), is_active=True).with_member(member)
         group = group_ops.with_baseline(ctx, workload, group, Quality.EXACT)
         group = group.downgraded(Quality.ESTIMATED, Reason.OBSERVED.text())
         if member.late or not assignment.is_awaited():
@@ -93,21 +91,39 @@ def observe(ctx: Context, txn: Transaction, found: Found, target: Target, assign
         raise
 
 
-def note_pod(ctx: Context, workload: Workload) -> str:
-    """Remember that a container of a pod is counted apart from it. Return the key of the pod; "" if it has none."""
-    pod = workload.attributes.get("pod.uid", "")
-    if not workload.is_observed or not is_pod_uid(pod):
-        return ""
-    key = canonical_key(pod)
-    ctx.memory.apart[key] = workload.key
-    if len(ctx.memory.apart) > _MAX_PODS:
-        del ctx.memory.apart[next(iter(ctx.memory.apart))]
-    return key
+def _claimed(workload: Workload, assignment: Assignment) -> Workload:
+    """Return the workload with a claim that is not the caller's: its list of pods (Reconcile) lacks this key."""
+    attributes = dict(assignment.attributes)
+    if is_pod_uid(pod := canonical_key(assignment.key)):
+        # First, because the last ones are left out if there are too many.
+        attributes = {_POD_UID: pod, **attributes} | {_POD_UID: pod}
+    return claimed(workload, OCI, EndRule.CONTAINER, attributes, assignment.priority, fitting=True)
 
 
-def mark_pod(txn: Transaction, container: str) -> None:
-    """Make the workload of a pod late, if it runs, because this container of the pod is not counted in it."""
+def note_pod(ctx: Context, workload: Workload) -> None:
+    """Remember the pod of an observed container."""
+    if workload.is_observed:
+        _note_apart(ctx, workload.attributes.get(_POD_UID, ""), workload.key)
+
+
+def mark_apart(ctx: Context, txn: Transaction, container: str) -> None:
+    """Make a workload late, if it runs, because this container of it is not counted in it.
+
+    To be called before the container is observed. A pod that begins later is late too.
+    """
+    _note_apart(ctx, txn.key, container)
     workload = txn.find()
     if workload is not None and not workload.state.is_over:
         why = Reason.COUNTED_APART.text(member=container)
         txn.save(workload.downgraded(workload.first, Quality.LATE, why))
+
+
+def _note_apart(ctx: Context, pod: str, container: str) -> None:
+    if not is_pod_uid(pod):
+        return
+    apart, pod = ctx.memory.apart, canonical_key(pod)
+    apart[pod] = container
+    if len(apart) > _MAX_PODS:
+        living = {workload.attributes.get(_POD_UID) for workload in ctx.store.unfinished() if workload.is_observed}
+        for other in apart.keys() - living - {pod}:
+            apart.pop(other, None)

@@ -17,6 +17,7 @@ from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control
+from resctrlmond.workloads import observed
 from resctrlmond.workloads.accounting import Quality, Total
 from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup
 from resctrlmond.workloads.model import EndRule, State
@@ -24,6 +25,7 @@ from resctrlmond.workloads.plan import RESUME_S
 from resctrlmond.workloads.requests import Assigned
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.states import Pool
+from resctrlmond.workloads.validation import MAX_ATTRIBUTES
 from tests.commanded import Commanded
 from tests.workloads.conftest import UID, Host, assignment, machine
 
@@ -45,8 +47,8 @@ def create_as_runtime(host: Host, pid: int, class_: str = "", name: str = ID) ->
 
 def start(host: Host, pid: int, key: str = ID, **more: Any) -> Assigned:
     """Call Assign as the hook of a container does."""
-    more = {"member": ID, "kind": "container", "is_from_runtime": True, **more}
-    return host.manager.assign(assignment(key, pid, "oci", **more))
+    more = {"owner": "oci", "member": ID, "kind": "container", "is_from_runtime": True, **more}
+    return host.manager.assign(assignment(key, pid, **more))
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
@@ -56,6 +58,10 @@ def end(child: subprocess.Popen[bytes]) -> None:
 
 def total(totals: list[Total]) -> Total:
     return next(of for of in totals if of.event.name == TRAFFIC)
+
+
+def is_exact(done: Assigned) -> bool:
+    return done.workload.first.baseline is Quality.EXACT
 
 
 def identity(host: Host, ref: GroupRef) -> tuple[object, ...]:
@@ -143,18 +149,87 @@ def test_nothing_else_is_put_into_an_observed_group(host: Host, process: Start) 
 
 def test_a_pod_without_its_observed_container_is_late(host: Host, process: Start) -> None:
     sandbox, child, later = process(), process(), process()
-    host.manager.assign(assignment(UID, sandbox.pid, "oci", member="sandbox", kind="sandbox"))
+    assert is_exact(host.manager.assign(assignment(UID, sandbox.pid, "oci")))
     create_as_runtime(host, child.pid)
     done = start(host, child.pid, key=UID)
     assert (done.workload.key, done.workload.attributes["pod.uid"]) == (ID, UID)
     assert host.manager.get(UID).first.baseline is Quality.LATE
-    assert APART in host.manager.get(UID).first.baseline_reasons
+    assert host.manager.get(UID).first.baseline_reasons == (APART,)
     # Also a pod whose group is created later, and by another daemon.
     host.manager.release(UID, owner="oci")
     host.restart()
     again = host.manager.assign(assignment(UID, later.pid, "oci", member="later", kind="container"))
     assert APART in again.workload.first.baseline_reasons
     host.check()
+
+
+def test_pod_is_late_before_its_container_is_observed(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox, child = process(), process()
+    host.manager.assign(assignment(UID, sandbox.pid, "oci"))
+    create_as_runtime(host, child.pid)
+    exact = []
+
+    def observe(*_arguments: object) -> None:
+        exact.append(host.manager.get(UID).first.baseline is Quality.EXACT)
+        raise ResctrlError("killed")
+
+    monkeypatch.setattr(observed, "observe", observe)
+    with pytest.raises(ResctrlError, match="killed"):
+        start(host, child.pid, key=UID)
+    assert exact == [False]
+
+
+def test_second_caller_names_the_pod_of_an_observed_container(host: Host, process: Start) -> None:
+    """The hook does not know the pod of a container that is not in the control group of a pod, but NRI does."""
+    sandbox, child = process(), process()
+    host.manager.assign(assignment(UID, sandbox.pid, "nri"))
+    create_as_runtime(host, child.pid)
+    start(host, child.pid, attributes={"bundle": "/b"})
+    assert host.manager.get(UID).first.baseline is Quality.EXACT
+    done = start(host, child.pid, UID, owner="nri", is_from_runtime=False, attributes={"pod.containers": "web"})
+    assert done.workload.attributes == {"bundle": "/b", "pod.containers": "web", "pod.uid": UID}
+    assert [claim.owner for claim in done.workload.claims] == ["oci"]
+    assert host.manager.get(UID).first.baseline_reasons == (APART,)
+
+
+def test_pod_of_an_observed_container_with_many_attributes_is_late(host: Host, process: Start) -> None:
+    sandbox, child, later = process(), process(), process()
+    host.manager.assign(assignment(UID, sandbox.pid, "oci"))
+    create_as_runtime(host, child.pid)
+    start(host, child.pid, UID, attributes={f"label-{number}": "x" for number in range(MAX_ATTRIBUTES)})
+    assert host.manager.get(UID).first.baseline_reasons == (APART,)
+    host.manager.release(UID, owner="oci")
+    host.restart()
+    assert APART in host.manager.assign(assignment(UID, later.pid)).workload.first.baseline_reasons
+
+
+def test_any_workload_that_lacks_its_observed_container_is_late(host: Host, process: Start) -> None:
+    member, child = process(), process()
+    host.manager.assign(assignment("web", member.pid))
+    create_as_runtime(host, child.pid)
+    assert start(host, child.pid, "web").workload.key == ID
+    assert host.manager.get("web").first.baseline_reasons == (APART,)
+    host.manager.release("web", owner="test")
+    assert is_exact(host.manager.assign(assignment("web", member.pid)))
+
+
+def test_pods_of_living_observed_containers_are_not_forgotten(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observed, "_MAX_PODS", 2)
+    child, later = process(), process()
+    create_as_runtime(host, child.pid)
+    start(host, child.pid, UID)
+    for number in range(4):
+        other, name = process(), f"{number}" * 64
+        create_as_runtime(host, other.pid, name=name)
+        start(host, other.pid, f"{number}" * 32, member=name)
+        end(other)
+        host.manager.record_ends(name)
+    assert len(host.manager.context.memory.apart) <= 2
+    assert APART in host.manager.assign(assignment(UID, later.pid)).workload.first.baseline_reasons
 
 
 def test_owner_of_pods_does_not_end_an_observed_container(host: Host, process: Start) -> None:
