@@ -452,7 +452,9 @@ class Interference:
 
     def _find_departed(self, arrivals: list[Arrival]) -> None:
         """Find which of these tasks belong to workloads, and inspect these workloads soon. Raises NotRead."""
-        workloads = [found for found in self._store.unfinished() if found.existing_groups] if arrivals else []
+        # A runtime moves the process of an observed container out of the workload in which the runtime runs.
+        living = self._store.unfinished() if arrivals else []
+        workloads = [workload for workload in living if workload.existing_groups and not workload.is_observed]
         of_cgroup = {member.cgroup: workload for workload in workloads for member in workload.living if member.cgroup}
         of_process = {
             (member.pid, member.start_time): workload

@@ -105,6 +105,13 @@ MUTANTS = (
         "tests/workloads/test_observed.py",
     ),
     Mutant(
+        "a container that is observed hides that it was moved out of another workload",
+        _WORKLOADS + "interference.py",
+        "workload.existing_groups and not workload.is_observed]",
+        "workload.existing_groups]",
+        "tests/workloads/test_observed.py",
+    ),
+    Mutant(
         "a lost observed group is created again",
         _WORKLOADS + "group_ops.py",
         "workload.first.boot_id == ctx.mark.boot_id and not workload.is_observed:",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,8 @@ from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.states import Pool
 from resctrlmond.workloads.validation import MAX_ATTRIBUTES
 from tests.commanded import Commanded
-from tests.workloads.conftest import UID, Host, assignment, machine
+from tests.workloads.conftest import UID, Host, assignment, join, machine
+from tests.workloads.test_interference import react, wait_until_gone
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 ID = "5" * 64
@@ -259,6 +261,39 @@ def test_tasks_outside_an_observed_group_are_reported_and_left_there(host: Host,
     assert workload.members[0].tasks_outside == 1
     assert f"tasks of {ID} stayed outside" in workload.first.baseline_reasons
     assert host.tree.membership(thread) == Membership("", "")
+
+
+@pytest.mark.parametrize("found_by", ["fork", "orphan"])
+def test_workload_that_a_container_is_moved_out_of_is_not_exact(
+    host: Host, puppet: Commanded, cgroup: str, found_by: str
+) -> None:
+    """Its runtime runs in the workload: ``resctrlctl run podman run``, or a container that starts containers.
+
+    The container is found by its parent, or by its control group.
+    """
+    inner = os.path.join(cgroup, "payload")
+    os.mkdir(inner)
+    try:
+        join(cgroup, puppet.pid)
+        own = cgroup if found_by == "orphan" else ""
+        assert is_exact(host.manager.assign(assignment("outer", puppet.pid, own_cgroup=own)))
+        child = int(puppet.do(found_by))
+        join(inner, child)
+        ref = create_as_runtime(host, child)
+        start(host, child, own_cgroup=inner)
+        interference = host.manager.context.interference
+        interference._inspect_not_before = float("inf")  # a pause after an inspection
+        while host.manager.react() and interference._attribution.has_open:
+            time.sleep(0.01)
+        os.kill(child, signal.SIGKILL)
+        wait_until_gone(child)
+        interference._inspect_not_before = 0
+        react(host)
+        why = "another program moved tasks out of the group, and what they use outside is not counted"
+        assert host.manager.get("outer").first.baseline_reasons == (why,)
+        assert host.tree.find(ref) is not None
+    finally:
+        os.rmdir(inner)
 
 
 def test_observed_group_is_found_again_after_a_restart(host: Host, process: Start) -> None:
