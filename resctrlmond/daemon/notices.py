@@ -58,6 +58,9 @@ class Notices:
                     group.reason,
                     extra=journal.fields(**fields, message_id=MessageId.RMIDS_EXHAUSTED),
                 )
+            case _ if group.observed:
+                # Its owner removes it when the container ends, perhaps before the daemon has read it.
+                log.info("%s ended: %s", key, group.reason, extra=journal.fields(**fields))
             case GroupState.FAILED:
                 log.error(
                     "%s is not monitored: %s",
@@ -65,9 +68,6 @@ class Notices:
                     group.reason,
                     extra=journal.fields(**fields, message_id=MessageId.GROUP_FAILED),
                 )
-            case _ if group.observed:
-                # Its owner removes it when the container ends, perhaps before the daemon has read it.
-                log.info("%s ended: %s", key, group.reason, extra=journal.fields(**fields))
             case _ if not self.check_mount() or self._went_with_earlier_mount(group):
                 log.info("%s is lost: %s", key, group.reason, extra=journal.fields(**fields))
             case _:

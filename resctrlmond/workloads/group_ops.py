@@ -197,11 +197,12 @@ def write_baseline(
 
 
 def with_baseline(
-    ctx: Context, workload: Workload, group: Group, quality: Quality, why_late: Sequence[str] = ()
+    ctx: Context, workload: Workload, group: Group, quality: Quality = Quality.EXACT, why_late: Sequence[str] = ()
 ) -> Group:
     """Read the begin values, and write them. Return the group, in state CREATED, not saved yet.
 
-    A group that is created again in another class keeps the quality of its first baseline and the reasons.
+    A group that is created again in another class keeps the quality of its first baseline and the reasons. The
+    baseline of an observed group is estimated at best.
     """
     ctx.memory.mounted_on[group.nonce] = ctx.tree.mounting()
     if group.inodes:
@@ -224,6 +225,8 @@ def with_baseline(
     group = _with_caveats(ctx, group, readings)
     inodes = {reading.domain: reading.inode for reading in readings}
     group = replace(group, state=GroupState.CREATED, reason="", in_limbo=False, baseline=quality, inodes=inodes)
+    if group.observed:
+        group = group.downgraded(Quality.ESTIMATED, Reason.OBSERVED.text())
     if container := ctx.memory.apart.get(workload.key):
         why_late = (*why_late, Reason.COUNTED_APART.text(member=container))
     for why in why_late:
@@ -594,7 +597,7 @@ def _remove_incomplete(ctx: Context, group: Group) -> None:
     directory holds its RMID until the next start.
     """
     found = ctx.tree.find(group.ref)
-    if found is None:
+    if found is None or group.observed:
         return
     # A directory without the nonce was created for this group too, but could not be given the nonce.
     is_own = found.nonce == group.nonce or (found.gid == ctx.mark.gid and not _is_recorded(ctx, found))

@@ -8,12 +8,14 @@ group: it moves no task, and does not rename the group, assign counters to it, o
 
 from __future__ import annotations
 
+from resctrlmond.resctrl.errors import NoSuchGroup
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import Moved
 from resctrlmond.resctrl.tree import Found, GroupRef
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads import group_ops, placement
 from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import InvalidKey
 from resctrlmond.workloads.model import EndRule, Group, Workload, replace
@@ -72,23 +74,41 @@ def observe(ctx: Context, txn: Transaction, found: Found, target: Target, assign
             observed=True,
             nonce=found.inode,
             boot_id=ctx.mark.boot_id,
+            created_at=utc_now(),
+            created_ns=boot_ns(),
         )
         workload = replace(_claimed(workload, assignment), groups=(group,), is_active=True).with_member(member)
-        group = group_ops.with_baseline(ctx, workload, group, Quality.EXACT)
-        group = group.downgraded(Quality.ESTIMATED, Reason.OBSERVED.text())
+        txn.save(workload, Limit.WITH_RESERVE)
+        group = group_ops.with_baseline(ctx, workload, group)
         if member.late or not assignment.is_awaited():
-            member = replace(member, late=True)
-            group = group.downgraded(Quality.LATE, Reason.RAN_UNOBSERVED.text(member=member.id))
-        # Not before: without its begin values it would look like a group that is to be created.
-        txn.save(workload.with_member(member).with_group(group), Limit.WITH_RESERVE)
-        ctx.quality.update(txn.workload)
+            workload, group = _late(workload, group)
+        txn.save(workload.with_group(group))
         placement.sweep(ctx, txn, is_found=True)
         return Assigned(txn.workload, Moved(0, 0))
     except Exception:
         with undoing(txn.key):
-            ctx.snapshots.delete(txn.key)
             group_ops.discard_run(ctx, txn, ended)
         raise
+
+
+def continue_beginning(ctx: Context, txn: Transaction, group: Group) -> None:
+    """Read a group for the first time whose workload was recorded by a call that was cut short."""
+    try:
+        group_ops.find(ctx, group)
+    except NoSuchGroup as error:
+        group_ops.fail(ctx, txn, group, error.message)
+        return
+    workload, group = _late(txn.workload, group_ops.with_baseline(ctx, txn.workload, group))
+    txn.save(workload.with_group(group))
+    placement.sweep(ctx, txn, is_found=True)
+
+
+def _late(workload: Workload, group: Group) -> tuple[Workload, Group]:
+    """Return the workload and its group, late, because its container ran before the first reading."""
+    for member in workload.living:
+        workload = workload.with_member(replace(member, late=True))
+        group = group.downgraded(Quality.LATE, Reason.RAN_UNOBSERVED.text(member=member.id))
+    return workload, group
 
 
 def _claimed(workload: Workload, assignment: Assignment) -> Workload:

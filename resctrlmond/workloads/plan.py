@@ -33,7 +33,7 @@ class Do(enum.Enum):
     """The step that a group needs at start-up."""
 
     KEEP = "its directory is there, perhaps in another class or under another name: continue"
-    RETRY = "it has no directory yet: create it"
+    RETRY = "it has no directory yet: create it; or it is observed, and was not read yet"
     BASELINE = "its directory was created, but no begin values were written and no task has joined"
     FINISH = "its end had begun: complete it"
     RECORD_LOSS = "its directory is gone"
@@ -101,14 +101,15 @@ def _what(workload: Workload | None, group: Group, found: Found | None, same_boo
     if group.state is GroupState.PENDING:
         if not same_boot:
             return Do.RECORD_LOSS
-        return Do.BASELINE if found else Do.RETRY
+        return Do.BASELINE if found and not group.observed else Do.RETRY
     return Do.KEEP if found else Do.RECORD_LOSS
 
 
 def waiting(workloads: Iterable[Workload]) -> list[InWorkload]:
     """The groups that wait for an RMID, in the order in which they are to get one: by priority, then by age.
 
-    The other groups of a workload wait until its first one stands.
+    The other groups of a workload wait until its first one stands. Before these are the observed groups that were not
+    read yet, which have an RMID.
     """
     groups = [
         InWorkload(workload, group)
@@ -120,8 +121,8 @@ def waiting(workloads: Iterable[Workload]) -> list[InWorkload]:
     return sorted(groups, key=_rank)
 
 
-def _rank(of: InWorkload) -> tuple[int, int, str, str]:
-    return -of.workload.priority, of.group.created_ns, of.workload.key, of.group.folder
+def _rank(of: InWorkload) -> tuple[bool, int, int, str, str]:
+    return not of.group.observed, -of.workload.priority, of.group.created_ns, of.workload.key, of.group.folder
 
 
 def why_late(workload: Workload, group: Group) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from resctrlmond.resctrl.errors import LACKS, GroupExists, KernelRefused, NoSuchClass, PermissionDenied
-from resctrlmond.workloads import group_ops, placement
+from resctrlmond.workloads import group_ops, observed, placement
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import ForeignGroup
 from resctrlmond.workloads.model import Group, GroupState
@@ -36,6 +36,9 @@ def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) ->
 
 def _create(ctx: Context, txn: Transaction, group: Group) -> bool:
     """Create the group. It fails for good if waiting will not help. Return False if there is no RMID for it."""
+    if group.observed:
+        observed.continue_beginning(ctx, txn, group)
+        return True
     try:
         created = group_ops.create(ctx, txn, txn.workload, group, why_late=why_late(txn.workload, group))
     except (ForeignGroup, GroupExists, NoSuchClass, KernelRefused, PermissionDenied) as error:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl.tree import Found
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.model import State
 from tests.crash.fault import Fault
@@ -23,6 +24,7 @@ from tests.crash.sweep import Point
 from tests.crash.verbs import VERBS, Scene, Verb
 from tests.daemon.ledger_host import FileJournal, LedgerHost
 from tests.workloads.builders import drop
+from tests.workloads.conftest import MARK
 
 # The system calls that change a file or the tree. Some openat(2) calls only read: these only cost time.
 CHANGES = "openat,write,fchmod,/^mkdir,rmdir,/^rename,/^unlink,/^symlink,utimensat"
@@ -77,6 +79,7 @@ class Harness:
             scene.end_processes()
 
     def _run_and_check(self, scene: Scene, verb: Verb, inject: list[str]) -> str:
+        others = self._other_groups()
         status = self._run(scene, verb, inject)
         outcome = "killed" if status == -signal.SIGKILL else End(status).name.lower()
         assert outcome not in ("raw", "broken"), f"{outcome}: {self._logged_error()}"
@@ -87,7 +90,10 @@ class Harness:
         except AssertionError as error:
             raise AssertionError(f"after the restart: {error}") from error
         self._check_not_lost(verb, "after the restart")
+        keys = {record.key for record in self.host.manager.workloads()}
+        assert set(self.host.folder("groups")) <= keys, "files of a run without a record"
         self._drain(scene, "after the fault", verb)
+        assert self._other_groups() == others, "a group of another program was changed"
         return outcome
 
     def _check_not_lost(self, verb: Verb, where: str) -> None:
@@ -98,6 +104,11 @@ class Harness:
             if record.state.is_over
         }
         assert verb.is_loss or all(state is State.COMPLETED for state, _ in over.values()), (where, over)
+
+    def _other_groups(self) -> list[tuple[Found, int]]:
+        """Return the groups of other programs, and the modes of their directories."""
+        found = [found for found in self.host.tree.scan() if found.gid != MARK]
+        return [(group, os.stat(group.path).st_mode) for group in found]
 
     def _scene(self, verb: Verb) -> Scene:
         if not self.host.tree.has_class("gold"):

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from resctrlmond.resctrl.tree import GroupRef
 from tests.workloads.builders import drop
 from tests.workloads.conftest import UID, Host, assignment
 
@@ -20,6 +22,8 @@ class Scene:
 
     host: Host
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    # A container for which its runtime has a group of its own.
+    container: str = field(default_factory=lambda: uuid.uuid4().hex * 2)
 
     def process(self, class_: str = "") -> int:
         """Start a process in a class."""
@@ -56,6 +60,47 @@ def _pid(scene: Scene) -> int:
     return scene.children[-1].pid
 
 
+def _in_group_of_runtime(scene: Scene) -> None:
+    """Start a container of a pod, which its runtime puts into a group of its own, created if needed."""
+    ref = GroupRef("", scene.container)
+    if scene.host.tree.find(ref) is None:
+        scene.host.make_foreign(scene.container)
+    scene.host.tree.write_task(ref.path, scene.process())
+
+
+def _observe(scene: Scene) -> None:
+    scene.host.manager.assign(assignment(UID, _pid(scene), "oci", member=scene.container, kind="container"))
+
+
+def _in_pod(scene: Scene) -> None:
+    scene.host.manager.assign(assignment(UID, scene.process(), "oci", member="c1"))
+    _in_group_of_runtime(scene)
+
+
+def _observed(scene: Scene) -> None:
+    _in_pod(scene)
+    _observe(scene)
+
+
+def _observed_and_dead(scene: Scene) -> None:
+    _observed(scene)
+    child = scene.children.pop()
+    child.kill()
+    child.wait()
+
+
+def _observed_before(scene: Scene) -> None:
+    _observed_and_dead(scene)
+    scene.host.manager.record_ends(scene.container)
+    _in_group_of_runtime(scene)
+
+
+def _observed_and_removed(scene: Scene) -> None:
+    _observed(scene)
+    scene.host.manager.maintenance.tick()
+    os.rmdir(scene.host.tree.full_path(GroupRef("", scene.container)))
+
+
 @dataclass(frozen=True)
 class Verb:
     """A verb: ``before`` prepares the state, and ``action`` calls the verb.
@@ -79,6 +124,9 @@ def _after_crash(scene: Scene) -> None:
     scene.children[-1].wait()
     scene.host.manager.create("unrecorded", owner="other")
     drop(scene.host.manager.context.store, "unrecorded")
+    scene.host.manager.context.snapshots.delete("unrecorded")
+    _in_group_of_runtime(scene)
+    _observe(scene)
 
 
 def _lost(scene: Scene) -> None:
@@ -102,6 +150,8 @@ VERBS: dict[str, Verb] = {
         ),
         lambda scene: scene.host.manager.assign(assignment(UID, _pid(scene), "oci", pod_cgroup="/nowhere")),
     ),
+    "Assign (observed)": Verb(_in_pod, _observe),
+    "Assign (observed again)": Verb(_observed_before, _observe),
     "Release": Verb(_joined, lambda scene: scene.host.manager.release(CTR, owner="oci")),
     "Release (two classes)": Verb(_spread, lambda scene: scene.host.manager.release(UID, owner="oci")),
     "AddMember": Verb(_joined, lambda scene: scene.host.manager.add_member(CTR, "c2", owner="oci")),
@@ -110,6 +160,12 @@ VERBS: dict[str, Verb] = {
     "Move": Verb(_joined, lambda scene: scene.host.manager.move(CTR, "gold")),
     "tick (checkpoint)": Verb(_spread, lambda scene: scene.host.manager.maintenance.tick()),
     "tick (loss)": Verb(_lost, lambda scene: scene.host.manager.maintenance.tick(), is_loss=True),
+    "end of an observed container": Verb(
+        _observed_and_dead, lambda scene: scene.host.manager.record_ends(scene.container)
+    ),
+    "tick (loss of an observed group)": Verb(
+        _observed_and_removed, lambda scene: scene.host.manager.maintenance.tick(), is_loss=True
+    ),
     # A group without a record that could not be removed is among the problems of Status until the next start.
     "recovery": Verb(_after_crash, lambda scene: scene.host.restart(), recovers_by_tick=False),
 }

@@ -92,7 +92,7 @@ MUTANTS = (
     ),
     Mutant(
         "a total of an observed group is exact",
-        _WORKLOADS + "observed.py",
+        _WORKLOADS + "group_ops.py",
         "group = group.downgraded(Quality.ESTIMATED, Reason.OBSERVED.text())",
         "pass",
         "tests/workloads/test_observed.py",
@@ -310,8 +310,8 @@ MUTANTS = (
     Mutant(
         "the RMID queue goes by priority from low to high",
         _WORKLOADS + "plan.py",
-        "return -of.workload.priority",
-        "return of.workload.priority",
+        "not of.group.observed, -of.workload.priority",
+        "not of.group.observed, of.workload.priority",
         "tests/workloads/test_plan.py tests/workloads",
     ),
     Mutant(

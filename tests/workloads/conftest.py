@@ -20,6 +20,7 @@ from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads import group_ops
+from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.mark import Mark
 from resctrlmond.workloads.model import EndRule, GroupState, Workload
@@ -121,6 +122,11 @@ class Host:
                 links,
             )
         assert not [text for text in contents(os.path.join(self.run, "completed")).values() if text.startswith("-> ")]
+        for record in own:
+            # No container that is observed is missing in an exact pod.
+            apart = [of for of in records if of.is_observed and of.attributes.get("pod.uid") == record.key]
+            exact = not record.state.is_over and record.first.baseline is Quality.EXACT
+            assert not (apart and exact), record
         for record in records:
             assert not record.has_ended_further_group or record.state.is_over, record
             # An ended workload leaves no group in any class.

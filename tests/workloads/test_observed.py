@@ -18,9 +18,9 @@ from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control
-from resctrlmond.workloads import observed
+from resctrlmond.workloads import group_ops, observed
 from resctrlmond.workloads.accounting import Quality, Total
-from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup
+from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup, NotWritten
 from resctrlmond.workloads.model import EndRule, State
 from resctrlmond.workloads.plan import RESUME_S
 from resctrlmond.workloads.requests import Assigned
@@ -28,8 +28,8 @@ from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.states import Pool
 from resctrlmond.workloads.validation import MAX_ATTRIBUTES
 from tests.commanded import Commanded
-from tests.workloads.conftest import UID, Host, assignment, join, machine
-from tests.workloads.test_interference import react, wait_until_gone
+from tests.workloads.conftest import UID, Host, assignment, join, machine, own_host
+from tests.workloads.test_interference import react, wait_until_gone, write
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 ID = "5" * 64
@@ -42,8 +42,8 @@ def create_as_runtime(host: Host, pid: int, class_: str = "", name: str = ID) ->
     """Create a group for a container and move its init there, as a runtime does."""
     ref = host.make_foreign(name, class_)
     if class_:
-        host.tree.write_task(class_, pid)
-    host.tree.write_task(ref.path, pid)
+        write(host, f"{class_}/tasks", pid)
+    write(host, f"{ref.path}/tasks", pid)
     return ref
 
 
@@ -255,7 +255,7 @@ def test_tasks_outside_an_observed_group_are_reported_and_left_there(host: Host,
     create_as_runtime(host, puppet.pid)
     start(host, puppet.pid)
     thread = int(puppet.do("thread"))
-    host.tree.write_task("", thread)
+    write(host, "tasks", thread)
     host.manager.maintenance.sweep(ID)
     workload = host.manager.get(ID)
     assert workload.members[0].tasks_outside == 1
@@ -379,12 +379,12 @@ def test_a_failed_observation_leaves_nothing(
     ref = create_as_runtime(host, child.pid)
     if again:
         other = process()
-        host.tree.write_task("", child.pid)
-        host.tree.write_task(ref.path, other.pid)
+        write(host, "tasks", child.pid)
+        write(host, f"{ref.path}/tasks", other.pid)
         start(host, other.pid)
         end(other)
         host.manager.record_ends(ID)
-        host.tree.write_task(ref.path, child.pid)
+        write(host, f"{ref.path}/tasks", child.pid)
     before = host.manager.workloads()
 
     def fail(*_arguments: object) -> None:
@@ -399,6 +399,94 @@ def test_a_failed_observation_leaves_nothing(
     assert host.folder("completed") == ([ID] if again else []) or host.folder("completed") == []
     host.check()
     assert start(host, child.pid).workload.generation == (2 if again else 1)
+
+
+def test_failed_observation_keeps_the_values_of_the_run_before(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, child = process(), process()
+    ref = create_as_runtime(host, first.pid)
+    start(host, first.pid)
+    end(first)
+    host.manager.record_ends(ID)
+    before = host.files(ID)
+    write(host, f"{ref.path}/tasks", child.pid)
+
+    def fail(*_arguments: object) -> None:
+        raise NotWritten("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host.manager.context.snapshots, "set_aside", fail)
+        with pytest.raises(NotWritten, match="full"):
+            start(host, child.pid)
+    assert host.files(ID) == before
+    host.check()
+
+
+class Killed(BaseException):
+    """The daemon ends at this point."""
+
+
+def cut(host: Host, pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start a container, and kill the daemon before the first reading of its group."""
+
+    def kill(*_arguments: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(group_ops, "with_baseline", kill)
+        with pytest.raises(Killed):
+            start(host, pid)
+
+
+@pytest.mark.parametrize("is_earlier", [False, True], ids=["first run", "after another run"])
+def test_container_is_observed_late_after_a_kill_during_its_start(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, is_earlier: bool
+) -> None:
+    first, child = process(), process()
+    ref = create_as_runtime(host, first.pid)
+    if is_earlier:
+        start(host, first.pid)
+        end(first)
+        host.manager.record_ends(ID)
+    write(host, f"{ref.path}/tasks", child.pid)
+    before = identity(host, ref)
+    cut(host, child.pid, monkeypatch)
+    host.restart()
+    workload = host.manager.get(ID)
+    assert (workload.state, workload.first.baseline) == (State.ACTIVE, Quality.ESTIMATED)
+    assert workload.first.baseline_reasons == (OWNED, f"{ID} ran before its group was read for the first time")
+    assert (workload.members[0].late, workload.generation) == (True, 2 if is_earlier else 1)
+    assert identity(host, ref) == before
+    host.check()
+
+
+def test_start_that_was_cut_short_fails_if_the_group_is_gone(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = process()
+    ref = create_as_runtime(host, child.pid)
+    cut(host, child.pid, monkeypatch)
+    os.rmdir(host.tree.full_path(ref))
+    host.restart()
+    over = host.manager.get(ID)
+    assert (over.state, over.claims) == (State.FAILED, ())
+    assert over.reason == "the program that owns the group removed it before the last reading"
+    assert host.folder("groups") == []
+    host.check()
+
+
+def test_start_that_was_cut_short_does_not_wait_for_an_rmid(
+    tmp_path: Path, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with own_host(tmp_path, "intel-rdt", 2) as host:
+        child, other = process(), process()
+        create_as_runtime(host, child.pid)
+        assert host.manager.assign(assignment("a", other.pid, priority=1)).workload.state is State.PENDING
+        cut(host, child.pid, monkeypatch)
+        host.restart()
+        assert host.manager.get("a").state is State.PENDING
+        assert host.manager.get(ID).state is State.ACTIVE
 
 
 @pytest.fixture
@@ -446,7 +534,7 @@ def test_class_that_a_runtime_removes_is_read_when_its_container_ends(
     host.make_class(ID)
     child = process()
     control.spawn(tid=child.pid)
-    host.tree.write_task(ID, child.pid)
+    write(host, f"{ID}/tasks", child.pid)
     done = start(host, child.pid)
     assert done.workload.first.ref == GroupRef(ID, ID)
     host.manager.tick()  # takes the first checkpoint
