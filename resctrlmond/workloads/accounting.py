@@ -20,20 +20,31 @@ __all__ = ["Quality"]
 class Total:
     """The sum of one event over all domains since the baseline, in its unit. An unknown ``number`` is None.
 
-    ``domains`` has the part of each domain, by the domain's name; a domain includes its sub-domains. It is empty for
-    a lost run, of which only the sums are known.
+    ``compute_domains`` returns ``domains``. They are computed only for callers that need them: most need the sums.
     """
 
     event: Event
     number: int | Decimal | None
     quality: Quality
     reason: str = ""
-    domains: Mapping[str, Total] = field(default_factory=dict, compare=False)
+    compute_domains: Callable[[], Mapping[str, Total]] = field(default=dict, compare=False, repr=False)
+
+    @property
+    def domains(self) -> Mapping[str, Total]:
+        """The part of each domain, by the domain's name; a domain includes its sub-domains.
+
+        It is empty for a lost run, of which only the sums are known.
+        """
+        with localcontext(EXACTLY):
+            return self.compute_domains()
 
     def changed(self, change: Callable[[Total], Total]) -> Total:
         """Return the total with ``change`` applied to it and to each of its parts."""
-        parts = {domain: change(part) for domain, part in self.domains.items()}
-        return replace(change(self), domains=parts)
+
+        def compute_domains() -> Mapping[str, Total]:
+            return {domain: change(part) for domain, part in self.domains.items()}
+
+        return replace(change(self), compute_domains=compute_domains)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,20 +159,31 @@ def added(parts: Iterable[list[Total]]) -> list[Total]:
 
 
 def _added(totals_of_event: Sequence[Total]) -> Total:
+    if len(totals_of_event) == 1:
+        return totals_of_event[0]
     of = totals_of_event[0].event
-    domains: dict[str, list[_Delta | Total]] = {}
-    for total in totals_of_event:
-        for domain, part in total.domains.items():
-            domains.setdefault(domain, []).append(part)
-    # The part of each domain in these is not known, so all domains lack it.
-    whole = [_Delta(None, total.quality, total.reason) for total in totals_of_event if not total.domains]
-    parts = {domain: _sum(of, [*found, *whole], Quality.EXACT) for domain, found in sorted(domains.items())}
-    return replace(_sum(of, totals_of_event, Quality.EXACT), domains=parts)
+
+    def compute_domains() -> Mapping[str, Total]:
+        domains: dict[str, list[_Delta | Total]] = {}
+        # The part of each domain in these is not known, so all domains lack it.
+        whole = []
+        for total in totals_of_event:
+            parts = total.domains
+            for domain, part in parts.items():
+                domains.setdefault(domain, []).append(part)
+            if not parts:
+                whole.append(_Delta(None, total.quality, total.reason))
+        return {domain: _sum(of, [*found, *whole], Quality.EXACT) for domain, found in sorted(domains.items())}
+
+    return replace(_sum(of, totals_of_event, Quality.EXACT), compute_domains=compute_domains)
 
 
 def _with_domains(of: Event, deltas: Mapping[str, list[_Delta]], baseline: Quality, caveat: str) -> Total:
+    def compute_domains() -> Mapping[str, Total]:
+        return {domain: _sum(of, found, baseline, caveat) for domain, found in deltas.items()}
+
     total = _sum(of, [delta for found in deltas.values() for delta in found], baseline, caveat)
-    return replace(total, domains={domain: _sum(of, found, baseline, caveat) for domain, found in deltas.items()})
+    return replace(total, compute_domains=compute_domains)
 
 
 def _delta(run: _Run) -> _Delta:

@@ -56,7 +56,8 @@ def used(
     if workload.prior_runs is not None:
         parts.append(_of_prior_runs(workload.prior_runs, parts))
     missing = [group for group in workload.groups[1:] if group not in counted] if counted else []
-    return [total.changed(lambda one: _without(one, missing)) for total in added(parts)]
+    found = added(parts)
+    return [total.changed(lambda one: _without(one, missing)) for total in found] if missing else found
 
 
 def summed(live: Live) -> list[Reading]:
@@ -145,7 +146,7 @@ def _totals(
     def with_reasons(total: Total) -> Total:
         return dataclasses.replace(total, reason="; ".join(filter(None, (total.reason, *group.baseline_reasons))))
 
-    return [total.changed(with_reasons) for total in found]
+    return [total.changed(with_reasons) for total in found] if group.baseline_reasons else found
 
 
 def _with_lost(begin: list[Reading], group: Group, end: Iterable[Reading]) -> list[Reading]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -120,6 +121,20 @@ def test_part_of_each_domain_has_the_caveats_of_the_total() -> None:
         ] * 2
     [of_two_classes] = added([totals(begin, end), [late]])
     assert [(part.number, part.quality) for part in of_two_classes.domains.values()] == [(4, Quality.LATE)] * 2
+
+
+def test_domains_are_computed_only_for_callers_that_need_them() -> None:
+    computed = []
+
+    def compute_domains() -> dict[str, Total]:
+        computed.append("domains")
+        return {D0: Total(EVENTS["core_energy"], 1, Quality.EXACT)}
+
+    group = Total(EVENTS["core_energy"], 1, Quality.EXACT, compute_domains=compute_domains)
+    [total] = [of.changed(lambda one: replace(one, quality=Quality.LATE)) for of in added([[group], [group]])]
+    assert (total.number, total.quality, computed) == (2, Quality.LATE, [])
+    assert [(part.number, part.quality) for part in total.domains.values()] == [(2, Quality.LATE)]
+    assert computed
 
 
 def test_large_values_are_not_rounded() -> None:
