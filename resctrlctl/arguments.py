@@ -64,6 +64,8 @@ _WORKLOAD = (
 _PATTERN = "only workloads whose key or name matches this pattern, such as 'shop/*' (default: all)"
 # The filters of list, which workload_table.FILTERS defines.
 _FILTERS = ("state", "class", "owner", "quality", "namespace", "pod", "container", "unit", "key")
+# The kinds of changes, which types.ChangeKind defines.
+_CHANGES = ("present", "added", "pending", "changed", "ended", "lost", "removed")
 # The groupings and columns of top, which top_view.By and top_view.COLUMNS define.
 _GROUPINGS = ("workload", "pod", "namespace", "unit", "class", "domain")
 _TOP_SORTS = ("name", "workloads", "power", "bandwidth", "llc", "energy", "age", "quality")
@@ -351,6 +353,18 @@ def _record(verb: argparse.ArgumentParser) -> None:
     _filters(verb)
 
 
+def _watch(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("key", metavar="WORKLOAD", nargs="*", help=_PATTERN)
+    verb.add_argument(
+        "--change",
+        choices=_CHANGES,
+        action="append",
+        default=[],
+        help="show only changes of this kind; can be repeated",
+    )
+    _filters(verb)
+
+
 def _plot(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("file", metavar="FILE", type=not_empty, help="a file of 'record'; - is standard input")
     verb.add_argument("key", metavar="WORKLOAD", nargs="*", help=_PATTERN)
@@ -630,6 +644,7 @@ VERBS = {
         _list,
     ),
     "top": ("show what the workloads use now, again and again", "top:top", _top),
+    "watch": ("report what happens to the workloads, as it happens", "watch:watch", _watch),
     "record": ("write what the workloads use to a file, again and again", "record:record", _record),
     "plot": ("show a recording as plots in the terminal, or as a page", "plot:plot", _plot),
     "show": ("show workloads, foreign groups or classes with their counters", "queries:show", _show),

@@ -56,6 +56,11 @@ class Daemon(msgspec.Struct, frozen=True):
         with self._translated_errors(action), Client(self.socket, self.timeout_s) as client:
             return list(client.stream(f"{INTERFACE}.{method}", parameters, reply=reply, timeout_s=self.timeout_s))
 
+    def follow(self, action: str, method: str, parameters: msgspec.Struct | None, reply: type[_T]) -> Iterator[_T]:
+        """Call a method that replies without end; yield each reply as it comes. Raises the errors of ``call``."""
+        with self._translated_errors(action), Client(self.socket, self.timeout_s) as client:
+            yield from client.stream(f"{INTERFACE}.{method}", parameters, reply=reply)
+
     @contextlib.contextmanager
     def _translated_errors(self, action: str) -> Iterator[None]:
         try:

@@ -47,6 +47,7 @@ _resctrlctl() {
     local -A options=(
         [list]='--all --pods --columns --sort --filter --rate --watch --root'
         [top]='--batch --iterations --delay --by --sort --reverse --filter'
+        [watch]='--change --filter'
         [record]='--output --delay --count --filter'
         [plot]='--html'
         [show]='--raw --property --value --root'
@@ -63,7 +64,7 @@ _resctrlctl() {
         [run]='--key --pid --cgroup --unit --class --take-over --best-effort --output --append --repeat --interval-print --events --field-separator'
     )
     local socket=''
-    local verbs='list top record plot show status doctor classes machine create assign release move hooks report run'
+    local verbs='list top watch record plot show status doctor classes machine create assign release move hooks report run'
     local typed=${COMP_LINE:0:COMP_POINT} verb='' count=0 index word
     local -a words
     read -ra words <<<"$typed"
@@ -87,7 +88,7 @@ _resctrlctl() {
                 ((index++))
                 socket=${words[index]}
                 ;;
-            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --html | --pid | --cgroup | --unit | --hooks-dir | --columns | --sort | --filter | --since | --until | --by | -n | --iterations | --count | -d | --delay | -r | --repeat | -I | --interval-print | -e | --events | -x | --field-separator | -p | --property)
+            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --html | --pid | --cgroup | --unit | --hooks-dir | --columns | --sort | --change | --filter | --since | --until | --by | -n | --iterations | --count | -d | --delay | -r | --repeat | -I | --interval-print | -e | --events | -x | --field-separator | -p | --property)
                 ((index++))
                 ;;
             -*) ;;
@@ -126,7 +127,7 @@ _resctrlctl() {
                 __resctrlctl_words $'key\nnamespace\npod\nunit\nuser\nclass' "$current"
                 return
             fi
-            __resctrlctl_words "$(printf '%s\n' workload pod namespace unit class)" "$current"
+            __resctrlctl_words "$(printf '%s\n' workload pod namespace unit class domain)" "$current"
             return
             ;;
         --sort | --columns)
@@ -139,6 +140,10 @@ _resctrlctl() {
             local before=''
             [[ $current == *,* ]] && before=${current%,*},
             __resctrlctl_words "$(printf "$before%s\n" $names)" "$current"
+            return
+            ;;
+        --change)
+            __resctrlctl_words $'present\nadded\npending\nchanged\nended\nlost\nremoved' "$current"
             return
             ;;
         --filter)
@@ -162,7 +167,7 @@ _resctrlctl() {
         __resctrlctl_words "${all// /$'\n'}" "$current"
     else
         case $verb:$count in
-            record:* | show:* | create:0 | assign:0 | release:0 | move:0)
+            watch:* | record:* | show:* | create:0 | assign:0 | release:0 | move:0)
                 __resctrlctl_words "$(__resctrlctl_keys "$socket")" "$current"
                 ;;
             plot:0)

@@ -24,7 +24,7 @@ function __resctrlctl_words
                 break
             case '--socket=*'
                 set socket (string replace -- --socket= '' $word)
-            case --attribute --by --cgroup --claim --class --columns --count --delay --events --field-separator --filter --hooks-dir --html --interval-print --iterations --key --member --output --pid --priority --property --reason --repeat --root --since --socket --sort --unit --until -I -d -e -n -o -p -r -x
+            case --attribute --by --cgroup --change --claim --class --columns --count --delay --events --field-separator --filter --hooks-dir --html --interval-print --iterations --key --member --output --pid --priority --property --reason --repeat --root --since --socket --sort --unit --until -I -d -e -n -o -p -r -x
                 set is_value $word
             case '-*'
             case '*'
@@ -99,6 +99,7 @@ complete -c resctrlctl -l socket -rF -d 'the socket of resctrlmond'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -l version -d 'print the version'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a list -d 'list the workloads with what they use; the default verb'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a top -d 'show what the workloads use now, again and again'
+complete -c resctrlctl -n __resctrlctl_has_no_verb -a watch -d 'report what happens to the workloads, as it happens'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a record -d 'write what the workloads use to a file, again and again'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a plot -d 'show a recording as plots in the terminal, or as a page'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a show -d 'show workloads, foreign groups or classes with their counters'
@@ -128,6 +129,9 @@ complete -c resctrlctl -n '__resctrlctl_is top' -l by -xa 'workload pod namespac
 complete -c resctrlctl -n '__resctrlctl_is top' -l sort -xa 'name workloads power bandwidth llc energy age quality' -d 'the column to sort by'
 complete -c resctrlctl -n '__resctrlctl_is top' -s r -l reverse -d 'reverse the order'
 complete -c resctrlctl -n '__resctrlctl_is top' -l filter -xa 'state= class= owner= quality= namespace= pod= container= unit= key=' -d 'list only workloads that match'
+complete -c resctrlctl -n '__resctrlctl_is watch' -l change -xa 'present added pending changed ended lost removed' -d 'show only changes of this kind'
+complete -c resctrlctl -n '__resctrlctl_is watch' -l filter -xa 'state= class= owner= quality= namespace= pod= container= unit= key=' -d 'list only workloads that match'
+complete -c resctrlctl -n '__resctrlctl_is watch' -k -a '(__resctrlctl_workloads)'
 complete -c resctrlctl -n '__resctrlctl_is record' -s o -l output -rF -d 'the file to write'
 complete -c resctrlctl -n '__resctrlctl_is record' -s d -l delay -x -d 'the time between readings'
 complete -c resctrlctl -n '__resctrlctl_is record' -s n -l count -x -d 'end after N readings'

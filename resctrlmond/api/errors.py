@@ -42,6 +42,7 @@ from resctrlmond.workloads.errors import (
     NoSuchClaim,
     NoSuchWorkload,
     NotWritten,
+    TooSlow,
 )
 
 # The messages of msgspec end in "... - at `$.keys[0].name`" or "... field `pid`". The path is searched first: if a
@@ -182,6 +183,10 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     NotRead: ErrorName(
         "NotRead",
         "A file that the reply requires cannot be read: in _/proc_, in a control group, or below _/run/resctrlmond_.",
+    ),
+    TooSlow: ErrorName(
+        "TooSlow",
+        "The client of *Watch* did not read in time. No change was lost for other clients.",
     ),
 }
 INTERNAL_ERROR = "InternalError"

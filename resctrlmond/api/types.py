@@ -277,6 +277,41 @@ class Usage(Reply, frozen=True, kw_only=True):
     """Why the workload could not be read, so that totals are missing."""
 
 
+class ChangeKind(enum.StrEnum):
+    """The kind of a change of a workload."""
+
+    PRESENT = "present"
+    """It existed when the call began."""
+    ADDED = "added"
+    """It is new, or its key is used for a new run."""
+    PENDING = "pending"
+    """It waits for an RMID, as a new workload or again."""
+    CHANGED = "changed"
+    """A field of it changed."""
+    ENDED = "ended"
+    """The run ended. Its totals are final."""
+    LOST = "lost"
+    """Its group was removed by another program or with the mount, and an owner still claims it: it may continue."""
+    REMOVED = "removed"
+    """It is no longer listed, because _snapshot_ttl_ has passed since its end."""
+
+
+class Change(Reply, frozen=True, kw_only=True):
+    """A change of one workload."""
+
+    change: ChangeKind
+    """The kind of the change."""
+    at: str
+    """When the daemon noticed it."""
+    key: str
+    workload: Workload | None = None
+    """The workload after the change. Absent if it was removed."""
+    totals: list[Total] | None = None
+    """With _ended_: what the run used."""
+    error: str | None = None
+    """With _ended_: why there are no totals."""
+
+
 class Failure(Reply, frozen=True, kw_only=True):
     """The error of one key, in the reply of a call with several keys."""
 
@@ -633,6 +668,15 @@ class ReadAllReply(Reply, frozen=True, kw_only=True):
     """The workloads in order of their keys."""
     next: str = ""
     """The last key of this reply, if workloads follow that did not fit into it: pass it as *after*. Otherwise ""."""
+
+
+class WatchReply(Reply, frozen=True, kw_only=True):
+    """One of the answers of Watch."""
+
+    changes: list[Change]
+    """The changes in their order."""
+    listed: bool = False
+    """Whether all workloads that are _present_ have been listed with this answer. The next ones have what changed."""
 
 
 class MachineReply(Reply, frozen=True, kw_only=True):

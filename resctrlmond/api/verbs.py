@@ -7,6 +7,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from resctrlmond import __version__
@@ -19,6 +20,7 @@ from resctrlmond.api.lists import MAX_LIST_BYTES, MAX_PAGES_BYTES, REPLY_BYTES, 
 from resctrlmond.api.oci import InvalidOciState
 from resctrlmond.api.pods import pods_of
 from resctrlmond.api.text import text
+from resctrlmond.api.watches import Watches
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.resctrl.cgroups import NoSuchCgroup
 from resctrlmond.resctrl.errors import (
@@ -52,6 +54,7 @@ from resctrlmond.workloads.errors import (
     NoSuchClaim,
     NoSuchWorkload,
     NotWritten,
+    TooSlow,
 )
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import EndRule, State, Workload
@@ -87,8 +90,9 @@ _READERS, _OF_ONE_READER = 3, 2
 class Verb:
     """A verb. ``run`` is the blocking call; it runs in a thread of ``lane``, for callers with ``access``.
 
-    ``pages`` yields the reply in several parts, for calls with *more* over varlink. ``errors`` are the errors of this
-    verb other than ``COMMON_ERRORS``. ``description`` is for the interfaces and the manual page, in the markup of
+    ``pages`` yields the reply in several parts, for calls with *more* over varlink. ``follow`` yields replies without
+    end, in the event loop: such a verb is only for calls with *more*. ``errors`` are the errors of this verb other
+    than ``COMMON_ERRORS``. ``description`` is for the interfaces and the manual page, in the markup of
     scdoc(5).
     """
 
@@ -99,6 +103,7 @@ class Verb:
     access: Access
     run: Callable[[Manager, Any, Caller], types.Reply]
     pages: Callable[[Manager, Any], Iterator[types.Reply]] | None = None
+    follow: Callable[[Service, Caller], AsyncGenerator[types.Reply, None]] | None = None
     interface: str = MANAGER
     errors: tuple[type[ResctrlError], ...] = ()
     description: str = ""
@@ -110,8 +115,8 @@ class Verb:
 
     @property
     def reply_bytes(self) -> int:
-        """Return the bytes to reserve for the reply before the call; 0 for verbs that change something."""
-        if self.access is Access.WRITE:
+        """Return the bytes to reserve for the reply before the call; 0 for verbs that change something or follow."""
+        if self.access is Access.WRITE or self.follow:
             return 0
         return MAX_PAGES_BYTES if self.pages else MAX_LIST_BYTES
 
@@ -129,6 +134,7 @@ class Service:
         self.workers = workers
         self.budget = ReplyBudget()
         self.hooks = HookQueue(lambda: manager.settings.hook_queue_timeout_s)
+        self.watches = Watches(manager, workers, partial(reported, manager))
         self._readers = asyncio.Semaphore(_READERS)
         # A semaphore exists as long as a call of its user runs.
         self._by_uid: weakref.WeakValueDictionary[int, asyncio.Semaphore] = weakref.WeakValueDictionary()
@@ -136,6 +142,11 @@ class Service:
     async def call(self, verb: Verb, request: types.Request, caller: Caller) -> types.Reply:
         """Run a verb for a caller that may call it. Raises ResctrlError."""
         return await self.run(caller, verb.lane, verb.run, self.manager, request, caller)
+
+    def follow(self, verb: Verb, _request: types.Request, caller: Caller) -> AsyncGenerator[types.Reply, None]:
+        """Run a verb that follows, for a caller that may call it: yield replies until it is closed."""
+        assert verb.follow is not None
+        return verb.follow(self, caller)
 
     async def stream(self, verb: Verb, request: types.Request, caller: Caller) -> AsyncGenerator[types.Reply, None]:
         """Run a verb that has pages for a caller that may call it, and yield the pages. Raises ResctrlError."""
@@ -350,6 +361,10 @@ def _machine(manager: Manager, _request: types.NoParameters, _caller: Caller) ->
     return types.MachineReply(
         since=found.since, read_at=found.read_at, pools=list(map(translate.pool_use, found.pools))
     )
+
+
+def _watch(_manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.WatchReply:
+    raise InvalidRequest("Watch has several replies", remedy="Call it over varlink, with 'more'")
 
 
 def _read_foreign(manager: Manager, request: types.ForeignRequest, _caller: Caller) -> types.ReadForeignReply:
@@ -606,6 +621,26 @@ however many clients call this: *readAt* is the time of each reading.
 
 Over varlink, a call with *more* (*varlinkctl --more*) returns all workloads in several replies of about 256 KiB.
 Otherwise a reply has at most 512 KiB: if workloads are left, it has *next*, for *after* in the next call.
+""",
+    ),
+    Verb(
+        "Watch",
+        Lane.RECORDS,
+        types.NoParameters,
+        types.WatchReply,
+        Access.READ,
+        _watch,
+        follow=lambda service, caller: service.watches.stream(caller, service.run),
+        errors=(LimitExceeded, TooSlow),
+        description="""
+List the workloads that have not ended, as _present_, and then report what happens to workloads, until the client
+closes the connection. Call this with *more* (*varlinkctl --more*); D-Bus has signals instead.
+
+The changes of one workload are in their order, and changes within 10 ms become one. But every run that ends is
+reported, with its totals, also if several runs of a key end within that time. Counters are not read for this: call
+*ReadAll* for the use of workloads that have not ended.
+
+A client that does not read for long gets the error *TooSlow*, or its connection is closed.
 """,
     ),
     Verb(

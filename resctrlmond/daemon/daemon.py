@@ -173,8 +173,7 @@ class Daemon:
     def _recover(self) -> None:
         manager = self._manager
         manager.subscribe(self._notices.changed, on_failure=self._notices.unfinished)
-        if self._ledger is not None:
-            manager.on_finish(self._ledger.record)
+        manager.on_finish(self._before_finish)
         manager.recover()
         unreadable = manager.unreadable
         for record in unreadable:
@@ -186,6 +185,12 @@ class Daemon:
             self._ledger.started()
             # A thread of its own, and one that the exit does not wait for: the journal may hang.
             threading.Thread(target=self._ledger.settle, daemon=True).start()
+
+    def _before_finish(self, workload: Workload) -> None:
+        """Report a run that has ended, in its transaction. Raises NotWritten if the ledger cannot keep it."""
+        if self._ledger is not None:
+            self._ledger.record(workload)
+        self._service.watches.ended(workload)
 
     # -- interfaces
 
@@ -229,6 +234,7 @@ class Daemon:
         def changed(key: str, workload: Workload | None) -> None:
             # The workload may be outdated by now: the watch needs the newest one.
             watch.update(key, self._manager.find(key))
+            self._service.watches.changed(key, workload)
             if dbus is not None:
                 dbus.changed(key, workload)
 

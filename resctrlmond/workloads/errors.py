@@ -44,3 +44,7 @@ class NoSuchClaim(ResctrlError):
 
 class NotWritten(ResctrlError):
     """A file of the daemon under /run cannot be written: /run is full or read-only, or the folder was removed."""
+
+
+class TooSlow(ResctrlError):
+    """The client of a stream did not read its replies in time."""

@@ -44,11 +44,12 @@ DENIED = {"org.resctrlmon1.Error.PermissionDenied", "org.freedesktop.DBus.Error.
 VARLINK_CLIENT = f"""
 import json, os, socket, sys
 os.setgroups(json.loads(sys.argv[1])); os.setgid({NOBODY}); os.setuid({NOBODY})
-connection = socket.socket(socket.AF_UNIX)
-connection.connect(sys.argv[2])
-stream = connection.makefile("rwb")
 errors = []
 for call in json.loads(sys.argv[3]):
+    # One for each call: a reply may be the first of several.
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(sys.argv[2])
+    stream = connection.makefile("rwb")
     stream.write(json.dumps(call).encode() + bytes(1))
     stream.flush()
     data = b""

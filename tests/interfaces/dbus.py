@@ -152,7 +152,8 @@ def options(method: Method) -> list[Field]:
 def _manager() -> ElementTree.Element:
     interface = ElementTree.Element("interface", name=MANAGER)
     _document(interface, _DESCRIPTION)
-    interface.extend(_method(one, one.inputs) for one in declaration.methods(VARLINK_MANAGER))
+    methods = declaration.methods(VARLINK_MANAGER)
+    interface.extend(_method(one, one.inputs) for one in methods if not one.is_followed)
     for name, description in _SUBSCRIPTION.items():
         _document(ElementTree.SubElement(interface, "method", name=name), description)
     for signal in SIGNALS:

@@ -46,7 +46,10 @@ class Type:
 
 @dataclass(frozen=True)
 class Method:
-    """A verb at an interface. ``errors`` are the names of its own errors; ``is_paged``: it may reply in parts."""
+    """A verb at an interface. ``errors`` are the names of its own errors.
+
+    ``is_followed``: it replies without end, so it has no D-Bus method.
+    """
 
     name: str
     description: str
@@ -54,7 +57,7 @@ class Method:
     outputs: tuple[Field, ...]
     errors: tuple[str, ...]
     is_for_root: bool
-    is_paged: bool
+    is_followed: bool
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def methods(interface: str) -> list[Method]:
             outputs=fields(verb.reply),
             errors=_names(verb.errors),
             is_for_root=verb.access is Access.WRITE,
-            is_paged=verb.pages is not None,
+            is_followed=verb.follow is not None,
         )
         for verb in verbs.VERBS.values()
         if verb.interface == interface

@@ -164,8 +164,8 @@ class Connection:
             caller = dataclasses.replace(caller, waits=lambda: False)
         async with contextlib.AsyncExitStack() as stack:
             lease = await self._lease(stack, method.reply_bytes) if method.reply_bytes else None
-            if call.more and method.stream is not None:
-                await self._answer_stream(call.method, method.stream(parameters, caller))
+            if call.more and not call.oneway and method.stream is not None:
+                await self._answer_stream(call.method, method.stream(parameters, caller), method.is_endless)
                 return
             reply = await self._reply(call, method, parameters, caller)
             if lease is not None:
@@ -224,8 +224,13 @@ class Connection:
         self._interruptible = False
         return lease
 
-    async def _answer_stream(self, method: str, items: AsyncGenerator[msgspec.Struct, None]) -> None:
-        """Send each item as a reply, all but the last with ``continues``. Send a reply when the next item exists."""
+    async def _answer_stream(
+        self, method: str, items: AsyncGenerator[msgspec.Struct, None], is_endless: bool
+    ) -> None:
+        """Send each item as a reply, all but the last with ``continues``.
+
+        Whether an item is the last one is known when the next one exists: unless the stream is endless, it waits.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._interruptible = True
@@ -233,6 +238,10 @@ class Connection:
             with self._hangups.watching(self._socket, task.cancel):
                 reply = await self._outcome(method, anext(items, None))
                 while reply.error is None:
+                    if is_endless:
+                        await self._send(msgspec.structs.replace(reply, continues=True))
+                        reply = await self._outcome(method, anext(items))
+                        continue
                     following = await self._outcome(method, anext(items, None))
                     if following == Reply():
                         break

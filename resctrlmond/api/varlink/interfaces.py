@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import resources
-from typing import Any
+from typing import Any, NoReturn
 
 from resctrlmond import __version__
-from resctrlmond.api.varlink.server import Interface, Method, Server
+from resctrlmond.api.access import Caller
+from resctrlmond.api.varlink.messages import EXPECTED_MORE
+from resctrlmond.api.varlink.server import Interface, Method, Server, VarlinkError
 from resctrlmond.api.verbs import HOOK, MANAGER, VERBS, Service, Verb
 from resctrlmond.api.workers import Lane
 
@@ -41,11 +43,17 @@ def server(service: Service) -> Server:
 
 
 def _method(service: Service, verb: Verb) -> Method[Any]:
+    stream = service.follow if verb.follow else service.stream if verb.pages else None
     return Method(
         verb.request,
-        handler=partial(service.call, verb),
-        stream=partial(service.stream, verb) if verb.pages else None,
+        handler=_expect_more if verb.follow else partial(service.call, verb),
+        stream=partial(stream, verb) if stream else None,
+        is_endless=verb.follow is not None,
         check=partial(service.policy.check, access=verb.access, verb=verb.name),
         reply_bytes=verb.reply_bytes,
         queue=service.hooks.call if verb.lane is Lane.HOOKS else None,
     )
+
+
+async def _expect_more(_parameters: Any, _caller: Caller) -> NoReturn:
+    raise VarlinkError(EXPECTED_MORE)

@@ -20,6 +20,7 @@ INTERFACE_NOT_FOUND = f"{SERVICE}.InterfaceNotFound"
 METHOD_NOT_FOUND = f"{SERVICE}.MethodNotFound"
 INVALID_PARAMETER = f"{SERVICE}.InvalidParameter"
 PERMISSION_DENIED = f"{SERVICE}.PermissionDenied"
+EXPECTED_MORE = f"{SERVICE}.ExpectedMore"
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", "Call", "Reply")

@@ -68,16 +68,18 @@ class Method(Generic[P]):
 
     ``parameters`` is a struct that forbids unknown fields. ``check`` fails if the caller may not call the method; it
     runs before the parameters are decoded. ``handler`` returns the reply (None: no fields). ``stream``, if there is
-    one, handles calls with ``more``: each item is a reply, and all but the last have ``continues``. The server closes
-    a stream when the client closes the connection, and when the server stops. All three raise VarlinkError or
-    ResctrlError for an error reply. ``queue`` returns the place of a call in a queue, None if it begins at once; a
-    server that stops closes the connections of calls that wait there. ``reply_bytes`` are reserved in the server's
-    budget before the call, until the client has read the reply.
+    one, handles calls with ``more``: each item is a reply, and all but the last have ``continues``; with
+    ``is_endless`` all have it, and each is sent at once. The server closes a stream when the client closes the
+    connection, and when the server stops. All three raise VarlinkError or ResctrlError for an error reply. ``queue``
+    returns the place of a call in a queue, None if it begins at once; a server that stops closes the connections of
+    calls that wait there. ``reply_bytes`` are reserved in the server's budget before the call, until the client has
+    read the reply.
     """
 
     parameters: type[P]
     handler: Callable[[P, Caller], Awaitable[msgspec.Struct | None]]
     stream: Callable[[P, Caller], AsyncGenerator[msgspec.Struct, None]] | None = None
+    is_endless: bool = False
     check: Callable[[Caller], None] | None = None
     reply_bytes: int = 0
     queue: Callable[[P, Caller], Queued | None] | None = None
