@@ -282,7 +282,9 @@ def find(ctx: Context, group: Group) -> Found:
 
 def _is_of(ctx: Context, group: Group, found: Found) -> bool:
     if group.observed:
-        return found.gid != ctx.mark.gid and (found.ref, found.inode) == (group.ref, group.nonce)
+        # Inodes repeat after a mount: the runtime may have created a group there for another start of the container.
+        is_there = (found.ref, found.inode) == (group.ref, group.nonce) and not went_with_mount(ctx, group)
+        return is_there and found.gid != ctx.mark.gid
     return found.gid == ctx.mark.gid and found.nonce == group.nonce
 
 

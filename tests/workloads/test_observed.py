@@ -18,6 +18,7 @@ from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control
+from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads import group_ops, observed
 from resctrlmond.workloads.accounting import Quality, Total
 from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup, NotWritten
@@ -356,6 +357,28 @@ def test_another_group_of_the_same_name_is_not_taken_for_it(host: Host, process:
     create_as_runtime(host, other.pid)
     host.manager.tick()
     assert (host.manager.get(ID).state, host.manager.get(ID).reason) == (State.LOST, "another group is in its place")
+
+
+def test_group_of_the_next_mount_is_not_taken_for_it(tmp_path: Path, process: Start) -> None:
+    first, second = process(), process()
+    (tmp_path / "run").mkdir()
+    resctrl = tmp_path / "resctrl"
+    resctrl.mkdir()
+    with Simulation(str(resctrl), "intel-rdt", 16):
+        host = Host(str(resctrl), str(tmp_path / "run"))
+        ref = create_as_runtime(host, first.pid)
+        start(host, first.pid)
+        before = host.tree.find(ref)
+        assert unmount(str(resctrl))
+    with Simulation(str(resctrl), "intel-rdt", 16):
+        create_as_runtime(host, second.pid)
+        now = host.tree.find(ref)
+        assert before is not None
+        assert now is not None
+        assert now.inode == before.inode
+        assert start(host, second.pid).workload.generation == 2
+        totals = host.manager.context.snapshots.aside(ID, 1)
+        assert "unmounted and mounted again" in Path(totals, "quality").read_text()
 
 
 def test_a_restarted_container_of_the_same_id_is_a_new_run(host: Host, process: Start) -> None:
