@@ -121,7 +121,8 @@ def _has_ended_unseen(ctx: Context, workload: Workload) -> bool:
 def _ended_claims(ctx: Context, workload: Workload) -> list[str]:
     if workload.is_observed:
         # The owner of the group removes it soon after its last task.
-        return [] if workload.living else [claim.owner for claim in workload.claims]
+        lives = any(member.has_tasks for member in workload.living)
+        return [] if lives else [claim.owner for claim in workload.claims]
     settings = ctx.config.settings
     return claims_over(
         workload,

@@ -13,7 +13,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import Moved
 from resctrlmond.resctrl.tree import Found, GroupRef
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads import group_ops, placement
+from resctrlmond.workloads import ends, group_ops, placement
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
@@ -58,13 +58,17 @@ def observe(ctx: Context, txn: Transaction, found: Found, target: Target, assign
     """
     member = target.member(assignment)
     before = continue_run(ctx, txn)
-    if before is not None:
+    if before is not None and before.is_observed:
+        # The container may have ended unseen, and the runtime use its group again for the next start.
+        before = ends.record_ends(ctx, txn)
+    if before is not None and not before.state.is_over:
         known = before.member(member.id)
-        is_same = known is not None and (known.pid, known.start_time) == (member.pid, member.start_time)
-        if is_same and before.is_observed and before.first.nonce == found.inode:
-            # The hook and an adapter know different attributes of the container.
-            return Assigned(txn.save(_claimed(before, assignment), Limit.WITH_RESERVE), Moved(0, 0))
-        raise already_monitored(Membership(found.ref.class_, found.ref.name))
+        if known is None or not before.is_observed or before.first.nonce != found.inode:
+            raise already_monitored(Membership(found.ref.class_, found.ref.name))
+        # The hook and an adapter know different facts: one of them may name a process, and the other a control group.
+        known = replace(known, cgroup=known.cgroup or member.cgroup)
+        workload = _claimed(before.with_member(known), assignment)
+        return Assigned(txn.save(workload, Limit.WITH_RESERVE), Moved(0, 0))
     ended = txn.find()
     try:
         workload = new_run(ctx, txn, found.ref.class_)

@@ -24,7 +24,7 @@ from resctrlmond.workloads.accounting import Quality, Total
 from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup, NotWritten
 from resctrlmond.workloads.model import EndRule, State
 from resctrlmond.workloads.plan import RESUME_S
-from resctrlmond.workloads.requests import Assigned
+from resctrlmond.workloads.requests import Assigned, Assignment
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.states import Pool
 from resctrlmond.workloads.validation import MAX_ATTRIBUTES
@@ -195,6 +195,18 @@ def test_second_caller_names_the_pod_of_an_observed_container(host: Host, proces
     assert done.workload.attributes == {"bundle": "/b", "pod.containers": "web", "pod.uid": UID}
     assert [claim.owner for claim in done.workload.claims] == ["oci"]
     assert host.manager.get(UID).first.baseline_reasons == (APART,)
+
+
+def test_callers_may_name_a_process_or_a_control_group(host: Host, process: Start, cgroup: str) -> None:
+    """NRI names the control group of a container that runs already, as after a restart of the adapter."""
+    child = process()
+    join(cgroup, child.pid)
+    create_as_runtime(host, child.pid)
+    start(host, child.pid)
+    late = Assignment(key=UID, owner="nri", cgroup=cgroup, member=ID, kind="container", late=True)
+    workload = host.manager.assign(late).workload
+    assert (workload.generation, workload.state) == (1, State.ACTIVE)
+    assert [(member.pid, member.cgroup) for member in workload.members] == [(child.pid, cgroup)]
 
 
 def test_pod_of_an_observed_container_with_many_attributes_is_late(host: Host, process: Start) -> None:
@@ -392,6 +404,31 @@ def test_a_restarted_container_of_the_same_id_is_a_new_run(host: Host, process: 
     done = start(host, second.pid)
     assert (done.workload.generation, done.workload.state) == (2, State.ACTIVE)
     host.check()
+
+
+def test_group_that_is_used_again_before_its_end_was_seen_is_a_new_run(host: Host, process: Start) -> None:
+    first, second = process(), process()
+    ref = create_as_runtime(host, first.pid)
+    start(host, first.pid)
+    end(first)
+    write(host, f"{ref.path}/tasks", second.pid)
+    done = start(host, second.pid)
+    assert (done.workload.generation, done.workload.state) == (2, State.ACTIVE)
+    assert host.folder("completed") == [ID]
+    host.check()
+
+
+def test_member_without_tasks_does_not_keep_an_observed_container(host: Host, process: Start) -> None:
+    child = process()
+    create_as_runtime(host, child.pid)
+    start(host, child.pid)
+    host.manager.add_member(ID, "by-name", owner="cli")
+    host.manager.record_ends(ID)
+    assert host.manager.get(ID).state is State.ACTIVE
+    end(child)
+    host.manager.record_ends(ID)
+    over = host.manager.get(ID)
+    assert (over.state, over.living) == (State.COMPLETED, ())
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["first run", "after another run"])
