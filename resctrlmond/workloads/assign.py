@@ -40,7 +40,7 @@ def assign(
         # It waits to be moved to that class, so the class where it is now does not matter.
         class_ = before.group_of(member).class_
         assignment = dataclasses.replace(assignment, class_=class_, allow_class_change=True)
-    wanted = (where.class_ if where else "") if assignment.class_ == FOLLOW else valid_class(assignment.class_)
+    wanted = valid_class((where.class_ if where else "") if assignment.class_ == FOLLOW else assignment.class_)
     member = replace(
         member,
         take_over=assignment.take_over,

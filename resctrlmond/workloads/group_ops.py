@@ -109,8 +109,11 @@ def create(
 
 
 def add(ctx: Context, txn: Transaction, class_: str, *, may_wait: bool = True) -> Group:
-    """Create one more group of the workload, in a class where it has none."""
-    workload = txn.workload
+    """Create one more group of the workload, in a class where it has none.
+
+    Raises what ``create`` does, and InvalidClass for a class whose name cannot be recorded.
+    """
+    class_, workload = valid_class(class_), txn.workload
     # The name of the class is taken if the group of that class was moved to another class.
     taken = {group.folder for group in workload.groups if group.class_ != class_}
     names = itertools.chain([class_ or ROOT_FOLDER], map(str, itertools.count(2)))
@@ -340,9 +343,10 @@ def relocate(ctx: Context, txn: Transaction, class_: str) -> Workload:
     """Move the workload's only group to another class.
 
     If this kernel does not rename groups, a group that never had a member is created again in that class.
-    Raises NoSuchClass, ClassMismatch, GroupExists, ForeignGroup.
+    Raises NoSuchClass, ClassMismatch, GroupExists, ForeignGroup, and InvalidClass for a class whose name cannot be
+    recorded.
     """
-    before = txn.workload
+    class_, before = valid_class(class_), txn.workload
     if before.is_observed:
         raise only_observed(before)
     if len(before.groups) > 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
+from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.states import Quality
 
 if TYPE_CHECKING:
@@ -213,8 +214,8 @@ class Reason(enum.Enum):
         return str(self.value[-1])
 
     def text(self, **values: object) -> str:
-        """Return the text with these values."""
-        return self.template.format(**values)
+        """Return the text with these values, which a record can keep: other programs choose names of groups."""
+        return self.template.format(**{name: printable(str(value)) for name, value in values.items()})
 
 
 def ran_before(member: Member) -> str:

@@ -17,7 +17,7 @@ from resctrlmond.workloads.model import EndRule, Group, PriorRuns, State, Worklo
 from resctrlmond.workloads.plan import losses_in_a_row, served_before
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Limit, Transaction
-from resctrlmond.workloads.validation import is_pod_uid, merged_attributes
+from resctrlmond.workloads.validation import is_pod_uid, merged_attributes, valid_class
 
 
 def continue_run(ctx: Context, txn: Transaction) -> Workload | None:
@@ -48,8 +48,11 @@ def require_run(ctx: Context, txn: Transaction) -> Workload:
 
 
 def new_run(ctx: Context, txn: Transaction, class_: str, *, follows_class: bool = False) -> Workload:
-    """Return a workload for a new run, not saved yet. The files of the last run under the key are set aside."""
-    ended = txn.find()
+    """Return a workload for a new run, not saved yet. The files of the last run under the key are set aside.
+
+    Raises InvalidClass for a class whose name cannot be recorded.
+    """
+    class_, ended = valid_class(class_), txn.find()
     if ended is not None:
         ctx.snapshots.set_aside(txn.key, ended.generation, ended.first.completed_ns)
     name = txn.key if is_pod_uid(txn.key) else ctx.config.settings.group_prefix + txn.key

@@ -21,6 +21,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads import group_ops
 from resctrlmond.workloads.accounting import Quality, Total, added
+from resctrlmond.workloads.errors import InvalidClass
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import ROOT_FOLDER, GroupState, State, Workload
 from resctrlmond.workloads.store import Limit, Transaction
@@ -68,6 +69,27 @@ def test_each_class_gets_a_group_and_no_allocation_changes(host: Host, process: 
     assert f"classes/{ROOT_FOLDER}/mon_data/mon_L3_00/mbm_total_bytes.begin" in files
     live = f"-> {host.mountpoint}/silver/mon_groups/{UID}/mon_data/mon_L3_00/mbm_total_bytes"
     assert files["classes/silver/mon_data/mon_L3_00/mbm_total_bytes"] == live
+    host.check()
+
+
+@pytest.mark.parametrize("is_member", [False, True], ids=["at its start", "later"])
+def test_tasks_in_a_class_whose_name_cannot_be_recorded_are_refused(
+    host: Host, process: Start, puppet: Puppet, is_member: bool
+) -> None:
+    odd = os.fsdecode(b"od\xffd")
+    host.make_class(odd)
+    child = process()
+    if is_member:
+        host.manager.assign(assignment("k", puppet.pid))
+        for pid in (puppet.pid, int(puppet.do("thread"))):
+            host.tree.write_task(odd, pid)
+        host.manager.maintenance.sweep("k")
+        assert "not allowed" in host.manager.get("k").members[0].reason
+        assert host.manager.get("k").first.baseline is Quality.LATE
+    host.tree.write_task(odd, child.pid)
+    with pytest.raises(InvalidClass, match="not allowed"):
+        host.manager.assign(assignment("other", child.pid))
+    assert [workload.key for workload in host.manager.workloads()] == ["k"] * is_member
     host.check()
 
 

@@ -190,6 +190,21 @@ def test_a_fork_of_a_process_whose_parent_has_ended_is_missed_as_well(
     expect_reason(host, Quality.LATE, TAKEN)
 
 
+@pytest.mark.parametrize("name", [b"od\xffd", b"a\xe2\x80\xaeb"], ids=["not UTF-8", "not visible"])
+def test_a_task_that_ended_in_a_group_with_an_odd_name_makes_its_workload_estimated(
+    host: Host, workload: Workload, puppet: Puppet, name: bytes
+) -> None:
+    """The reason could not be written to the record, and the workload stayed exact."""
+    foreign = host.make_foreign(os.fsdecode(name))
+    react(host)
+    child = ask(puppet, "fork")
+    write(host, f"{foreign.path}/tasks", child)
+    os.kill(child, signal.SIGKILL)
+    wait_until_gone(child)
+    expect_reason(host, Quality.ESTIMATED, ENDED)
+    assert host.manager.problems == []
+
+
 @pytest.mark.usefixtures("blind")
 def test_without_inotify_the_next_sweep_finds_a_descendant_outside(
     host: Host, class_: str, workload: Workload, puppet: Puppet

@@ -21,7 +21,7 @@ from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads import group_ops, observed
 from resctrlmond.workloads.accounting import Quality, Total
-from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup, NotWritten
+from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup, InvalidClass, NotWritten
 from resctrlmond.workloads.model import EndRule, State
 from resctrlmond.workloads.plan import RESUME_S
 from resctrlmond.workloads.requests import Assigned, Assignment
@@ -130,6 +130,15 @@ def test_own_group_with_the_name_of_a_container_is_not_observed(host: Host, proc
     child = process()
     host.manager.assign(assignment(ID, child.pid))
     assert not start(host, child.pid).workload.is_observed
+
+
+def test_group_in_a_class_whose_name_cannot_be_recorded_is_not_observed(host: Host, process: Start) -> None:
+    child, class_ = process(), os.fsdecode(b"od\xffd")
+    host.make_class(class_)
+    create_as_runtime(host, child.pid, class_)
+    with pytest.raises(InvalidClass, match="not allowed"):
+        start(host, child.pid)
+    assert (host.manager.workloads(), host.folder("groups")) == ([], [])
 
 
 def test_nothing_else_is_put_into_an_observed_group(host: Host, process: Start) -> None:
