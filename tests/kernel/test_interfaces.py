@@ -63,6 +63,27 @@ def test_varlinkctl_introspects_both_interfaces(host: Host) -> None:
     assert "resctrlmond" in host.out(f"varlinkctl info {SOCKET}")
 
 
+def test_varlinkctl_follows_what_happens(host: Host) -> None:
+    follow = f"varlinkctl call --more -j {SOCKET} org.resctrlmon.Manager.Watch {{}}"
+    host.run(f"{follow} >/tmp/followed 2>&1 & {{ resctrlctl watch 'fol*' >/tmp/watched 2>&1 & }}")
+    host.until(lambda: '"listed":true' in host.out("cat /tmp/followed"), "the workloads that are present")
+    pid = host.process("sleep 300")
+    host.call("Assign", key="followed", claim="me", pid=pid)
+    host.call("Release", key="followed", claim="me")
+    host.run(f"kill {pid}")
+    host.until(lambda: '"ended"' in host.out("cat /tmp/followed"), "the end")
+    # With --more, each reply begins with a record separator (RFC 7464).
+    replies = [json.loads(line.lstrip("\x1e")) for line in host.out("cat /tmp/followed").split("\n")]
+    changes = [one for reply in replies for one in reply["changes"] if one["key"] == "followed"]
+    assert changes[0]["change"] == "added"
+    assert changes[-1]["change"] == "ended"
+    assert {total["quality"] for total in changes[-1]["totals"]} == {"late"}
+    host.until(lambda: " ended " in host.out("cat /tmp/watched"), "the line of the end")
+    host.run("systemctl stop resctrlmond")
+    host.until(lambda: "connection" in host.out("cat /tmp/watched"), "the end of resctrlctl watch")
+    assert host.run("pgrep -f Manager.Watch", check=False).stdout == ""
+
+
 def test_members_of_the_group_read_others_do_not_and_only_root_writes(host: Host) -> None:
     host.run("useradd reader -G resctrlmon; useradd stranger", check=False)
     ask = f"varlinkctl call -j {SOCKET} org.resctrlmon.Manager."

@@ -811,6 +811,34 @@ MUTANTS = (
         "tests/daemon/test_ledger.py",
     ),
     Mutant(
+        "changes after the end of a run become one with it",
+        _API + "watches.py",
+        "        self._open.pop(item.key, None)\n",
+        "",
+        "tests/api/test_watches.py",
+    ),
+    Mutant(
+        "an end that was under way when a watch began is not reported",
+        _API + "watches.py",
+        """\
+        if now.is_finished and not before.is_finished:
+            return (ChangeKind.ENDED,)
+""",
+        "",
+        "tests/api/test_watches.py",
+    ),
+    Mutant(
+        "a client that does not read gets changes after those that were dropped",
+        _API + "watches.py",
+        """\
+        if self._error is not None:
+            return
+        for""",
+        """\
+        for""",
+        "tests/api/test_watches.py",
+    ),
+    Mutant(
         "report counts an entry of any sender",
         "resctrlctl/report.py",
         'return trusted == (UNIT, "0", MessageId.ENDED)',
