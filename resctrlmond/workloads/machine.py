@@ -21,7 +21,7 @@ from decimal import Decimal, localcontext
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.class_counters import ClassCounters, Counter, GroupCounters, read_class
 from resctrlmond.resctrl.counters import EXACTLY, Event, Kind, Reading, Value, event
-from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, NotRead, ResctrlError
+from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, NotRead, ResctrlError, printable
 from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.package_energy import PackageEnergy
 from resctrlmond.resctrl.tree import Tree
@@ -614,10 +614,12 @@ def _advance(used: _OwnUse, low: int | Decimal | None, width: int | Decimal) -> 
 
 
 def _use(pool: Pool, domain: str, of: Event, found: _Sum, reasons: dict[str, None]) -> PoolUse:
+    # Other programs choose the names of classes and groups.
+    reason = printable("; ".join(reasons))
     if not found.is_known:
-        return PoolUse(pool, domain, of, None, 0, Quality.UNKNOWN, "; ".join(reasons))
+        return PoolUse(pool, domain, of, None, 0, Quality.UNKNOWN, reason)
     quality = Quality.ESTIMATED if reasons else Quality.EXACT
-    return PoolUse(pool, domain, of, found.number, found.skew, quality, "; ".join(reasons))
+    return PoolUse(pool, domain, of, found.number, found.skew, quality, reason)
 
 
 def _add_core(cores: dict[int, PoolUse], use: PoolUse) -> None:

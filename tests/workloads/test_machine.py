@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resctrlmond.api import translate
@@ -515,6 +516,18 @@ def test_energy_that_two_threads_read_is_counted_once(tmp_path: Path, monkeypatc
     energy.update()
     other.join()
     assert energy.used_joules() == {0: 2}
+
+
+def test_names_of_other_programs_that_are_not_utf8_can_be_reported(pools: Pools) -> None:
+    """The reply could not be encoded: no call of Machine got an answer until the next start."""
+    host, odd = pools.host, os.fsdecode(b"od\xffd")
+    host.make_class(odd)
+    ref = host.make_foreign("b", odd)
+    host.manager.react()
+    os.rmdir(host.tree.full_path(ref))
+    os.rmdir(os.path.join(host.mountpoint, odd))
+    replies = [translate.pool_use(use) for use in host.manager.read_machine().pools]
+    assert b"udcffd was created and removed between two readings" in msgspec.json.encode(replies)
 
 
 def test_remount_during_a_reading_begins_anew(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
