@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 import uuid
 from collections.abc import Callable
@@ -69,6 +70,35 @@ def _hook(site: Site) -> Callable[[], str]:
     child, container = site.process(), uuid.uuid4().hex * 2
     state = {"ociVersion": "1.2.0", "id": container, "status": "creating", "pid": child.pid, "bundle": "/b"}
     return lambda: site.attempt("org.resctrlmon.Hook.Run", stage="createRuntime", state=json.dumps(state))
+
+
+def _in_group_of_runtime(site: Site) -> tuple[str, subprocess.Popen[bytes]]:
+    """Start a container that its runtime puts into a group of its own."""
+    child, container = site.process(), uuid.uuid4().hex * 2
+    site.outside.tree.write_task(site.outside.make_foreign(container).path, child.pid)
+    return container, child
+
+
+def _assign_observed(site: Site) -> Callable[[], str]:
+    """Assign a container with a group of its runtime, as a part of a pod with another container."""
+    pod = str(uuid.uuid4())
+    site.assigned(site.process(), key=pod, member="c1")
+    container, child = _in_group_of_runtime(site)
+    return lambda: site.attempt(
+        "Assign", key=pod, pid=child.pid, claim="engine", member=container, kind="container", late=False
+    )
+
+
+def _end_observed(site: Site) -> Callable[[], str]:
+    container, child = _in_group_of_runtime(site)
+    site.assigned(child, key=container, member=container, kind="container")
+    site.use(container, child)
+
+    def act() -> str:
+        site.end(child)
+        return _until(site, lambda: _state(site, container) == "completed")
+
+    return act
 
 
 def _used(site: Site, class_: str = "") -> tuple[str, int]:
@@ -199,6 +229,7 @@ OPERATIONS: dict[str, Operation] = {
     "Assign": Operation(_assign),
     "Assign (again)": Operation(_assign_again),
     "Assign (another class)": Operation(_assign_another_class),
+    "Assign (observed)": Operation(_assign_observed),
     "Hook.Run": Operation(_hook),
     "Release": Operation(_release),
     "Reconcile": Operation(_reconcile),
@@ -207,6 +238,7 @@ OPERATIONS: dict[str, Operation] = {
     "List": Operation(_list),
     "Status": Operation(_status),
     "end of a process": Operation(_end_process),
+    "end of an observed container": Operation(_end_observed),
     "checkpoint": Operation(_checkpoint, "checkpoint_interval: 1s\n"),
     "prune": Operation(_prune, "snapshot_ttl: 0\n"),
     "loss": Operation(_remove_group, is_loss=True),
