@@ -20,7 +20,7 @@ from resctrlmond.api.types import Foreign, ListPodsReply, ListReply, ReadForeign
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.resctrl.tree import DEFAULT_PATH, Found, Tree
 from resctrlmond.workloads.clock import utc_now
-from resctrlmond.workloads.model import Workload, replace
+from resctrlmond.workloads.model import Group, Workload, replace
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.states import Quality, State
 from resctrlmond.workloads.store import Store
@@ -67,18 +67,21 @@ class TreeView:
         """Return the reply of ``List``. Raises CommandError."""
         try:
             scanned = self.tree.scan()
-            marked = [(found, self._workload(found)) for found in scanned if found.gid == self.gid]
+            every = [(found, self._workload(found)) for found in scanned]
             # A workload in several classes is listed once, with its first group.
             listed = [
                 self._reported(found, workload)
-                for found, workload in marked
-                if workload is None or workload.first.nonce == found.nonce
+                for found, workload in every
+                if (workload is None and found.gid == self.gid)
+                or (workload is not None and self._group(workload, found) is workload.first)
             ]
         except ResctrlError as error:
             raise _command_error("list the workloads", error) from error
         keys = {workload.key for workload in listed}
         listed += [_from_workload(workload) for key, workload in self.records.items() if key not in keys]
-        foreign = [translate.foreign(found) for found in scanned if found.gid != self.gid]
+        foreign = [
+            translate.foreign(found) for found, workload in every if found.gid != self.gid and workload is None
+        ]
         return ListReply(workloads=listed, foreign=foreign)
 
     def pods(self) -> ListPodsReply:
@@ -92,7 +95,8 @@ class TreeView:
             scanned = self.tree.scan()
             for found in scanned:
                 workload = self._workload(found)
-                if found.gid == self.gid and key == (workload.key if workload else found.ref.name):
+                is_ours = workload is not None or found.gid == self.gid
+                if is_ours and key == (workload.key if workload else found.ref.name):
                     return self._read(found, workload, scanned)
         except ResctrlError as error:
             raise _command_error(action, error) from error
@@ -141,9 +145,8 @@ class TreeView:
     def _read(self, found: Found, workload: Workload | None, scanned: list[Found]) -> ReadReply:
         live: Live = {found.ref.name: self.tree.read(found.ref)}
         if workload:
-            places = {group.nonce: workload.subfolder(group) for group in workload.groups}
-            marked = [other for other in scanned if other.gid == self.gid and other.nonce in places]
-            live = {places[other.nonce]: self.tree.read(other.ref) for other in marked}
+            groups = [(other, group) for other in scanned if (group := self._group(workload, other)) is not None]
+            live = {workload.subfolder(group): self.tree.read(other.ref) for other, group in groups}
         return self._reply(self._reported(found, workload), workload, live)
 
     def _reply(self, reported: types.Workload, workload: Workload | None, live: Live) -> ReadReply:
@@ -160,15 +163,19 @@ class TreeView:
         return Snapshots(f"{self.run}/groups", f"{self.run}/completed")
 
     def _workload(self, found: Found) -> Workload | None:
-        # The rule of the daemon: the nonce decides whether a record is about this directory.
-        return next(
-            (
-                workload
-                for workload in self.records.values()
-                if found.gid == self.gid and found.nonce in {group.nonce for group in workload.groups}
-            ),
-            None,
-        )
+        records = self.records.values()
+        return next((workload for workload in records if self._group(workload, found) is not None), None)
+
+    def _group(self, workload: Workload, found: Found) -> Group | None:
+        """Return the group of the workload that was found, by the rules of the daemon.
+
+        With the mark, the nonce decides whether a record is about this directory. Without it, it may be observed.
+        """
+        if found.gid == self.gid:
+            own = (group for group in workload.groups if not group.observed)
+            return next((group for group in own if group.nonce == found.nonce), None)
+        others = (group for group in workload.existing_groups if group.observed)
+        return next((group for group in others if (group.ref, group.nonce) == (found.ref, found.inode)), None)
 
     def _reported(self, found: Found, workload: Workload | None) -> types.Workload:
         if workload is not None:

@@ -122,6 +122,26 @@ def test_group_without_the_mark_is_foreign_under_any_name(root: Path, run: Path)
     assert failed.value.status == 4
 
 
+@pytest.mark.parametrize("is_there", [True, False], ids=["its group", "another group in its place"])
+def test_observed_group_is_read_and_not_listed_as_foreign(root: Path, run: Path, is_there: bool) -> None:
+    path = root / "mon_groups" / "web"
+    inode = os.stat(path).st_ino + (not is_there)
+    seen = workload("web", nonce=inode, observed=True, baseline=Quality.ESTIMATED, created_at=NOW)
+    save(Store(str(run / "records")), seen)
+    (run / "records" / "gone.json").unlink()
+    shutil.rmtree(root / "gold")
+    here = view(root, run, gid=os.getgid() + 1)
+    reply = here.workloads()
+    assert [(one.key, one.observed, one.path) for one in reply.workloads] == [
+        ("web", True, str(path) if is_there else None)
+    ]
+    assert [one.name for one in reply.foreign] == ([] if is_there else ["web"])
+    energy = next(total for total in here.read("web").totals if total.event == "core_energy")
+    assert (energy.value, energy.quality) == (
+        ("1.500000", Quality.ESTIMATED) if is_there else (None, Quality.UNKNOWN)
+    )
+
+
 def test_read_returns_counters_and_totals(root: Path, run: Path) -> None:
     reply = view(root, run).read("web")
     assert [(one.domain, one.event, one.value, one.text) for one in reply.readings] == [
