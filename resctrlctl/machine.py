@@ -20,6 +20,9 @@ from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.states import Pool, Quality
 
 _EVENTS = ((ENERGY, "ENERGY", "J"), (TRAFFIC, "TRAFFIC", "B"), (CACHE, "LLC", "B"))
+_BAR_WIDTH = 48
+# One for each pool.
+_BLOCKS, _ASCII = "█▓▒░", "#+-."
 _MEANINGS = {
     Pool.TRACKED: "workloads",
     Pool.FOREIGN: "groups of other programs",
@@ -78,6 +81,23 @@ def line(pools: Iterable[PoolUse], before: Iterable[PoolUse] = ()) -> str:
             texts = [f"{pool} {part * 100:.0f} %" for pool, part in parts.items() if part or pool is not Pool.FOREIGN]
             return f"{name} of the machine: {', '.join(texts)}."
     return ""
+
+
+def bar(pools: Iterable[PoolUse], *, has_blocks: bool) -> tuple[str, ...]:
+    """Return the shares of the energy, or else of the traffic, and a bar of them; () if they are not known."""
+    known = list(pools)
+    for event, name in ((ENERGY, "energy"), (TRAFFIC, "traffic")):
+        parts = {pool: part for pool, part in shares(known, event).items() if part or pool is not Pool.FOREIGN}
+        if not parts:
+            continue
+        marks = dict(zip(Pool, _BLOCKS if has_blocks else _ASCII, strict=True))
+        texts = [f"{marks[pool]} {pool} {part * 100:.0f} %" for pool, part in parts.items()]
+        ends = [round(sum(list(parts.values())[: index + 1]) * _BAR_WIDTH) for index in range(len(parts))]
+        drawn = "".join(
+            marks[pool] * (end - begin) for pool, begin, end in zip(parts, [0, *ends], ends, strict=False)
+        )
+        return f"{name}: {', '.join(texts)}", drawn
+    return ()
 
 
 def _since(use: PoolUse, known: Mapping[tuple[Pool, str, str], str | None]) -> str:

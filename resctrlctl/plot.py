@@ -14,7 +14,7 @@ from resctrlctl.format import format_count, shorten
 from resctrlctl.layout import ELLIPSIS, cut
 from resctrlctl.output import Output
 from resctrlctl.series import Measure, Run, Series, averages, load
-from resctrlctl.top import has_blocks
+from resctrlctl.width import has_blocks
 from resctrlmond.resctrl.errors import printable
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

@@ -18,8 +18,10 @@ from resctrlctl.daemon import Daemon
 from resctrlctl.defaults import SOCKET
 from resctrlctl.errors import OK, USAGE, CommandError, DaemonDown, print_error
 from resctrlctl.layout import Block
+from resctrlctl.machine import bar
 from resctrlctl.output import Json, Output
 from resctrlctl.selectors import call_for
+from resctrlctl.width import has_blocks
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.api.types import (
     Foreign,
@@ -27,6 +29,7 @@ from resctrlmond.api.types import (
     KeyRequest,
     ListPodsReply,
     ListReply,
+    MachineReply,
     NoParameters,
     ReadAllReply,
     ReadAllRequest,
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
     Report: TypeAlias = ReadReply | ForeignReport | ClassReport
 
 
+# How long status waits for the counters of the machine.
+_MACHINE_S = 2.0
 # The time between the two readings of --rate.
 RATE_S = 1.0
 
@@ -326,8 +331,18 @@ def status(args: argparse.Namespace, output: Output) -> int:
     if output.json is not Json.OFF:
         output.print_json(reply)
     elif not output.quiet:
-        output.print_blocks(render.render_status(reply, runtimes_without_hook()))
+        output.print_blocks(render.render_status(reply, runtimes_without_hook(), _use_of_machine(args.socket)))
     return OK
+
+
+def _use_of_machine(socket: str) -> tuple[str, ...]:
+    """Return the shares of the machine's pools, or why they are not known: status must not hang as the kernel may."""
+    daemon = Daemon(socket, _MACHINE_S)
+    try:
+        reply = daemon.call("read what the machine used", "Machine", NoParameters(), MachineReply)
+    except CommandError as error:
+        return (f"not known: {error}",)
+    return bar(reply.pools, has_blocks=has_blocks())
 
 
 def runtimes_without_hook(root: str = "/") -> list[str]:

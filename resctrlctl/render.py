@@ -204,8 +204,14 @@ def _totals_table(totals: Iterable[Total], seconds: float | None = None) -> Tabl
     return Table((*columns[:2], *average, *columns[2:]), tuple(rows))
 
 
-def render_status(reply: StatusReply, without_hook: Iterable[str] = ()) -> list[Block]:
-    """Render ``status``. ``without_hook`` are the container runtimes of this host that never call the OCI hook."""
+def render_status(
+    reply: StatusReply, without_hook: Iterable[str] = (), use_of_machine: tuple[str, ...] = ()
+) -> list[Block]:
+    """Render ``status``.
+
+    ``without_hook`` are the container runtimes of this host that never call the OCI hook. ``use_of_machine`` are the
+    lines of ``machine.bar``.
+    """
     has_energy = any("core_energy" in resource.events for resource in reply.capacity)
     mount = reply.mount if reply.mounted else f"{reply.mount} (not mounted)"
     groups = format_count(reply.groups, "group") + (f", {reply.pending} pending" if reply.pending else "")
@@ -221,6 +227,7 @@ def render_status(reply: StatusReply, without_hook: Iterable[str] = ()) -> list[
         ),
         ("Bandwidth", _bandwidth_lines(reply.bandwidth) if reply.bandwidth else ()),
         ("Energy", (_NO_ENERGY,) if reply.mounted and not has_energy else ()),
+        ("Used", use_of_machine),
         ("No hook", tuple(f"{runtime}: {_NO_HOOK}" for runtime in without_hook)),
         ("Problems", tuple(map(format_message, reply.problems))),
     ]

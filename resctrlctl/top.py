@@ -16,6 +16,7 @@ from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OK, CommandError
 from resctrlctl.output import Json, Output
 from resctrlctl.top_view import By, Entry, Painted, View, entries, screen
+from resctrlctl.width import has_blocks
 from resctrlctl.workload_table import Line
 from resctrlmond.api.types import (
     MachineReply,
@@ -145,15 +146,3 @@ def _print_lines(lines: Sequence[Painted], output: Output) -> None:
 
 def _is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
-
-
-def has_blocks() -> bool:
-    """Return whether the terminal can show block characters (Unicode, "Block Elements")."""
-    encoding = sys.stdout.encoding or "ascii"
-    try:
-        "█▏".encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    # Python uses UTF-8 in the C locale as well, but a terminal of the C locale may not.
-    names = [os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG")]
-    return next(filter(None, names), "C") not in ("C", "POSIX")

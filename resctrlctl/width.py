@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The width of the terminal. shutil has the same function, and imports every compression of the standard library."""
+"""The width and the characters of the terminal.
+
+shutil has the first function too, and imports every compression of the standard library.
+"""
 
 from __future__ import annotations
 
@@ -19,3 +22,15 @@ def terminal_width() -> int:
     except (AttributeError, ValueError, OSError):
         # Standard output is closed, replaced by a test, or not a terminal.
         return _DEFAULT
+
+
+def has_blocks() -> bool:
+    """Return whether the terminal can show block characters (Unicode, "Block Elements")."""
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        "█▏".encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    # Python uses UTF-8 in the C locale as well, but a terminal of the C locale may not.
+    names = [os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG")]
+    return next(filter(None, names), "C") not in ("C", "POSIX")

@@ -175,6 +175,9 @@ class FakeManager:
             raise error("NoSuchWorkload", f"there is no workload {key!r}")
         return self.workloads[key]
 
+    def machine(self, _request: types.NoParameters) -> types.MachineReply:
+        return types.MachineReply(since=NOW, read_at=NOW, pools=[])
+
     def create(self, request: types.CreateRequest) -> types.WorkloadReply:
         workload = self.workloads.get(request.key) or self.add(
             request.key, state=State.IDLE, class_=request.class_ or "", attributes=request.attributes or {}

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from resctrlctl.layout import to_text
-from resctrlctl.machine import blocks, line, shares
+from resctrlctl.machine import bar, blocks, line, shares
 from resctrlmond.api.types import MachineReply, PoolUse
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.states import Pool, Quality
@@ -99,3 +100,36 @@ def test_top_has_the_line(manager: FakeManager, ctl: Ctl) -> None:
     assert "of the machine" not in shown  # nothing was used between the two readings
     manager.refuse = {"Machine": error("NotRead", "the kernel has not answered")}
     assert ctl("top", "-b", "-n", "1", "-d", "0.5").returncode == 0
+
+
+BAR = "█" * 29 + "▒" * 5 + "░" * 14
+
+
+def test_status_has_the_shares_of_the_pools(manager: FakeManager, ctl: Ctl) -> None:
+    manager.replies = {"Machine": REPLY}
+    shown = ctl("status", LC_ALL="C.UTF-8").stdout
+    assert f"       Used: energy: █ tracked 60 %, ▒ untracked 10 %, ░ uncore 30 %\n{' ' * 13}{BAR}\n" in shown
+    plain = ctl("status", LC_ALL="C").stdout
+    assert "energy: # tracked 60 %, - untracked 10 %, . uncore 30 %\n" in plain
+    assert plain.isascii()
+
+
+def test_status_is_shown_though_the_counters_cannot_be_read(manager: FakeManager, ctl: Ctl) -> None:
+    manager.refuse["Machine"] = error("NotRead", "the kernel has not answered since 12:00")
+    done = ctl("status")
+    assert done.returncode == 0
+    assert (
+        "Used: not known: cannot read what the machine used: the kernel has not answered since 12:00" in done.stdout
+    )
+
+
+@pytest.mark.parametrize("values", [("1", "1", "1"), ("0.4", "99", "0.6"), ("7", "0", "0"), ("33", "33", "34")])
+def test_bar_has_its_whole_length(values: tuple[str, ...]) -> None:
+    pools = (Pool.TRACKED, Pool.FOREIGN, Pool.UNTRACKED)
+    used = [use(pool, "core_energy", value) for pool, value in zip(pools, values, strict=True)]
+    _, drawn = bar(used, has_blocks=True)
+    assert len(drawn) == 48
+
+
+def test_machine_that_used_nothing_has_no_bar() -> None:
+    assert bar([use(Pool.TRACKED, "core_energy", "0")], has_blocks=True) == ()

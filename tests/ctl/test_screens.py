@@ -159,7 +159,8 @@ def status_screen(width: int) -> str:
             "configure it to leave groups with the group id of resctrlmond alone"
         ],
     )
-    return to_text(render_status(reply), width, legend=True)
+    used = ("traffic: █ tracked 61 %, ▒ untracked 39 %", "█" * 29 + "▒" * 19)
+    return to_text(render_status(reply, (), used), width, legend=True)
 
 
 def others() -> dict[str, str]:
