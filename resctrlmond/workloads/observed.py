@@ -56,7 +56,8 @@ def observe(ctx: Context, txn: Transaction, found: Found, target: Target, assign
     The runtime has put the container into the group before. Can be called again for the same container. Raises
     AlreadyMonitored if the key is used by another workload.
     """
-    member = target.member(assignment)
+    # Neither the member nor the claim is the caller's, which ends those of its own that it does not know (Reconcile).
+    member = replace(target.member(assignment), owner=OCI)
     before = continue_run(ctx, txn)
     if before is not None and before.is_observed:
         # The container may have ended unseen, and the runtime use its group again for the next start.
@@ -116,7 +117,7 @@ def _late(workload: Workload, group: Group) -> tuple[Workload, Group]:
 
 
 def _claimed(workload: Workload, assignment: Assignment) -> Workload:
-    """Return the workload with a claim that is not the caller's: its list of pods (Reconcile) lacks this key."""
+    """Return the workload with its claim and the attributes of a caller."""
     attributes = dict(assignment.attributes)
     if is_pod_uid(pod := canonical_key(assignment.key)):
         # First, because the last ones are left out if there are too many.

@@ -116,14 +116,23 @@ class Node:
         given: dict[str, Any] = {"id": an_id(), "pod_sandbox_id": pod.id, "name": "app", "state": 3, "pid": pid}
         return nri_pb2.Container(**given | fields)
 
-    def start_container(self, plugin: Plugin, pod: nri_pb2.PodSandbox, **fields: Any) -> nri_pb2.Container:
-        """Report the start of a container as containerd does. Return when the adapter has responded to all of it."""
+    def start_container(
+        self, plugin: Plugin, pod: nri_pb2.PodSandbox, *, has_group: bool = False, **fields: Any
+    ) -> nri_pb2.Container:
+        """Report the start of a container as containerd does. Return when the adapter has responded to all of it.
+
+        ``has_group``: the runtime creates a monitoring group for it.
+        """
         container = self.container(pod, 0, state=1)
         plugin.send_event(Event.POST_CREATE_CONTAINER, pod, container)
         container = self.container(pod, self.process(), id=container.id, state=1, **fields)
         own = os.path.join(self._containers(), container.id)
         os.makedirs(own)
         Path(own, "cgroup.procs").write_text(str(container.pid))
+        if has_group:
+            group = self.machine.top / "resctrl" / "mon_groups" / container.id
+            group.mkdir()
+            (group / "tasks").write_text(str(container.pid))
         plugin.send_event(Event.START_CONTAINER, pod, container)
         return container
 

@@ -232,6 +232,28 @@ def test_killed_adapter_continues_after_its_restart(node: Node) -> None:
         assert node.member(missed.id)["late"]
 
 
+def test_restarted_adapter_leaves_an_observed_container_alone(node: Node) -> None:
+    """The adapter ended the container, because its list of pods does not have the key of that workload."""
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        plugin.send_event(Event.RUN_POD_SANDBOX, pod)
+        container, gone = node.start_container(plugin, pod, has_group=True), node.start_container(plugin, pod)
+        before = node.group(container.id)
+        assert (before["observed"], before["state"], node.group()["baseline"]) == (True, "active", "late")
+        node.stop_adapter(signal.SIGKILL)
+    node.start_adapter()
+    with node.connected() as plugin:
+        container.state = 3
+        plugin.greet([pod], [container])
+        # Its key is greater, so its end comes later.
+        assert container.id < UID
+        node.until(lambda: gone.id not in node.living(), "the end of a container that is not listed")
+        now = node.group(container.id)
+        assert (now["state"], now["generation"], now["members"]) == ("active", 1, before["members"])
+    assert "is unmonitored" not in node.log_text()
+
+
 class Broken(adapter.Plugin):
     """A plugin with a bug."""
 
