@@ -126,7 +126,7 @@ class Watches:
         """Record that a workload was added or changed, or removed (None)."""
         if not self._watchers:
             return
-        if (item := self._open.get(key)) is not None:
+        if (item := self._open.get(key)) is not None and item.workload is not None:
             item.workload = workload
             return
         self._open[key] = item = _Item(key, utc_now(), workload)
@@ -269,7 +269,7 @@ class Watches:
                 found.append(item.end)
                 continue
             now_known[item.key] = item.workload
-            for kind in self._kinds(before, item.workload):
+            for kind in (ChangeKind.CHANGED,) if _is_undone(before, item) else self._kinds(before, item.workload):
                 if kind is ChangeKind.ENDED:
                     found.append(item.end or self._end(item, self._totals))
                 else:
@@ -280,7 +280,7 @@ class Watches:
         """Return what has happened to a workload; nothing if a client cannot see it."""
         if now is None:
             return () if before is None else (ChangeKind.REMOVED,)
-        if before is None or before.generation != now.generation:
+        if before is None or _run(before) != _run(now):
             first = ChangeKind.PENDING if now.state is State.PENDING else ChangeKind.ADDED
             return (first, ChangeKind.ENDED) if now.is_finished else (first,)
         if now.is_finished and not before.is_finished:
@@ -320,11 +320,24 @@ def _generation(item: _Item) -> int:
     return 0 if item.workload is None else item.workload.generation
 
 
+def _run(workload: Workload) -> tuple[int, int]:
+    """Return what identifies a run of the key: after a removal, the generations begin again."""
+    return workload.generation, workload.first.nonce
+
+
 def _is_repeated(before: Workload | None, now: Workload | None) -> bool:
     """Whether the end of the run was reported, but its record could not be saved: the end is tried again."""
-    if before is None or now is None or before.generation != now.generation:
+    if before is None or now is None or _run(before) != _run(now):
         return False
     return before.is_finished and not now.is_finished
+
+
+def _is_undone(before: Workload | None, item: _Item) -> bool:
+    """Whether the start of a run has failed, so that the run that ended before it is the current one again."""
+    now = item.workload
+    if before is None or now is None or item.end:
+        return False
+    return now.state.is_over and now.generation < before.generation
 
 
 def _reply(changes: Iterable[bytes], *, listed: bool = False) -> types.WatchReply:

@@ -305,6 +305,51 @@ def test_end_whose_record_could_not_be_saved_is_reported_once(manager: Manager) 
     assert told(asyncio.run(run())) == [("added", "k", 1), ("ended", "k", 1), ("added", "k", 2)]
 
 
+@pytest.mark.parametrize("is_removal_seen", [False, True], ids=["removal not seen", "removal seen"])
+@pytest.mark.parametrize("is_over", [False, True], ids=["it runs", "it ends at once"])
+def test_run_of_a_removed_key_is_reported_though_its_generation_is_the_same(
+    manager: Manager, is_over: bool, is_removal_seen: bool
+) -> None:
+    """Generations begin again with the removal. The event loop may see the next run before, or without, that."""
+
+    async def run() -> list[types.Change]:
+        async with watched(manager) as (hub, [reader]):
+            hub.changed("k", workload("k", nonce=1))
+            hub.ended(over("k", nonce=1))
+            await asyncio.sleep(0)
+            hub.changed("k", over("k", nonce=1))
+            await reader.changes(2)
+            if is_removal_seen:
+                hub.changed("k", None)
+            hub.changed("k", workload("k", nonce=2))
+            if is_over:
+                hub.ended(over("k", nonce=2))
+                await asyncio.sleep(0)
+                hub.changed("k", over("k", nonce=2))
+            return await reader.changes(is_removal_seen + 1 + is_over)
+
+    kinds = [change.change for change in asyncio.run(run())]
+    assert kinds == ["removed"] * is_removal_seen + ["added"] + ["ended"] * is_over
+
+
+@pytest.mark.parametrize("state", [State.COMPLETED, State.LOST])
+def test_end_is_not_repeated_if_the_start_of_the_next_run_is_undone(manager: Manager, state: State) -> None:
+    """Assign has failed: the run before is the current one again."""
+    last = workload("k", state, claims=(CLAIM,) if state is State.LOST else ())
+
+    async def run() -> list[types.Change]:
+        async with watched(manager) as (hub, [reader]):
+            for before in (workload("k"), last):
+                hub.changed("k", before)
+                await reader.changes(1)
+            hub.changed("k", workload("k", State.PENDING, generation=2))
+            found = await reader.changes(1)
+            hub.changed("k", last)
+            return found + await reader.changes(1)
+
+    assert told(asyncio.run(run())) == [("pending", "k", 2), ("changed", "k", 1)]
+
+
 def test_defect_ends_the_streams_and_later_ones_work(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with watched(manager, count=2) as (hub, readers):

@@ -839,6 +839,20 @@ MUTANTS = (
         "tests/api/test_watches.py",
     ),
     Mutant(
+        "a run of a key that was removed seems to be the run before it",
+        _API + "watches.py",
+        "return workload.generation, workload.first.nonce",
+        "return workload.generation, 0",
+        "tests/api/test_watches.py",
+    ),
+    Mutant(
+        "a run is reported as ended again if the next one fails to start",
+        _API + "watches.py",
+        "    return now.state.is_over and now.generation < before.generation",
+        "    return False",
+        "tests/api/test_watches.py",
+    ),
+    Mutant(
         "report counts an entry of any sender",
         "resctrlctl/report.py",
         'return trusted == (UNIT, "0", MessageId.ENDED)',
