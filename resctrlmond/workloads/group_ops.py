@@ -273,8 +273,9 @@ def find(ctx: Context, group: Group) -> Found:
     found = ctx.tree.find(group.ref)
     if found is None or not _is_of(ctx, group, found):
         ctx.tree.check_mounted()
-        # A group that was removed with its mount is nowhere. The whole tree is searched only if a group is missing.
-        scanned = [] if went_with_mount(ctx, group) else ctx.tree.scan()
+        # A group that was removed with its mount is nowhere, and an observed one is known by its path. The whole tree
+        # is searched only if another group is missing.
+        scanned = [] if group.observed or went_with_mount(ctx, group) else ctx.tree.scan()
         renamed = next((other for other in scanned if _is_of(ctx, group, other)), None)
         if renamed is None:
             raise NoSuchGroup(_why_gone(ctx, group, found), path=ctx.tree.full_path(group.ref))

@@ -16,7 +16,7 @@ import pytest
 from resctrlmond.api.translate import workload_of
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads import group_ops, observed
@@ -331,6 +331,25 @@ def test_observed_group_is_found_again_after_a_restart(host: Host, process: Star
     host.manager.release_all()
     assert host.manager.get(ID).state is State.COMPLETED
     assert identity(host, ref) == before
+
+
+def test_tree_is_not_searched_for_the_removed_group_of_a_runtime(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runtimes remove their groups at each end, and a search walks over all groups of the host."""
+    child = process()
+    ref = create_as_runtime(host, child.pid)
+    start(host, child.pid)
+    end(child)
+    os.rmdir(host.tree.full_path(ref))
+
+    def scan(_tree: Tree) -> None:
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tree, "scan", scan)
+        host.manager.record_ends(ID)
+    assert host.manager.get(ID).state is State.LOST
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["while it runs", "while no daemon runs"])
