@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import grp
 import os
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from resctrlctl.errors import CommandError
@@ -44,6 +45,19 @@ class TreeView:
     gid: int | None
     records: dict[str, Workload] = field(default_factory=dict)
     run: str = ""
+    # The workloads with their groups, by what identifies the directory of the group: thousands of records must
+    # not be searched for each directory.
+    _owners: dict[Hashable, tuple[Workload, Group]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        for workload in self.records.values():
+            for group in workload.groups:
+                if not group.observed:
+                    self._owners.setdefault(group.nonce, (workload, group))
+                elif group.state.has_directory:
+                    self._owners.setdefault((group.ref, group.nonce), (workload, group))
 
     @classmethod
     def open(cls, root: str, *, simulation: bool = False, run: str = RUN) -> tuple[TreeView, list[str]]:
@@ -67,20 +81,20 @@ class TreeView:
         """Return the reply of ``List``. Raises CommandError."""
         try:
             scanned = self.tree.scan()
-            every = [(found, self._workload(found)) for found in scanned]
+            every = [(found, *self._owner(found)) for found in scanned]
             # A workload in several classes is listed once, with its first group.
             listed = [
                 self._reported(found, workload)
-                for found, workload in every
+                for found, workload, group in every
                 if (workload is None and found.gid == self.gid)
-                or (workload is not None and self._group(workload, found) is workload.first)
+                or (workload is not None and group is not None and not group.folder)
             ]
         except ResctrlError as error:
             raise _command_error("list the workloads", error) from error
         keys = {workload.key for workload in listed}
         listed += [_from_workload(workload) for key, workload in self.records.items() if key not in keys]
         foreign = [
-            translate.foreign(found) for found, workload in every if found.gid != self.gid and workload is None
+            translate.foreign(found) for found, workload, _ in every if found.gid != self.gid and workload is None
         ]
         return ListReply(workloads=listed, foreign=foreign)
 
@@ -94,7 +108,7 @@ class TreeView:
         try:
             scanned = self.tree.scan()
             for found in scanned:
-                workload = self._workload(found)
+                workload, _ = self._owner(found)
                 is_ours = workload is not None or found.gid == self.gid
                 if is_ours and key == (workload.key if workload else found.ref.name):
                     return self._read(found, workload, scanned)
@@ -145,8 +159,12 @@ class TreeView:
     def _read(self, found: Found, workload: Workload | None, scanned: list[Found]) -> ReadReply:
         live: Live = {found.ref.name: self.tree.read(found.ref)}
         if workload:
-            groups = [(other, group) for other in scanned if (group := self._group(workload, other)) is not None]
-            live = {workload.subfolder(group): self.tree.read(other.ref) for other, group in groups}
+            owned = [(other, *self._owner(other)) for other in scanned]
+            live = {
+                workload.subfolder(group): self.tree.read(other.ref)
+                for other, owner, group in owned
+                if group is not None and owner is workload
+            }
         return self._reply(self._reported(found, workload), workload, live)
 
     def _reply(self, reported: types.Workload, workload: Workload | None, live: Live) -> ReadReply:
@@ -162,20 +180,13 @@ class TreeView:
     def _snapshots(self) -> Snapshots:
         return Snapshots(f"{self.run}/groups", f"{self.run}/completed")
 
-    def _workload(self, found: Found) -> Workload | None:
-        records = self.records.values()
-        return next((workload for workload in records if self._group(workload, found) is not None), None)
-
-    def _group(self, workload: Workload, found: Found) -> Group | None:
-        """Return the group of the workload that was found, by the rules of the daemon.
+    def _owner(self, found: Found) -> tuple[Workload | None, Group | None]:
+        """Return the workload and its group whose directory was found, by the rules of the daemon; else None.
 
         With the mark, the nonce decides whether a record is about this directory. Without it, it may be observed.
         """
-        if found.gid == self.gid:
-            own = (group for group in workload.groups if not group.observed)
-            return next((group for group in own if group.nonce == found.nonce), None)
-        others = (group for group in workload.existing_groups if group.observed)
-        return next((group for group in others if (group.ref, group.nonce) == (found.ref, found.inode)), None)
+        identity: Hashable = found.nonce if found.gid == self.gid else (found.ref, found.inode)
+        return self._owners.get(identity, (None, None))
 
     def _reported(self, found: Found, workload: Workload | None) -> types.Workload:
         if workload is not None:

@@ -6,11 +6,13 @@ The tree has plain files in the layout of resctrl, because these tests only read
 
 from __future__ import annotations
 
+import dataclasses
 import grp
 import json
 import os
 import shutil
 import time
+from _collections_abc import dict_values
 from pathlib import Path
 
 import pytest
@@ -140,6 +142,25 @@ def test_observed_group_is_read_and_not_listed_as_foreign(root: Path, run: Path,
     assert (energy.value, energy.quality) == (
         ("1.500000", Quality.ESTIMATED) if is_there else (None, Quality.UNKNOWN)
     )
+
+
+def test_records_are_not_searched_for_each_group(root: Path, run: Path) -> None:
+    """A host may have hundreds of groups and thousands of records."""
+    searches = 0
+
+    class Records(dict[str, Workload]):
+        def values(self) -> dict_values[str, Workload]:
+            nonlocal searches
+            searches += 1
+            return super().values()
+
+    for number in range(5):
+        make_group(root, "", f"other-{number}")
+    for gid in (os.getgid(), os.getgid() + 1):
+        here = dataclasses.replace(view(root, run, gid=gid), records=Records(_records(str(run))[0]))
+        here.workloads()
+        here.read("web")
+    assert searches == 2
 
 
 def test_read_returns_counters_and_totals(root: Path, run: Path) -> None:
