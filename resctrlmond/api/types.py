@@ -293,7 +293,9 @@ class ChangeKind(enum.StrEnum):
     LOST = "lost"
     """Its group was removed by another program or with the mount, and an owner still claims it: it may continue."""
     REMOVED = "removed"
-    """It is no longer listed, because _snapshot_ttl_ has passed since its end."""
+    """It is no longer listed: _snapshot_ttl_ has passed since its end, the files of ended runs took too much memory,
+    or its start failed, so that no run ended.
+    """
 
 
 class Change(Reply, frozen=True, kw_only=True):
