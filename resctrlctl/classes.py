@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from decimal import Decimal
 
 import msgspec
@@ -17,7 +17,7 @@ from resctrlctl.daemon import Daemon
 from resctrlctl.defaults import SOCKET
 from resctrlctl.errors import OK, CommandError
 from resctrlctl.format import format_class, shorten
-from resctrlctl.layout import Column, Row, Table
+from resctrlctl.layout import Block, Column, Row, Table, full_width
 from resctrlctl.output import Json, Output
 from resctrlctl.workload_table import CACHE, ENERGY, TRAFFIC
 from resctrlmond.api.exit_codes import NOT_RUNNING
@@ -29,8 +29,9 @@ from resctrlmond.resctrl.tree import DEFAULT_PATH, Tree
 
 # The resources whose values are masks of cache ways (Documentation/filesystems/resctrl.rst, "Schemata files").
 _CACHES = ("L2", "L3")
-_HEADINGS = ("CLASS", "MODE", "RESOURCE", "DOMAINS", "LIMIT", "SIZE", "SHARED WITH", "WORKLOADS", "LLC", "TRAFFIC")
-_RIGHT = frozenset({"SIZE", "WORKLOADS", "LLC", "TRAFFIC", "ENERGY"})
+_LIMITS = ("CLASS", "MODE", "RESOURCE", "DOMAINS", "LIMIT", "SIZE", "SHARED WITH")
+_USE = ("WORKLOADS", "LLC", "TRAFFIC", "ENERGY")
+_RIGHT = frozenset({"SIZE", *_USE})
 
 
 class Allocation(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -99,7 +100,7 @@ def classes(args: argparse.Namespace, output: Output) -> int:
         for each in reply.classes:
             output.print_line(format_class(each.name))
     else:
-        output.print_blocks([table(reply)])
+        output.print_blocks(blocks(reply, output.width))
     return OK
 
 
@@ -181,9 +182,31 @@ def with_use(reply: ClassesReply, usages: Iterable[Usage]) -> ClassesReply:
     return msgspec.structs.replace(reply, classes=found, in_several=in_several)
 
 
+def blocks(reply: ClassesReply, width: int | None) -> list[Block]:
+    """Return the table; if it is too wide, a table of the limits and one of the use, because nothing is cut."""
+    whole = table(reply)
+    if width is None or full_width(whole) <= width:
+        return [whole]
+    use = {index for index, column in enumerate(whole.columns) if column.heading in _USE}
+    of_classes = tuple(row for row in whole.rows if row.cells[0])
+    return [
+        _part(msgspec.structs.replace(whole, footer=""), {*range(len(whole.columns))} - use),
+        _part(msgspec.structs.replace(whole, rows=of_classes), {0, *use}),
+    ]
+
+
+def _part(of: Table, indices: Container[int]) -> Table:
+    """Return some of the columns."""
+    columns = tuple(column for index, column in enumerate(of.columns) if index in indices)
+    rows = tuple(
+        Row(tuple(cell for index, cell in enumerate(row.cells) if index in indices), row.tone) for row in of.rows
+    )
+    return Table(columns, rows, of.footer)
+
+
 def table(reply: ClassesReply) -> Table:
     """Return the table: a line for each allocation of a class, the first of them with the name of the class."""
-    headings = [*_HEADINGS, "ENERGY"]
+    headings = [*_LIMITS, *_USE]
     rows = []
     for each in reply.classes:
         use = (
@@ -199,7 +222,7 @@ def table(reply: ClassesReply) -> Table:
         if heading in ("CLASS", "RESOURCE", "LIMIT") or any(row[index] not in ("", "-") for row in rows)
     ]
     return Table(
-        tuple(Column(headings[index], right=headings[index] in _RIGHT, is_whole=index == 0) for index in known),
+        tuple(Column(headings[index], right=headings[index] in _RIGHT) for index in known),
         tuple(Row(tuple(row[index] for index in known)) for row in rows),
         _footer(reply),
     )

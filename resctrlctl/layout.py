@@ -12,6 +12,8 @@ import msgspec
 _GAP = "  "
 # No column is cut to less than this, for any width: a key must stay recognizable.
 _MIN_WIDTH = 8
+# A note below its row is indented by this.
+_INDENT = "    "
 # The values of a sheet have at least so many columns.
 _MIN_ROOM = 20
 ELLIPSIS = "…"
@@ -27,11 +29,19 @@ class Tone(enum.Enum):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column: its heading, whether its cells are aligned right, like numbers, and whether they are never cut."""
+    """A column: its heading, and whether its cells are aligned right, like numbers.
+
+    ``can_be_cut``: its cells are cut if the table is too wide; otherwise, all of them can be copied. ``name_width``:
+    of the first column, which has names. If the table is too wide, this column becomes as narrow as this, and a
+    longer name has a line of its own, above its row; 0: never. ``is_note``: of the last column, which has sentences.
+    If the table is too wide, these are below their rows.
+    """
 
     heading: str
     right: bool = False
-    is_whole: bool = False
+    can_be_cut: bool = False
+    name_width: int = 0
+    is_note: bool = False
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -68,7 +78,8 @@ Block: TypeAlias = Table | Sheet
 def to_text(blocks: Sequence[Block], width: int | None, legend: bool) -> str:
     """Return the blocks as text, separated by empty lines.
 
-    Lines of tables are cut at ``width`` (None: no limit); those of sheets are broken there, between words.
+    Tables are fitted into ``width`` (None: no limit) as their columns allow, and lines of sheets are broken there,
+    between words.
     Without ``legend``, tables have neither headings nor footer.
     """
     texts = [
@@ -87,7 +98,14 @@ def column_widths(table: Table, width: int | None, legend: bool) -> list[int]:
     if width is None:
         return result
     excess = sum(result) + len(_GAP) * (len(result) - 1) - width
-    may_cut = [index for index, column in enumerate(table.columns) if not column.is_whole]
+    if excess > 0 and table.columns[0].name_width:
+        # As wide as the longest name that fits beside the other columns.
+        room = max(result[0] - excess, table.columns[0].name_width)
+        names = [cell_width(row.cells[0]) for row in table.rows]
+        narrow = max([len(table.columns[0].heading), *(name for name in names if name <= room)])
+        excess -= result[0] - narrow
+        result[0] = narrow
+    may_cut = [index for index, column in enumerate(table.columns) if column.can_be_cut]
     while excess > 0 and may_cut:
         widest = max(may_cut, key=result.__getitem__)
         if result[widest] <= _MIN_WIDTH:
@@ -95,6 +113,12 @@ def column_widths(table: Table, width: int | None, legend: bool) -> list[int]:
         result[widest] -= 1
         excess -= 1
     return result
+
+
+def full_width(table: Table) -> int:
+    """Return the width of the table if nothing is cut and each row has one line."""
+    widths = column_widths(table, None, legend=True)
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
 
 
 def cut(text: str, width: int) -> str:
@@ -120,14 +144,33 @@ def cell_width(text: str) -> int:
 
 
 def _table_text(table: Table, width: int | None, legend: bool) -> str:
-    widths = column_widths(table, width, legend)
-    lines = []
-    if legend and table.rows:
-        lines.append(line_of(table, tuple(column.heading for column in table.columns), widths))
-    lines.extend(line_of(table, row.cells, widths) for row in table.rows)
+    lines = [text for text, _ in table_lines(table, width, legend)]
     if legend and table.footer:
         lines.extend(["", table.footer] if table.rows else [table.footer])
     return "".join(f"{line}\n" for line in lines)
+
+
+def table_lines(table: Table, width: int | None, legend: bool) -> list[tuple[str, Row | None]]:
+    """Return the lines of the table without its footer, each with its row; None: the headings."""
+    has_notes_below = table.columns[-1].is_note and width is not None and full_width(table) > width
+    all_rows = table.rows
+    if has_notes_below:
+        rows = tuple(Row(row.cells[:-1], row.tone) for row in table.rows)
+        table = Table(table.columns[:-1], rows, table.footer)
+    widths = column_widths(table, width, legend)
+    lines: list[tuple[str, Row | None]] = []
+    if legend and table.rows:
+        lines.append((line_of(table, tuple(column.heading for column in table.columns), widths), None))
+    for row, whole in zip(table.rows, all_rows, strict=True):
+        cells = row.cells
+        if table.columns[0].name_width and cell_width(cells[0]) > widths[0]:
+            lines.append((cells[0], row))
+            cells = ("", *cells[1:])
+        if any(cells):
+            lines.append((line_of(table, cells, widths), row))
+        if has_notes_below and width is not None and (note := whole.cells[-1]) not in ("", "-"):
+            lines += [(_INDENT + line, row) for line in broken(note, max(width - len(_INDENT), _MIN_ROOM))]
+    return lines
 
 
 def line_of(table: Table, cells: tuple[str, ...], widths: list[int]) -> str:

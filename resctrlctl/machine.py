@@ -12,7 +12,7 @@ import msgspec
 from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OK
 from resctrlctl.format import format_message, format_time, shorten
-from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
+from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone, full_width
 from resctrlctl.output import Json, Output
 from resctrlctl.workload_table import CACHE, ENERGY, TRAFFIC
 from resctrlmond.api.types import MachineReply, NoParameters, PoolUse
@@ -40,15 +40,18 @@ def machine(args: argparse.Namespace, output: Output) -> int:
         for pool in _pools(reply.pools):
             output.print_line(pool)
     else:
-        output.print_blocks(blocks(reply, by_domain=args.domains))
+        output.print_blocks(blocks(reply, output.width, by_domain=args.domains))
     return OK
 
 
-def blocks(reply: MachineReply, *, by_domain: bool = False) -> list[Block]:
-    """Return the time, the table of pools, and the reasons for which figures are not exact."""
+def blocks(reply: MachineReply, width: int | None, *, by_domain: bool = False) -> list[Block]:
+    """Return the time, the table of pools, and the reasons for which figures are not exact.
+
+    A table that is wider than ``width`` leaves out what the names of the pools mean.
+    """
     times = f"{format_time(reply.since)} to {format_time(reply.read_at)}"
     found: list[Block] = [Sheet(f"Use of the machine from {times}", (), Tone.NORMAL)]
-    found.append(_table(reply.pools, by_domain=by_domain))
+    found.append(_fitting(_table(reply.pools, by_domain=by_domain), width, by_domain=by_domain))
     reasons: dict[str, dict[str, None]] = {}
     for use in reply.pools:
         if use.reason:
@@ -129,7 +132,23 @@ def _table(pools: list[PoolUse], *, by_domain: bool) -> Table:
             cells.append(quality)
             rows.append(Row(tuple(cells), Tone.NORMAL if quality is Quality.EXACT else Tone.WARNING))
     texts = ("POOL", "", "DOMAIN", "QUALITY")
-    return Table(tuple(Column(heading, right=heading not in texts) for heading in headings), tuple(rows))
+    columns = (Column(heading, right=heading not in texts) for heading in headings)
+    return Table(tuple(columns), tuple(rows))
+
+
+def _fitting(table: Table, width: int | None, *, by_domain: bool) -> Table:
+    """Return the table without the meanings if it is too wide, and with the pools above their domains."""
+    if width is None or full_width(table) <= width:
+        return table
+    if not by_domain:
+        rows = [Row((row.cells[0], *row.cells[2:]), row.tone) for row in table.rows]
+        return Table((table.columns[0], *table.columns[2:]), tuple(rows))
+    rows = []
+    for row in table.rows:
+        pool, _, *cells = row.cells
+        rows += [Row((pool, *("" for _ in cells[1:])))] if pool else []
+        rows.append(Row((f"  {cells[0]}", *cells[1:]), row.tone))
+    return Table((Column("POOL"), *table.columns[3:]), tuple(rows))
 
 
 def _pools(pools: Iterable[PoolUse]) -> list[Pool]:

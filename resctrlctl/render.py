@@ -11,6 +11,7 @@ import msgspec
 
 from resctrlctl.format import SYMBOLS, format_class, format_count, format_message, format_time, format_value, shorten
 from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
+from resctrlctl.reasons import reasons
 from resctrlctl.workload_table import TONES
 from resctrlmond.api.levels import levels
 from resctrlmond.api.types import (
@@ -38,17 +39,28 @@ from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.kinds import Kind, Mode
 from resctrlmond.workloads.reports import ContainerState, Report
 
-_FOREIGN_COLUMNS = (Column("FOREIGN GROUP", is_whole=True), Column("CLASS"), Column("PATH"))
+# A longer name may have a line of its own.
+_NAME_WIDTH = 24
+_FOREIGN_COLUMNS = (
+    Column("FOREIGN GROUP", name_width=_NAME_WIDTH),
+    Column("CLASS"),
+    Column("PATH"),
+)
 _POD_COLUMNS = (
-    Column("POD"),
+    Column("POD", name_width=_NAME_WIDTH // 2),
     Column("CONTAINER"),
     Column("STATE"),
     Column("GROUP"),
     Column("CLASS"),
     Column("KEY"),
-    Column("NOTE"),
+    Column("NOTE", is_note=True),
 )
-_READING_COLUMNS = (Column("DOMAIN"), Column("EVENT"), Column("VALUE", right=True), Column("KIND"))
+_READING_COLUMNS = (
+    Column("DOMAIN"),
+    Column("EVENT"),
+    Column("VALUE", right=True),
+    Column("KIND"),
+)
 _DOMAIN_COLUMNS = (
     Column("DOMAIN"),
     Column("EVENT"),
@@ -56,7 +68,11 @@ _DOMAIN_COLUMNS = (
     Column("PER SECOND", right=True),
     Column("QUALITY"),
 )
-_TOTAL_COLUMNS = (Column("EVENT"), Column("TOTAL", right=True), Column("QUALITY"))
+_TOTAL_COLUMNS = (
+    Column("EVENT"),
+    Column("TOTAL", right=True),
+    Column("QUALITY"),
+)
 
 # The fields that the output for people leaves out, with the reason or the place where their meaning is shown. Every
 # other field of a reply must change the output (tests/ctl/test_fields.py). JSON output has all fields.
@@ -185,17 +201,8 @@ def render_totals(totals: Sequence[Total]) -> list[Block]:
     return [_totals_table(totals), *_reasons(totals)]
 
 
-def _reasons(totals: Sequence[Total]) -> list[Block]:
-    """Return a sheet with each reason for which totals are not exact, and with their events."""
-    events: dict[str, list[str]] = {}
-    for total in totals:
-        for reason in total.reason.split("; ") if total.reason else ():
-            events.setdefault(format_message(reason), []).append(printable(total.event))
-    lines: dict[str, list[str]] = {}
-    for reason, names in events.items():
-        lines.setdefault("all" if len(names) == len(totals) > 1 else " ".join(names), []).append(reason)
-    fields = tuple((names, tuple(reasons)) for names, reasons in lines.items())
-    return [Sheet("Not exact", fields, Tone.WARNING)] if fields else []
+def _reasons(totals: Sequence[Total]) -> list[Sheet]:
+    return reasons([(printable(total.event), total.reason or "") for total in totals])
 
 
 def _totals_table(totals: Iterable[Total], seconds: float | None = None) -> Table:

@@ -19,7 +19,7 @@ _COLUMNS = (
     Column("VALUE", right=True),
     Column("KIND"),
     Column("PER SECOND", right=True),
-    Column("NOTE"),
+    Column("NOTE", is_note=True),
 )
 # The kernel's value of a class is a sum over its own RMID and those of its present groups (rdtgroup_mondata_show()).
 _SUM = "the class and its present groups together"

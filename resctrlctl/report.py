@@ -229,12 +229,9 @@ def table(found: Report) -> Table:
         if any(group.total(event) for group in found.groups)
     ]
     columns = (
-        Column(found.by.upper(), is_whole=True),
-        *(
-            Column(heading, right=True, is_whole=True)
-            for heading in ("RUNS", "TIME", *(head for _, head, _ in events))
-        ),
-        Column("QUALITY", is_whole=True),
+        Column(found.by.upper()),
+        *(Column(heading, right=True) for heading in ("RUNS", "TIME", *(head for _, head, _ in events))),
+        Column("QUALITY"),
     )
     rows = [
         Row(

@@ -33,6 +33,7 @@ from resctrlctl.run_target import (
     read_around,
     read_begin,
 )
+from resctrlctl.width import has_blocks, terminal_width
 from resctrlmond.api import types
 from resctrlmond.api.text import text
 from resctrlmond.resctrl.errors import printable
@@ -464,7 +465,9 @@ def _print(reports: Sequence[Report], args: argparse.Namespace, output: Output, 
         elif args.field_separator is not None:
             text_of = as_fields(reports, args.field_separator)
         else:
-            text_of = as_text(reports)
+            # A file has no width, as the output of other verbs.
+            width = terminal_width() if file is sys.stderr and sys.stderr.isatty() else None
+            text_of = as_text(reports, width, is_ascii=not has_blocks())
         file.write(text_of)
         file.flush()
     except OSError as error:

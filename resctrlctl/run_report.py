@@ -11,7 +11,8 @@ from decimal import Decimal
 import msgspec
 
 from resctrlctl.format import SYMBOLS, format_class, format_count, format_message, format_value, shorten
-from resctrlctl.layout import Column, Row, Table, to_text
+from resctrlctl.layout import Column, Row, Table, broken, to_text
+from resctrlctl.reasons import reasons
 from resctrlctl.run_samples import Interval, LevelSummary
 from resctrlmond.api import types
 from resctrlmond.resctrl.errors import printable
@@ -109,18 +110,25 @@ def figures(runs: Sequence[Report]) -> list[Figure]:
     return found
 
 
-def as_text(runs: Sequence[Report]) -> str:
-    """Return the report for people."""
+def as_text(runs: Sequence[Report], width: int | None, *, is_ascii: bool = False) -> str:
+    """Return the report for people: reasons are broken at ``width`` (None: no limit)."""
     first = runs[0]
     name = _subject(first) if len(runs) == 1 else format_count(len(runs), "run")
     command = printable(shlex.join(first.command))
     lines = [f"{first.target} during {command}: {name}" if first.target else f"{command}: {name}", ""]
-    table = Table(_COLUMNS, tuple(map(_row, figures(runs))))
+    found = figures(runs)
+    table = Table(_COLUMNS, tuple(_row(figure, is_ascii=is_ascii) for figure in found))
     lines.extend(f"  {line}" for line in to_text([table], None, legend=False).splitlines())
-    for number, run in enumerate(runs, 1):
-        prefix = f"Run {number}: " if len(runs) > 1 else ""
-        lines.extend(prefix + note for note in _notes(run))
-    return "\n".join(["", *lines, ""])
+    events = [(_label(figure.event), figure.reason) for figure in found if figure.quality]
+    for sheet in reasons(events):
+        lines += ["", *to_text([sheet], width, legend=False).splitlines(), ""]
+    notes = [
+        (f"Run {number}: " if len(runs) > 1 else "") + note
+        for number, run in enumerate(runs, 1)
+        for note in _notes(run)
+    ]
+    lines += [line for note in notes for line in broken(note, width)]
+    return "\n".join(["", *lines]).rstrip("\n") + "\n"
 
 
 def as_fields(runs: Sequence[Report], separator: str) -> str:
@@ -173,18 +181,18 @@ def _text(value: Decimal | None) -> str | None:
     return None if value is None else f"{value.quantize(_MICROSECOND):f}"
 
 
-def _row(figure: Figure) -> Row:
+def _row(figure: Figure, *, is_ascii: bool) -> Row:
     shown = f"{figure.mean} s" if figure.event in _TIMES else format_value(figure.mean, figure.unit)
     per_second = "" if figure.per_second is None else _rate(Decimal(figure.per_second), figure.unit)
-    why = format_message(": ".join(filter(None, (figure.quality, figure.reason))))
-    return Row((_label(figure.event), shown, _relative(figure), per_second, why))
+    deviation = _relative(figure, "+-" if is_ascii else "±")
+    return Row((_label(figure.event), shown, deviation, per_second, figure.quality))
 
 
-def _relative(figure: Figure) -> str:
+def _relative(figure: Figure, sign: str) -> str:
     if figure.deviation is None or figure.mean is None:
         return ""
     mean = Decimal(figure.mean)
-    return f"± {100 * Decimal(figure.deviation) / mean:.1f} %" if mean else "± 0.0 %"
+    return f"{sign} {100 * Decimal(figure.deviation) / mean:.1f} %" if mean else f"{sign} 0.0 %"
 
 
 def _rate(value: Decimal, unit: str) -> str:

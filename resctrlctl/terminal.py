@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import rich.console
-import rich.table
 import rich.text
 
-from resctrlctl.layout import Block, Sheet, Table, Tone, column_widths, sheet_lines
+from resctrlctl.layout import Block, Sheet, Table, Tone, sheet_lines, table_lines
 
 _STYLES = {Tone.NORMAL: "", Tone.FAINT: "dim", Tone.WARNING: "yellow", Tone.BAD: "red"}
 
@@ -32,21 +31,9 @@ def draw(blocks: list[Block], width: int | None, legend: bool) -> None:
 
 
 def _draw_table(console: rich.console.Console, table: Table, width: int | None, legend: bool) -> None:
-    widths = column_widths(table, width, legend)
-    drawn = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=legend, header_style="bold")
-    for column, column_width in zip(table.columns, widths, strict=True):
-        drawn.add_column(
-            rich.text.Text(column.heading),
-            justify="right" if column.right else "left",
-            width=column_width,
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-    for row in table.rows:
-        # Text, because rich reads a str as markup, and a pod's name may contain brackets.
-        drawn.add_row(*(rich.text.Text(cell) for cell in row.cells), style=_STYLES[row.tone])
-    if table.rows:
-        console.print(drawn)
+    # Text, because rich reads a str as markup, and a pod's name may contain brackets.
+    for line, row in table_lines(table, width, legend):
+        console.print(rich.text.Text(line, style="bold" if row is None else _STYLES[row.tone]))
     if legend and table.footer:
         console.print(rich.text.Text(("\n" if table.rows else "") + table.footer))
 

@@ -177,7 +177,7 @@ def _table(rows: Sequence[Entry], shown: slice, names: list[str], view: View, wi
         heading = _heading(name, view)
         if name in greatest:
             heading = heading.rjust(wide) + _GAP_BAR
-        columns.append(Column(heading, right=name not in _TEXTS, is_whole=name != "name"))
+        columns.append(Column(heading, right=name not in _TEXTS, can_be_cut=name == "name"))
     found = []
     for row in rows[shown]:
         texts = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import datetime
 import fnmatch
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 
 import msgspec
@@ -162,6 +162,10 @@ FIELDS: dict[str, _Field] = {
     "owner": _word("OWNER", lambda line: " ".join(claim.owner for claim in line.workload.claims)),
     "reason": _word("REASON", lambda line: line.reason),
 }
+# A table that is too wide for its names leaves out only columns of this rank or a higher one. If that is not enough,
+# names that are too long have lines of their own: their column is not narrower than _NAME_WIDTH.
+_RANK_FOR_NAMES = 4
+_NAME_WIDTH = 24
 _DEFAULT = ("workload", "age", "llc", "traffic", "bandwidth", "energy", "power", "quality")
 # Each filter: its value for a workload.
 FILTERS: dict[str, Callable[[Line], Iterable[str]]] = {
@@ -218,7 +222,14 @@ def table(found: Sequence[Line], columns: Sequence[str] = (), width: int | None 
     names = list(columns) or _suitable(found)
     dropped = [] if columns or width is None else _drop(names, found, width)
     rows = [Row(tuple(FIELDS[name].text(line) for name in names), tone_of(line)) for line in found]
-    headings = tuple(Column(FIELDS[name].heading, right=FIELDS[name].is_number, is_whole=True) for name in names)
+    headings = tuple(
+        Column(
+            FIELDS[name].heading,
+            right=FIELDS[name].is_number,
+            name_width=0 if columns or name != "workload" else _NAME_WIDTH,
+        )
+        for name in names
+    )
     return Table(headings, tuple(rows), _footer(found, dropped))
 
 
@@ -240,19 +251,32 @@ def _suitable(found: Sequence[Line]) -> list[str]:
 
 
 def _drop(names: list[str], found: Sequence[Line], width: int) -> list[str]:
-    """Remove columns until the table fits, the least important first; return them."""
+    """Remove columns until the table fits, the least important first; return them.
+
+    Long names do not remove important columns: they have lines of their own.
+    """
     widths = {
         name: max([len(FIELDS[name].heading), *(cell_width(FIELDS[name].text(line)) for line in found)])
         for name in names
     }
-    dropped: list[str] = []
+    kept = _fitting(widths, width, _RANK_FOR_NAMES)
+    if kept is None:
+        narrow = widths | {"workload": min(widths["workload"], _NAME_WIDTH)}
+        kept = _fitting(narrow, width, 1) or [name for name in names if not FIELDS[name].rank]
+    dropped = [name for name in names if name not in kept]
+    names[:] = kept
+    return dropped
+
+
+def _fitting(widths: Mapping[str, int], width: int, rank: int) -> list[str] | None:
+    """Return the columns that fit without those of the highest ranks, down to ``rank``; None if they never fit."""
+    names = list(widths)
     while sum(widths[name] + 2 for name in names) - 2 > width:
         last = max(names, key=lambda name: FIELDS[name].rank)
-        if FIELDS[last].rank == 0:
-            break
+        if FIELDS[last].rank < rank:
+            return None
         names.remove(last)
-        dropped.append(last)
-    return dropped
+    return names
 
 
 def _footer(found: Sequence[Line], dropped: Sequence[str]) -> str:

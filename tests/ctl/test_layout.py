@@ -23,7 +23,10 @@ from tests.ctl.test_queries import populate
 
 CELLS = st.text(st.characters(categories=["L", "N"]), max_size=60)
 TABLES = st.lists(st.tuples(CELLS, CELLS, CELLS), max_size=5).map(
-    lambda rows: Table((Column("ONE"), Column("TWO", right=True), Column("THREE")), tuple(map(Row, rows)))
+    lambda rows: Table(
+        tuple(Column(heading, right=heading == "TWO", can_be_cut=True) for heading in ("ONE", "TWO", "THREE")),
+        tuple(map(Row, rows)),
+    )
 )
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -41,15 +44,41 @@ def test_cells_are_not_cut_without_a_width(table: Table) -> None:
 
 
 def test_only_the_widest_columns_are_cut() -> None:
-    table = Table((Column("KEY"), Column("N", right=True)), (Row(("a" * 40, "7")), Row(("b", "12"))))
+    columns = (Column("KEY", can_be_cut=True), Column("N", right=True, can_be_cut=True))
+    table = Table(columns, (Row(("a" * 40, "7")), Row(("b", "12"))))
     assert to_text([table], 20, legend=False) == "aaaaaaaaaaaaaaa…   7\nb                 12\n"
+
+
+def test_long_name_has_a_line_of_its_own_and_a_note_is_below_its_row() -> None:
+    columns = (Column("POD", name_width=8), Column("N", right=True), Column("NOTE", is_note=True))
+    rows = (Row(("a" * 12, "7", "-")), Row(("b" * 13, "8", "no RMID is free")), Row(("c", "1234", "-")))
+    assert to_text([Table(columns, rows)], 22, legend=True).splitlines() == [
+        "POD               N",
+        "aaaaaaaaaaaa      7",
+        "bbbbbbbbbbbbb     8",
+        "    no RMID is free",
+        "c              1234",
+    ]
+    assert to_text([Table(columns, rows)], 18, legend=True).splitlines() == [
+        "POD              N",
+        "aaaaaaaaaaaa     7",
+        "bbbbbbbbbbbbb",
+        "                 8",
+        "    no RMID is free",
+        "c             1234",
+    ]
+
+
+def test_name_in_the_middle_of_a_table_is_not_cut() -> None:
+    table = Table((Column("KEY"), Column("PATH")), (Row(("a" * 40, "b" * 40)),))
+    assert to_text([table], 20, legend=False) == f"{'a' * 40}  {'b' * 40}\n"
 
 
 def test_wide_characters_take_two_columns() -> None:
     """The columns after a name in Japanese were out of line."""
     table = Table((Column("KEY"), Column("N")), (Row(("名前", "7")), Row(("cafe\u0301", "8")), Row(("a", "9"))))
     assert to_text([table], None, legend=False) == "名前  7\ncafe\u0301  8\na     9\n"
-    narrow = Table((Column("K"),), (Row(("名前名前名前",)),))
+    narrow = Table((Column("K", can_be_cut=True),), (Row(("名前名前名前",)),))
     assert to_text([narrow], 9, legend=False) == "名前名前…\n"
 
 
@@ -149,10 +178,8 @@ def test_closed_pipe_prints_no_message(manager: FakeManager, environment: dict[s
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_ellipsis_is_escaped_in_an_ascii_locale(manager: FakeManager, environment: dict[str, str]) -> None:
-    populate(manager)
-    settings = {"PYTHONIOENCODING": "ascii", "COLUMNS": "60"}
-    done = subprocess.run(
-        command(manager.socket, "list", "--pods"), env=environment | settings, capture_output=True, check=True
-    )
-    assert b"\\u2026" in done.stdout
+def test_names_are_escaped_in_an_ascii_locale(manager: FakeManager, environment: dict[str, str]) -> None:
+    manager.add("web", attributes={"container.name": "café"})
+    settings = environment | {"PYTHONIOENCODING": "ascii", "COLUMNS": "60"}
+    done = subprocess.run(command(manager.socket, "list"), env=settings, capture_output=True, check=True)
+    assert rb"caf\xe9" in done.stdout

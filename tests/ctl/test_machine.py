@@ -65,7 +65,7 @@ REPLY = MachineReply(
 
 
 def test_domains_have_lines_of_their_own() -> None:
-    text = to_text(blocks(REPLY, by_domain=True)[1:2], None, True)
+    text = to_text(blocks(REPLY, None, by_domain=True)[1:2], None, True)
     assert text.startswith(DOMAINS)
 
 
@@ -73,7 +73,7 @@ def test_unknown_figure_has_no_share() -> None:
     pools = [use(Pool.TRACKED, "core_energy", "1"), use(Pool.UNTRACKED, "core_energy", None, "no number")]
     assert shares(pools, "core_energy") == {}
     reply = msgspec.structs.replace(REPLY, pools=pools)
-    assert "untracked  tasks in no group       -      -  estimated" in to_text(blocks(reply), None, True)
+    assert "untracked  tasks in no group       -      -  estimated" in to_text(blocks(reply, None), None, True)
 
 
 def test_verb_prints_the_reply(manager: FakeManager, ctl: Ctl) -> None:

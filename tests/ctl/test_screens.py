@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Screens of list and report with 0, 1, 30 and 500 workloads, of show and status, at 80 and 200 columns.
+"""Screens of the verbs at 80 and 200 columns; of those with a line for each workload with 0, 1, 30 and 500 of them.
+
+Those of top, plot and doctor are in other files.
 
 ``python -m tests.ctl.test_screens`` writes the files again. Look at each before you commit it.
 """
@@ -14,25 +16,41 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from resctrlctl.classes import Allocation, Class, ClassesReply, with_use
+from resctrlctl.classes import blocks as class_blocks
 from resctrlctl.layout import to_text
-from resctrlctl.render import render_status, render_workload
+from resctrlctl.machine import blocks as machine_blocks
+from resctrlctl.render import render_pods, render_status, render_workload
 from resctrlctl.report import Entry, Report, grouped
 from resctrlctl.report import table as report_table
+from resctrlctl.run_report import Report as RunReport
+from resctrlctl.run_report import as_text as run_text
+from resctrlctl.run_samples import LevelSummary
+from resctrlctl.watch import text as watch_text
 from resctrlctl.workload_table import in_order, lines, table
 from resctrlmond.api.types import (
     Capacity,
+    Change,
+    ChangeKind,
     Claim,
+    Container,
     Foreign,
     Level,
+    ListPodsReply,
+    MachineReply,
     Member,
+    Pod,
+    PoolUse,
     ReadReply,
     StatusReply,
     Total,
     Usage,
     Workload,
 )
+from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.model import EndRule, State
-from resctrlmond.workloads.states import Quality
+from resctrlmond.workloads.reports import ContainerState
+from resctrlmond.workloads.states import Pool, Quality
 
 SCREENS = Path(__file__).parent / "screens"
 WIDTHS = (80, 200)
@@ -163,18 +181,157 @@ def status_screen(width: int) -> str:
     return to_text(render_status(reply, (), used), width, legend=True)
 
 
+def long_names_screen(width: int) -> str:
+    """Return the text of ``list`` with names that are as long as those of real pods."""
+    names = ("prometheus-kube-prometheus-operator-7f9c6d5b8-x2x4z", "cart-7f9c6d5b8-x2x4z", "a")
+    usages = [
+        replace(
+            usage(number),
+            workload=replace(workload(number), attributes={"pod.namespace": "monitoring", "pod.name": name}),
+        )
+        for number, name in enumerate(names, 20)
+    ]
+    return to_text([table(lines(usages), (), width)], width, legend=True)
+
+
+def pods_screen(count: int, width: int) -> str:
+    """Return the text of ``list --pods``, with containers that are not monitored."""
+    pods = [
+        Pod(
+            key=f"{number:08x}-ad00-4c0b-9f0e-0123456789ab",
+            name=f"cart-7f9c6d5b8-{number}",
+            namespace="shop",
+            labels={},
+            sandboxes=[],
+            containers=[
+                Container(
+                    id=f"{number:064x}",
+                    name="app",
+                    state=ContainerState.RUNNING,
+                    monitored=number % 7 != 0,
+                    reason=None if number % 7 else "the namespace kube-system is not selected, see nri.yaml",
+                )
+            ],
+            workload=workload(number) if number % 7 else None,
+        )
+        for number in range(count)
+    ]
+    return to_text(render_pods(ListPodsReply(pods=pods, reported=[])), width, legend=True)
+
+
+def machine_screen(*, by_domain: bool, width: int) -> str:
+    """Return the text of ``machine`` for two packages and two caches."""
+    reason = "class gold was removed between two readings, so its last use is estimated from the reading before"
+    pools = [
+        PoolUse(
+            pool=pool,
+            domain=f"{domain}_{number:02}",
+            event=event,
+            kind=Kind.GAUGE if event == "llc_occupancy" else Kind.CUMULATIVE,
+            unit=unit,
+            value=str(7**index * 10**power // (number + 1)),
+            skew="0",
+            quality=Quality.ESTIMATED if pool is Pool.UNTRACKED else Quality.EXACT,
+            reason=reason if pool is Pool.UNTRACKED else None,
+        )
+        for event, domain, unit, power in (
+            ("core_energy", "mon_PERF_PKG", "joules", 5),
+            ("mbm_total_bytes", "mon_L3", "bytes", 10),
+            ("llc_occupancy", "mon_L3", "bytes", 6),
+        )
+        for index, pool in enumerate(Pool)
+        if pool is not Pool.UNCORE or event == "core_energy"
+        for number in range(2)
+    ]
+    reply = MachineReply(since=_BEGIN, read_at="2026-11-21T12:00:00.000000Z", pools=pools)
+    return to_text(machine_blocks(reply, width, by_domain=by_domain), width, legend=True)
+
+
+def classes_screen(count: int, width: int) -> str:
+    """Return the text of ``classes`` for three classes whose ways overlap, and their workloads."""
+    root = Allocation("L3", (0, 1), "fff", tuple(range(12)), 12, 576 << 20, ("gold", "silver"))
+    limits = Allocation("MB", (0, 1), "40")
+    found = [
+        Class("", "shareable", [root]),
+        Class("gold", "exclusive", [replace(root, ways=(0, 1, 2, 3), size=192 << 20, shared_with=("",)), limits]),
+        Class("silver", "shareable", [replace(root, ways=(4, 5), size=96 << 20, shared_with=("",))]),
+    ]
+    names = ("", "gold", "silver")
+    usages = [replace(usage(n), workload=replace(workload(n), class_=names[n % 3])) for n in range(count)]
+    reply = with_use(ClassesReply(16, found, {"L3": (10, 11)}, is_in_mbps=False), usages)
+    return to_text(class_blocks(reply, width), width, legend=True)
+
+
+def watch_screen(count: int) -> str:
+    """Return the lines of ``watch``, which have no limit: their ends have reasons."""
+    kinds = (ChangeKind.PRESENT, ChangeKind.ADDED, ChangeKind.ENDED, ChangeKind.CHANGED)
+    changes = [
+        Change(
+            change=ChangeKind.PENDING if usage(number).workload.state is State.PENDING else kinds[number % 4],
+            at=_BEGIN,
+            key=usage(number).workload.key,
+            workload=usage(number).workload,
+            totals=usage(number).totals,
+        )
+        for number in range(count)
+    ]
+    found = lines([usage(number) for number in range(count)])
+    return "".join(f"{watch_text(change, line)}\n" for change, line in zip(changes, found, strict=True))
+
+
+def run_screen(runs: int, width: int) -> str:
+    """Return the report of ``run`` in the C locale."""
+    used = usage(28).totals
+    reason = "the command ran in the group of workload run-1-7, and the use of other tasks there is counted"
+    reports = [
+        RunReport(
+            command=["make", "-j8"],
+            exit_status=0,
+            elapsed=10.0 + number,
+            user=60.5,
+            system=3.25,
+            tasks_left=number,
+            completed=True,
+            workload=workload(3),
+            totals=[replace(total, reason=reason) for total in used],
+            levels=[LevelSummary("llc_occupancy", "bytes", "1234567", "2345678", 20)],
+        )
+        for number in range(runs)
+    ]
+    return run_text(reports, width, is_ascii=True)
+
+
 def others() -> dict[str, str]:
-    """Return the screens of report, show and status by the names of their files."""
-    found = {f"report-{count}-{width}": report_screen(count, width) for count in COUNTS for width in WIDTHS}
-    states = ("exact", "late", "observed")
-    found |= {f"show-{state}-{width}": show_screen(state, width) for state in states for width in WIDTHS}
-    return found | {f"status-{width}": status_screen(width) for width in WIDTHS}
+    """Return all screens but those of list by the names of their files."""
+    found = {}
+    for width in WIDTHS:
+        for count in COUNTS:
+            found[f"report-{count}-{width}"] = report_screen(count, width)
+            found[f"pods-{count}-{width}"] = pods_screen(count, width)
+            found[f"classes-{count}-{width}"] = classes_screen(count, width)
+        for state in ("exact", "late", "observed"):
+            found[f"show-{state}-{width}"] = show_screen(state, width)
+        found[f"list-long-names-{width}"] = long_names_screen(width)
+        found[f"machine-{width}"] = machine_screen(by_domain=False, width=width)
+        found[f"machine-domains-{width}"] = machine_screen(by_domain=True, width=width)
+        found[f"run-1-{width}"] = run_screen(1, width)
+        found[f"run-3-{width}"] = run_screen(3, width)
+        found[f"status-{width}"] = status_screen(width)
+    return found | {f"watch-{count}": watch_screen(count) for count in COUNTS}
 
 
 @pytest.mark.usefixtures("environment")
 def test_other_screens_are_as_they_were_looked_at() -> None:
     for name, text in others().items():
         assert text == (SCREENS / f"{name}.txt").read_text(encoding="utf-8"), name
+        assert text.isascii() or name.startswith("status"), name
+
+
+def test_nothing_but_names_and_paths_exceeds_the_width() -> None:
+    verbs = ("report", "pods", "classes", "machine", "run", "status")
+    for name, text in others().items():
+        if name.startswith(verbs):
+            assert max(map(len, text.splitlines())) <= int(name.rpartition("-")[2]), name
 
 
 @pytest.mark.parametrize("width", WIDTHS)
