@@ -74,16 +74,26 @@ def shares(pools: Iterable[PoolUse], event: str) -> dict[Pool, Decimal]:
     return {pool: of / total for pool, of in sums.items()} if total else {}
 
 
-def line(pools: Iterable[PoolUse], before: Iterable[PoolUse] = ()) -> str:
-    """Return the share of each pool of the energy, or else of the traffic, since ``before``; "" if it is unknown."""
+def shares_since(pools: Iterable[PoolUse], before: Iterable[PoolUse] = ()) -> tuple[str, dict[Pool, Decimal]]:
+    """Return an event, and the part of each pool of its use since ``before``: of the energy, or else of the traffic.
+
+    ("", {}) if neither is known.
+    """
     known = {(use.pool, use.domain, use.event): use.value for use in before}
     since = [msgspec.structs.replace(use, value=None if use.value is None else _since(use, known)) for use in pools]
-    for event, name in ((ENERGY, "Energy"), (TRAFFIC, "Traffic")):
-        parts = shares(since, event)
-        if parts:
-            texts = [f"{pool} {part * 100:.0f} %" for pool, part in parts.items() if part or pool is not Pool.FOREIGN]
-            return f"{name} of the machine: {', '.join(texts)}."
-    return ""
+    for event in (ENERGY, TRAFFIC):
+        if parts := shares(since, event):
+            return event, parts
+    return "", {}
+
+
+def line(event: str, parts: Mapping[Pool, Decimal]) -> str:
+    """Return the shares as a sentence; "" if they are not known."""
+    if not parts:
+        return ""
+    name = {ENERGY: "Energy", TRAFFIC: "Traffic"}[event]
+    texts = [f"{pool} {part * 100:.0f} %" for pool, part in parts.items() if part or pool is not Pool.FOREIGN]
+    return f"{name} of the machine: {', '.join(texts)}."
 
 
 def bar(pools: Iterable[PoolUse], *, has_blocks: bool) -> tuple[str, ...]:

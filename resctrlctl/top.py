@@ -7,7 +7,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 
 import msgspec
 
@@ -28,14 +29,24 @@ from resctrlmond.api.types import (
     Usage,
 )
 from resctrlmond.workloads.clock import utc_now
+from resctrlmond.workloads.states import Pool
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """The state of the daemon and the use of all workloads at one time, with a line about the whole machine."""
+    """The state of the daemon and the use of all workloads at one time.
+
+    ``pools`` are the parts of the machine's pools of the use of ``event`` since the last sample; {} if unknown.
+    """
 
     status: StatusReply
     lines: list[Line]
-    machine: str = ""
+    event: str = ""
+    pools: Mapping[Pool, Decimal] = {}
+
+    @property
+    def machine(self) -> str:
+        """The line about the whole machine."""
+        return machine.line(self.event, self.pools)
 
 
 class TopRow(msgspec.Struct, frozen=True, rename="camel"):
@@ -54,13 +65,17 @@ class TopRow(msgspec.Struct, frozen=True, rename="camel"):
 class TopReply(msgspec.Struct, frozen=True, rename="camel"):
     """The JSON output of ``top``: one for each interval. See ``StatusReply`` for the numbers of RMIDs.
 
-    ``read_at`` is the time of the reading (RFC 3339, UTC).
+    ``read_at`` is the time of the reading (RFC 3339, UTC). ``pools`` has the part of each pool of the machine, from 0
+    to 1 with 6 decimals, of the use of ``pools_event`` in the interval; null if they are unknown.
     """
 
     read_at: str
     rmids: int
     rmids_used: int
     pending: int
+    in_limbo: bool | None
+    pools_event: str | None
+    pools: dict[str, str] | None
     by: By
     rows: Sequence[TopRow]
 
@@ -87,16 +102,16 @@ class Sampler:
         usages = [usage for page in pages for usage in page.usages]
         lines = workload_table.lines(usages, self._before)
         self._before = usages
-        return Sample(status, workload_table.selected(lines, self._filters), self._machine())
+        return Sample(status, workload_table.selected(lines, self._filters), *self._machine())
 
-    def _machine(self) -> str:
-        """Return the shares of the machine's pools since the last sample; "" if the daemon cannot read them now."""
+    def _machine(self) -> tuple[str, dict[Pool, Decimal]]:
+        """Return the shares of the machine's pools since the last sample; ("", {}) if they cannot be read now."""
         try:
             reply = self._daemon.call("read what the machine used", "Machine", NoParameters(), MachineReply)
         except CommandError:
-            return ""
+            return "", {}
         before, self._pools = self._pools, reply.pools
-        return machine.line(reply.pools, before)
+        return machine.shares_since(reply.pools, before)
 
 
 def top(args: argparse.Namespace, output: Output) -> int:
@@ -120,10 +135,7 @@ def _print(take: Callable[[], Sample], view: View, args: argparse.Namespace, out
         sample = take()
         rows = entries(sample.lines, view)
         if output.json is not Json.OFF:
-            status = sample.status
-            found = [_row(entry) for entry in rows]
-            reply = TopReply(utc_now(), status.rmids, status.rmids_used, status.pending, view.by, found)
-            output.print_json(reply)
+            output.print_json(_reply(sample, view.by, rows))
         else:
             if not is_first:
                 output.print_line("")
@@ -131,6 +143,21 @@ def _print(take: Callable[[], Sample], view: View, args: argparse.Namespace, out
         is_first = False
         left = None if left is None else left - 1
     return OK
+
+
+def _reply(sample: Sample, by: By, rows: Sequence[Entry]) -> TopReply:
+    status = sample.status
+    return TopReply(
+        read_at=utc_now(),
+        rmids=status.rmids,
+        rmids_used=status.rmids_used,
+        pending=status.pending,
+        in_limbo=status.in_limbo,
+        pools_event=sample.event or None,
+        pools={pool: f"{part:.6f}" for pool, part in sample.pools.items()} or None,
+        by=by,
+        rows=[_row(entry) for entry in rows],
+    )
 
 
 def _row(entry: Entry) -> TopRow:

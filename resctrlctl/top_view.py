@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 
 import msgspec
 
 from resctrlctl.format import format_count, format_duration, shorten
 from resctrlctl.layout import ELLIPSIS, Column, Row, Table, Tone, cell_width, column_widths, cut, line_of
+from resctrlctl.units import unit_path
 from resctrlctl.workload_table import CACHE, ENERGY, QUALITIES, TRAFFIC, Line, class_names, tone_of
 from resctrlmond.api.types import StatusReply
 from resctrlmond.resctrl.errors import printable
@@ -38,7 +39,8 @@ class Entry(msgspec.Struct, frozen=True):
     """A row: one workload, or several, whose ``keys`` it has. A row of a domain has their use in the domain.
 
     ``power`` is in W, ``bandwidth`` in B/s, ``llc`` in bytes, ``energy`` in J since the baseline; None if it is known
-    of no workload. ``age_s`` is that of the oldest. ``quality`` is that of the worst total.
+    of no workload. ``age_s`` is that of the oldest. ``quality`` is that of the worst total. ``depth`` is the number
+    of units around a unit, whose rows include it: its name is ``system.slice/web.service``, for example.
     """
 
     name: str
@@ -50,6 +52,12 @@ class Entry(msgspec.Struct, frozen=True):
     age_s: float | None
     quality: str
     tone: Tone
+    depth: int = 0
+
+    @property
+    def label(self) -> str:
+        """The name as it is shown: that of an inner unit is below the outer one."""
+        return "  " * self.depth + self.name.rpartition("/")[2] if self.depth else self.name
 
     @property
     def workloads(self) -> int:
@@ -109,12 +117,30 @@ _TEXTS = ("name", "quality")
 
 
 def entries(found: Iterable[Line], view: View) -> list[Entry]:
-    """Return the rows in the order of the view: numbers from the largest, texts from A, unknown values last."""
+    """Return the rows in the order of the view: numbers from the largest, texts from A, unknown values last.
+
+    Each unit is followed by the units in it, in this order too.
+    """
     groups: dict[str, list[Line]] = {}
     for line in found:
         for name, part in _parts(line, view.by):
             groups.setdefault(name, []).append(part)
-    rows = [_entry(name, of) for name, of in groups.items()]
+    rows = [_entry(name, of, depth=name.count("/") if view.by is By.UNIT else 0) for name, of in groups.items()]
+    if view.by is not By.UNIT:
+        return _in_order(rows, view)
+    inner: dict[str, list[Entry]] = {}
+    for row in rows:
+        inner.setdefault(row.name.rpartition("/")[0], []).append(row)
+    return list(_tree(inner, "", view))
+
+
+def _tree(inner: Mapping[str, Sequence[Entry]], outer: str, view: View) -> Iterator[Entry]:
+    for row in _in_order(inner.get(outer, ()), view):
+        yield row
+        yield from _tree(inner, row.name, view)
+
+
+def _in_order(rows: Sequence[Entry], view: View) -> list[Entry]:
     value = COLUMNS[view.sort].value
     known = [(number, row) for row in rows for number in [value(row)] if number not in (None, "")]
     unknown = [row for row in rows if value(row) in (None, "")]
@@ -210,7 +236,7 @@ def _cell(row: Entry, name: str) -> str:
         case float():
             return f"{value:.0f}"
         case _:
-            return value
+            return row.label if name == "name" else value
 
 
 def _bar(value: object, greatest: Decimal, view: View) -> str:
@@ -229,12 +255,13 @@ def _headlines(rows: Sequence[Entry], status: StatusReply, view: View, of_machin
         count += f", {status.pending} pending" + (" (RMIDs in limbo)" if status.in_limbo else "")
     free = max(status.rmids - status.rmids_used, 0)
     machine = f"{count}. RMIDs: {status.rmids_used} of {status.rmids} used, {free} free."
+    outer = [row for row in rows if not row.depth]
     sums = [
         f"{label} {shorten(total, unit)}"
         for label, unit, values in (
-            ("power", "W", [row.power for row in rows]),
-            ("bandwidth", "B/s", [row.bandwidth for row in rows]),
-            ("LLC", "B", [row.llc for row in rows]),
+            ("power", "W", [row.power for row in outer]),
+            ("bandwidth", "B/s", [row.bandwidth for row in outer]),
+            ("LLC", "B", [row.llc for row in outer]),
         )
         if (known := [value for value in values if value is not None])
         for total in [sum(known, Decimal(0))]
@@ -253,7 +280,7 @@ def _problems(status: StatusReply) -> list[str]:
     return [printable(status.problems[0]) + (f" ({more} more: resctrlctl status)" if more else ""), ""]
 
 
-def _entry(name: str, of: Sequence[Line]) -> Entry:
+def _entry(name: str, of: Sequence[Line], *, depth: int) -> Entry:
     qualities = [line.quality for line in of if line.quality]
     ages = [line.age_s for line in of if line.age_s is not None]
     tones = [tone_of(line) for line in of]
@@ -267,6 +294,7 @@ def _entry(name: str, of: Sequence[Line]) -> Entry:
         age_s=max(ages, default=None),
         quality=max(qualities, key=QUALITIES.index) if qualities else _state(of),
         tone=max(tones, key=list(Tone).index),
+        depth=depth,
     )
 
 
@@ -282,6 +310,9 @@ def _sum(values: Iterable[Decimal | None]) -> Decimal | None:
 
 def _parts(line: Line, by: By) -> list[tuple[str, Line]]:
     """Return the rows to which the workload belongs, by name, with its part in each."""
+    if by is By.UNIT:
+        path = [printable(unit) for unit in unit_path(line.workload)] or ["(no unit)"]
+        return [("/".join(path[: end + 1]), line) for end in range(len(path))]
     if by is not By.DOMAIN:
         return [(_name(line, by), line)]
     return [(printable(domain), part) for domain, part in line.by_domain.items()] or [("(no domain)", line)]
@@ -296,9 +327,7 @@ def _name(line: Line, by: By) -> str:
             return printable(pod) or "(no pod)"
         case By.NAMESPACE:
             return printable(line.attribute("pod.namespace")) or "(no namespace)"
-        case By.UNIT:
-            return printable(line.attribute("unit")) or "(no unit)"
         case By.CLASS:
             return printable(" ".join(class_names(line.workload)))
-        case By.DOMAIN:
-            raise ValueError("a workload is in several domains")
+        case By.UNIT | By.DOMAIN:
+            raise ValueError("a workload is in several of these")

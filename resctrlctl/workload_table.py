@@ -14,6 +14,7 @@ from resctrlctl.errors import USAGE, CommandError
 from resctrlctl.format import format_duration, format_time, shorten
 from resctrlctl.layout import Column, Row, Table, Tone, cell_width
 from resctrlctl.selectors import selectors_of
+from resctrlctl.units import unit_of
 from resctrlmond.api.types import Level, Total, Usage, Workload
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.states import Quality, State
@@ -158,7 +159,7 @@ FIELDS: dict[str, _Field] = {
     "pod": _word("POD", lambda line: line.attribute("pod.name")),
     "container": _word("CONTAINER", lambda line: line.attribute("container.name")),
     "command": _word("COMMAND", lambda line: line.attribute("command")),
-    "unit": _word("UNIT", lambda line: line.attribute("unit")),
+    "unit": _word("UNIT", lambda line: unit_of(line.workload)),
     "owner": _word("OWNER", lambda line: " ".join(claim.owner for claim in line.workload.claims)),
     "reason": _word("REASON", lambda line: line.reason),
 }
@@ -176,7 +177,7 @@ FILTERS: dict[str, Callable[[Line], Iterable[str]]] = {
     "namespace": lambda line: [line.attribute("pod.namespace")],
     "pod": lambda line: [line.attribute("pod.name")],
     "container": lambda line: [line.attribute("container.name")],
-    "unit": lambda line: [line.attribute("unit")],
+    "unit": lambda line: [unit_of(line.workload)],
     "key": lambda line: [line.workload.key],
 }
 

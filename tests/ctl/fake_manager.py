@@ -91,6 +91,8 @@ class FakeManager:
     sandboxes: list[ReportedSandbox] = field(default_factory=list)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     refuse: dict[str, VarlinkError] = field(default_factory=dict)
+    # The next replies of methods, in their order; then those of ``replies``.
+    next_replies: dict[str, list[msgspec.Struct]] = field(default_factory=dict)
     # The replies of methods that do not depend on the state.
     replies: dict[str, msgspec.Struct] = field(default_factory=dict)
     # For each method, the number of further calls that close the connection instead of replying.
@@ -163,6 +165,8 @@ class FakeManager:
                 await asyncio.sleep(0)
             if name in self.refuse:
                 raise self.refuse[name]
+            if self.next_replies.get(name):
+                return self.next_replies[name].pop(0)
             if name in self.replies:
                 return self.replies[name]
             reply: msgspec.Struct = await asyncio.to_thread(getattr(self, name.lower()), parameters)

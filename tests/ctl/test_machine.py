@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from resctrlctl.layout import to_text
-from resctrlctl.machine import bar, blocks, line, shares
+from resctrlctl.machine import bar, blocks, line, shares, shares_since
 from resctrlmond.api.types import MachineReply, PoolUse
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.states import Pool, Quality
@@ -85,13 +85,16 @@ def test_verb_prints_the_reply(manager: FakeManager, ctl: Ctl) -> None:
 
 
 def test_line_has_the_shares_since_the_reading_before() -> None:
-    assert line(REPLY.pools) == "Energy of the machine: tracked 60 %, untracked 10 %, uncore 30 %."
+    def line_of(pools: list[PoolUse], before: list[PoolUse] | None = None) -> str:
+        return line(*shares_since(pools, before or ()))
+
+    assert line_of(REPLY.pools) == "Energy of the machine: tracked 60 %, untracked 10 %, uncore 30 %."
     more = [use(Pool.TRACKED, "core_energy", "600100"), *REPLY.pools[5:]]
-    assert line(more, REPLY.pools) == "Energy of the machine: tracked 100 %, untracked 0 %, uncore 0 %."
-    assert line(REPLY.pools[:4]) == "Traffic of the machine: tracked 25 %, untracked 75 %."
-    assert line(REPLY.pools, REPLY.pools) == ""
+    assert line_of(more, REPLY.pools) == "Energy of the machine: tracked 100 %, untracked 0 %, uncore 0 %."
+    assert line_of(REPLY.pools[:4]) == "Traffic of the machine: tracked 25 %, untracked 75 %."
+    assert line_of(REPLY.pools, REPLY.pools) == ""
     # After a restart of the daemon, the figures are lower than before.
-    assert line([use(Pool.TRACKED, "core_energy", "1")], REPLY.pools) == ""
+    assert line_of([use(Pool.TRACKED, "core_energy", "1")], REPLY.pools) == ""
 
 
 def test_top_has_the_line(manager: FakeManager, ctl: Ctl) -> None:

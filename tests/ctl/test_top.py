@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterator
 
 import pyte
 import pytest
+from msgspec.structs import replace
 
 from tests.ctl.conftest import Ctl, command
 from tests.ctl.fake_manager import FakeManager
+from tests.ctl.test_machine import REPLY
 from tests.wait import wait_until
 
 
@@ -46,8 +48,22 @@ def test_json_is_one_line_for_each_interval(manager: FakeManager, ctl: Ctl) -> N
     lines = ctl("top", "--json", "-n", "2", "-d", "0.5", "--by", "class").stdout.splitlines()
     assert len(lines) == 2
     reply = json.loads(lines[1])
-    assert list(reply) == ["readAt", "rmids", "rmidsUsed", "pending", "by", "rows"]
+    head = ["readAt", "rmids", "rmidsUsed", "pending", "inLimbo", "poolsEvent", "pools", "by", "rows"]
+    assert list(reply) == head
     assert (reply["by"], [(row["name"], row["workloads"]) for row in reply["rows"]]) == ("class", [("/", 1)])
+
+
+def test_json_has_the_pools_of_the_machine_in_the_interval(manager: FakeManager, ctl: Ctl) -> None:
+    first, *others = REPLY.pools[4:]
+    more = [replace(first, value="600080.000000"), replace(others[0], value="20.000000"), *others[1:]]
+    manager.replies = {"Machine": REPLY}
+    done = ctl("top", "--json", "-n", "1", "-d", "0.5")
+    assert json.loads(done.stdout)["pools"] is None, "nothing was used"
+    manager.next_replies = {"Machine": [REPLY, replace(REPLY, pools=more)]}
+    done = ctl("top", "--json", "-n", "1", "-d", "0.5")
+    reply = json.loads(done.stdout)
+    shares = {"tracked": "0.800000", "foreign": "0.200000", "untracked": "0.000000", "uncore": "0.000000"}
+    assert (reply["poolsEvent"], reply["pools"]) == ("core_energy", shares)
 
 
 def test_filter_leaves_out_other_workloads(manager: FakeManager, ctl: Ctl) -> None:

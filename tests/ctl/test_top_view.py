@@ -13,10 +13,12 @@ import pytest
 from msgspec.structs import replace
 
 from resctrlctl import arguments
+from resctrlctl.format import shorten
 from resctrlctl.layout import cell_width
 from resctrlctl.top_view import COLUMNS, By, View, entries, screen
-from resctrlctl.workload_table import lines
-from resctrlmond.api.types import DomainUse, Foreign, StatusReply, Usage
+from resctrlctl.units import unit_of
+from resctrlctl.workload_table import lines, selected
+from resctrlmond.api.types import DomainUse, Foreign, Member, StatusReply, Usage
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.states import Quality
@@ -92,6 +94,50 @@ def test_power_is_that_of_the_interval_and_groups_have_the_sum() -> None:
     ]
 
 
+def test_units_are_a_tree_and_count_once_in_the_sums() -> None:
+    def at(path: str, joules: int, second: str = "") -> Usage:
+        (_, read) = rated(joules, 0, joules)
+        paths = (f"/sys/fs/cgroup/{path}", f"/sys/fs/cgroup/{second}") if second else (f"/sys/fs/cgroup/{path}",)
+        members = tuple(
+            Member(id=str(n), kind="unit", owner="cli", cgroup=cgroup, started_at="", late=False)
+            for n, cgroup in enumerate(paths)
+        )
+        return replace(read, workload=replace(read.workload, members=members))
+
+    user = "user.slice/user-1000.slice/user@1000.service/app.slice"
+    usages = [
+        at("system.slice/web.service", 1),
+        at("system.slice/db.service/worker/1", 30),
+        at(f"{user}/editor.service", 5, f"{user}/shell.scope"),
+        rated(7, 0, 7)[1],
+        rated(8, 0, 8, unit="own.service")[1],
+    ]
+    rows = entries(lines(usages), View(By.UNIT, sort="energy"))
+    assert [(row.label, row.energy) for row in rows] == [
+        ("system.slice", Decimal(31)),
+        ("  db.service", Decimal(30)),
+        ("  web.service", Decimal(1)),
+        ("own.service", Decimal(8)),
+        ("(no unit)", Decimal(7)),
+        ("user.slice", Decimal(5)),
+        ("  user-1000.slice", Decimal(5)),
+        ("    user@1000.service", Decimal(5)),
+        ("      app.slice", Decimal(5)),
+    ]
+    assert rows[1].name == "system.slice/db.service"
+    text = [line.text for line in screen(rows, status(), View(By.UNIT), None)]
+    power = sum((row.power for row in entries(lines(usages), View()) if row.power), Decimal(0))
+    assert text[1].startswith(f"Together: power {shorten(power, 'W')}, ")
+    assert [unit_of(usage.workload) for usage in usages] == [
+        "web.service",
+        "db.service",
+        "user@1000.service",
+        "",
+        "own.service",
+    ]
+    assert [line.workload.key for line in selected(lines(usages), [("unit", "web.*")])] == ["k1"]
+
+
 def test_group_has_the_worst_quality_and_is_unknown_only_if_all_its_workloads_are() -> None:
     late = replace(usage(3), workload=replace(usage(3).workload, attributes={"unit": "a"}))
     pending = replace(usage(16), workload=replace(usage(16).workload, attributes={"unit": "a"}))
@@ -150,7 +196,7 @@ def test_rate_of_a_domain_without_an_earlier_reading_is_unknown() -> None:
 @pytest.mark.parametrize("by", By)
 def test_every_workload_is_in_one_row_of_each_grouping(by: By) -> None:
     rows = entries(lines([usage(number) for number in range(30)]), View(by))
-    assert sum(row.workloads for row in rows) == 30
+    assert sum(row.workloads for row in rows if not row.depth) == 30
     assert len({row.name for row in rows}) == len(rows)
 
 
