@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -35,7 +36,8 @@ from resctrlmond.workloads.states import Pool
 class Sample(msgspec.Struct, frozen=True):
     """The state of the daemon and the use of all workloads at one time.
 
-    ``pools`` are the parts of the machine's pools of the use of ``event`` since the last sample; {} if unknown.
+    ``pools`` are the parts of the machine's pools of the use of ``event`` between their last two readings; {} if they
+    are not known.
     """
 
     status: StatusReply
@@ -87,7 +89,7 @@ class Sampler:
         self._daemon = Daemon(args.socket)
         self._filters = args.filter
         self._before: list[Usage] = []
-        self._pools: list[PoolUse] = []
+        self._pools = _Pools(args.socket, args.delay)
 
     @property
     def has_before(self) -> bool:
@@ -97,21 +99,50 @@ class Sampler:
     def take(self) -> Sample:
         """Read now. Raises CommandError."""
         action = "read what the workloads use"
+        self._pools.begin()
         status = self._daemon.call(action, "Status", NoParameters(), StatusReply)
         pages = self._daemon.stream(action, "ReadAll", ReadAllRequest(domains=True), ReadAllReply)
         usages = [usage for page in pages for usage in page.usages]
         lines = workload_table.lines(usages, self._before)
         self._before = usages
-        return Sample(status, workload_table.selected(lines, self._filters), *self._machine())
+        return Sample(status, workload_table.selected(lines, self._filters), *self._pools.shares())
 
-    def _machine(self) -> tuple[str, dict[Pool, Decimal]]:
-        """Return the shares of the machine's pools since the last sample; ("", {}) if they cannot be read now."""
+
+class _Pools:
+    """Reads the pools of the machine beside the workloads.
+
+    The daemon repeats a reading while groups are created and removed, and the figures of the workloads do not wait
+    for that.
+    """
+
+    def __init__(self, socket: str, wait_s: float) -> None:
+        self._daemon = Daemon(socket)
+        self._wait_s = wait_s
+        self._before: list[PoolUse] = []
+        self._shares: tuple[str, dict[Pool, Decimal]] = ("", {})
+        self._reader: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Begin to read, unless an earlier reading has not ended."""
+        if self._reader is None or not self._reader.is_alive():
+            # A daemon thread, because the interpreter does not wait for it at its exit.
+            self._reader = threading.Thread(target=self._read, daemon=True)
+            self._reader.start()
+
+    def shares(self) -> tuple[str, dict[Pool, Decimal]]:
+        """Return what ``machine.shares_since`` returns for the last two readings. Wait for one interval at most."""
+        assert self._reader is not None
+        self._reader.join(self._wait_s)
+        return self._shares
+
+    def _read(self) -> None:
         try:
             reply = self._daemon.call("read what the machine used", "Machine", NoParameters(), MachineReply)
         except CommandError:
-            return "", {}
-        before, self._pools = self._pools, reply.pools
-        return machine.shares_since(reply.pools, before)
+            self._shares = "", {}  # the daemon cannot read them now
+            return
+        before, self._before = self._before, reply.pools
+        self._shares = machine.shares_since(reply.pools, before)
 
 
 def top(args: argparse.Namespace, output: Output) -> int:

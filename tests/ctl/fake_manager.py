@@ -91,6 +91,8 @@ class FakeManager:
     sandboxes: list[ReportedSandbox] = field(default_factory=list)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     refuse: dict[str, VarlinkError] = field(default_factory=dict)
+    # The methods that never reply.
+    hangs: set[str] = field(default_factory=set)
     # The next replies of methods, in their order; then those of ``replies``.
     next_replies: dict[str, list[msgspec.Struct]] = field(default_factory=dict)
     # The replies of methods that do not depend on the state.
@@ -163,6 +165,8 @@ class FakeManager:
                 assert task is not None
                 task.cancel()
                 await asyncio.sleep(0)
+            if name in self.hangs:
+                await asyncio.Event().wait()
             if name in self.refuse:
                 raise self.refuse[name]
             if self.next_replies.get(name):

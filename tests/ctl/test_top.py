@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -86,6 +87,7 @@ class Terminal:
     def __init__(self, words: list[str], environment: dict[str, str], columns: int = 90, rows: int = 14) -> None:
         self.screen = pyte.Screen(columns, rows)
         stream = pyte.ByteStream(self.screen)
+        self.written = bytearray()
         self._master, terminal = pty.openpty()
         self.terminal = terminal
         self.resize(columns, rows)
@@ -103,6 +105,7 @@ class Terminal:
                     return
                 with self._guard:
                     stream.feed(data)
+                    self.written += data
 
         self._guard = threading.Lock()
         self._shower = threading.Thread(target=show, daemon=True)
@@ -195,6 +198,28 @@ def test_screen_names_a_missing_daemon_and_recovers(
     assert "WORKLOAD" in shown.text, "the last figures stay"
     os.rename(manager.socket + ".away", manager.socket)
     wait_until(lambda: "every 0.5 s" in shown.text)
+
+
+def test_rows_do_not_wait_for_a_slow_reading_of_the_pools(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("k")
+    manager.hangs = {"Machine"}
+    done = ctl("top", "-b", "-n", "2", "-d", "0.5")
+    assert (done.returncode, done.stdout.count("RMIDs: ")) == (0, 2)
+
+
+def test_screen_of_500_workloads_changes_only_where_a_figure_changed(
+    manager: FakeManager, on_terminal: Callable[..., Terminal]
+) -> None:
+    for number in range(500):
+        manager.add(f"k{number:03}")
+    shown = on_terminal("--sort", "name", "-d", "0.5")
+    wait_until(lambda: "rows 1 to 7 of 500" in shown.text and len(manager.called("ReadAll")) > 2)
+    begin, reads = len(shown.written), len(manager.called("ReadAll"))
+    wait_until(lambda: len(manager.called("ReadAll")) >= reads + 4)
+    written = bytes(shown.written[begin:])
+    # ECMA-48: erase in display. The whole screen has 14 lines of 90 columns.
+    assert not re.search(rb"\x1b\[[0-3]?J", written)
+    assert len(written) < 14 * 90
 
 
 def test_iterations_end_the_screen(manager: FakeManager, on_terminal: Callable[..., Terminal]) -> None:
