@@ -25,7 +25,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
-.PHONY: bench crash flood fuzz mutants nri-all soak record starved truth interfaces proto lint man pictures deb wheel install install-modules install-files clean
+.PHONY: bench crash flood fuzz mutants nri-all soak record starved truth views interfaces proto lint man pictures deb wheel install install-modules install-files clean
 .PHONY: check-host hook uninstall uninstall-files
 
 all: setup hook
@@ -137,6 +137,11 @@ starved: setup
 # FLOOD="--samples N --flood 'unread lists'" selects.
 flood: setup
 	$(BIN)/python -m tests.flood $(FLOOD)
+
+# Show 0, 1, 30 and 500 workloads that end and begin on a simulated machine with each verb, at 80 and 200 columns, and
+# print the processor time of the daemon and of top. VIEWS="--workloads 30" selects.
+views: setup
+	$(BIN)/python -m tests.views $(VIEWS)
 
 # Start and end containers without pause for half an hour, with readers, reloads and kills of the daemon: nothing grows.
 # SOAK="--minutes 5" is shorter.

@@ -17,7 +17,7 @@ from resctrlctl.daemon import Daemon
 from resctrlctl.defaults import SOCKET
 from resctrlctl.errors import OK, CommandError
 from resctrlctl.format import format_class, shorten
-from resctrlctl.layout import Block, Column, Row, Table, full_width
+from resctrlctl.layout import Column, Row, Table, full_width
 from resctrlctl.output import Json, Output
 from resctrlctl.workload_table import CACHE, ENERGY, TRAFFIC
 from resctrlmond.api.exit_codes import NOT_RUNNING
@@ -100,7 +100,7 @@ def classes(args: argparse.Namespace, output: Output) -> int:
         for each in reply.classes:
             output.print_line(format_class(each.name))
     else:
-        output.print_blocks(blocks(reply, output.width))
+        output.print_blocks([*blocks(reply, output.width)])
     return OK
 
 
@@ -182,7 +182,7 @@ def with_use(reply: ClassesReply, usages: Iterable[Usage]) -> ClassesReply:
     return msgspec.structs.replace(reply, classes=found, in_several=in_several)
 
 
-def blocks(reply: ClassesReply, width: int | None) -> list[Block]:
+def blocks(reply: ClassesReply, width: int | None) -> list[Table]:
     """Return the table; if it is too wide, a table of the limits and one of the use, because nothing is cut."""
     whole = table(reply)
     if width is None or full_width(whole) <= width:

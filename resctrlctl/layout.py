@@ -146,8 +146,13 @@ def cell_width(text: str) -> int:
 def _table_text(table: Table, width: int | None, legend: bool) -> str:
     lines = [text for text, _ in table_lines(table, width, legend)]
     if legend and table.footer:
-        lines.extend(["", table.footer] if table.rows else [table.footer])
+        lines.extend(footer_lines(table, width))
     return "".join(f"{line}\n" for line in lines)
+
+
+def footer_lines(table: Table, width: int | None) -> list[str]:
+    """Return the footer in lines, below an empty one if there are rows."""
+    return [*([""] if table.rows else []), *broken(table.footer, width)]
 
 
 def table_lines(table: Table, width: int | None, legend: bool) -> list[tuple[str, Row | None]]:

@@ -245,7 +245,7 @@ def show(args: argparse.Namespace, output: Output) -> int:
             else:
                 from resctrlctl import render_directory  # noqa: PLC0415 - see _read_directories()
 
-                output.print_blocks(render_directory.blocks(report))
+                output.print_blocks(render_directory.blocks(report, output.width))
     return result
 
 

@@ -27,15 +27,18 @@ _JUMPS = "falls when a group is removed; rises by what the RMID of a new group c
 _RESIDUE = "includes what earlier owners of the RMID used"
 
 
-def blocks(report: ClassReport | ForeignReport) -> list[Block]:
-    """Render a class or a foreign group: what it is, its current counters with their rates, and its limits."""
+def blocks(report: ClassReport | ForeignReport, width: int | None) -> list[Block]:
+    """Render a class or a foreign group: what it is, its current counters with their rates, and its limits.
+
+    ``width`` is that of the output, None if it has no limit.
+    """
     sheet = _class_sheet(report) if isinstance(report, ClassReport) else _foreign_sheet(report)
     rates = {(rate.domain, rate.event): rate for rate in report.rates}
     rows = (_row(reading, rates.get((reading.domain, reading.event))) for reading in report.readings)
     found: list[Block] = [sheet, Table(_COLUMNS, tuple(rows))]
     if isinstance(report, ClassReport) and report.class_.allocations:
         reply = classes.ClassesReply(0, [report.class_], {}, report.is_in_mbps)
-        found.append(msgspec.structs.replace(classes.table(reply), footer=""))
+        found += [msgspec.structs.replace(table, footer="") for table in classes.blocks(reply, width)]
     return found
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import rich.console
 import rich.text
 
-from resctrlctl.layout import Block, Sheet, Table, Tone, sheet_lines, table_lines
+from resctrlctl.layout import Block, Sheet, Table, Tone, footer_lines, sheet_lines, table_lines
 
 _STYLES = {Tone.NORMAL: "", Tone.FAINT: "dim", Tone.WARNING: "yellow", Tone.BAD: "red"}
 
@@ -35,7 +35,8 @@ def _draw_table(console: rich.console.Console, table: Table, width: int | None, 
     for line, row in table_lines(table, width, legend):
         console.print(rich.text.Text(line, style="bold" if row is None else _STYLES[row.tone]))
     if legend and table.footer:
-        console.print(rich.text.Text(("\n" if table.rows else "") + table.footer))
+        for line in footer_lines(table, width):
+            console.print(rich.text.Text(line))
 
 
 def _draw_sheet(console: rich.console.Console, sheet: Sheet, width: int | None) -> None:

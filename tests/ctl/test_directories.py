@@ -198,6 +198,6 @@ def test_root_without_a_list_of_tasks_has_no_number_of_tasks(tmp_path: Path) -> 
         tree = Tree.open(str(top), allow_simulation=True)
         report = read_class(tree, "", NOTHING, [], with_rates=False)
     assert isinstance(report, ClassReport) and report.tasks is None
-    text = to_text(blocks(report), None, legend=True)
+    text = to_text(blocks(report, None), None, legend=True)
     assert text.startswith("/\n      Kind: root class: the tasks that no other class has\n")
     assert "Tasks:" not in text
