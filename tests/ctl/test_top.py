@@ -20,6 +20,7 @@ import pyte
 import pytest
 from msgspec.structs import replace
 
+from resctrlctl.layout import cell_width
 from tests.ctl.conftest import Ctl, command
 from tests.ctl.fake_manager import FakeManager
 from tests.ctl.test_machine import REPLY
@@ -84,7 +85,14 @@ def test_wrong_options_are_refused(ctl: Ctl, words: tuple[str, ...]) -> None:
 class Terminal:
     """A terminal with a program on it; ``screen`` has its characters."""
 
-    def __init__(self, words: list[str], environment: dict[str, str], columns: int = 90, rows: int = 14) -> None:
+    def __init__(
+        self,
+        words: list[str],
+        environment: dict[str, str],
+        columns: int = 90,
+        rows: int = 14,
+        term: str = "xterm-256color",
+    ) -> None:
         self.screen = pyte.Screen(columns, rows)
         stream = pyte.ByteStream(self.screen)
         self.written = bytearray()
@@ -92,7 +100,7 @@ class Terminal:
         self.terminal = terminal
         self.resize(columns, rows)
         self.settings = termios.tcgetattr(terminal)
-        settings = environment | {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
+        settings = environment | {"TERM": term, "LC_ALL": "C.UTF-8"}
         self.process = subprocess.Popen(
             ["setsid", "--ctty", *words], env=settings, stdin=terminal, stdout=terminal, stderr=terminal
         )
@@ -140,8 +148,8 @@ def on_terminal(manager: FakeManager, environment: dict[str, str]) -> Iterator[C
     """A function that runs top on a terminal."""
     opened: list[Terminal] = []
 
-    def start(*options: str) -> Terminal:
-        opened.append(Terminal(command(manager.socket, "top", *options), environment))
+    def start(*options: str, term: str = "xterm-256color") -> Terminal:
+        opened.append(Terminal(command(manager.socket, "top", *options), environment, term=term))
         return opened[-1]
 
     yield start
@@ -220,6 +228,19 @@ def test_screen_of_500_workloads_changes_only_where_a_figure_changed(
     # ECMA-48: erase in display. The whole screen has 14 lines of 90 columns.
     assert not re.search(rb"\x1b\[[0-3]?J", written)
     assert len(written) < 14 * 90
+
+
+def test_dumb_terminal_gets_lines_without_control_characters(
+    manager: FakeManager, on_terminal: Callable[..., Terminal]
+) -> None:
+    manager.add("k", attributes={"container.name": "\u6570\u636e"})
+    shown = on_terminal("-n", "2", "-d", "0.5", term="dumb")
+    assert shown.process.wait(60) == 0
+    wait_until(lambda: shown.written.count(b"RMIDs: ") == 2)
+    assert b"\x1b" not in shown.written
+    heading, row = shown.written.decode().replace("\r\n", "\n").splitlines()[-2:]
+    # Each character of the name takes two columns.
+    assert cell_width(row[: row.index("-") + 1]) == heading.index("POWER") + len("POWER")
 
 
 def test_iterations_end_the_screen(manager: FakeManager, on_terminal: Callable[..., Terminal]) -> None:

@@ -27,6 +27,7 @@ from tests.ctl.test_screens import COUNTS, SCREENS, WIDTHS, usage
 VIEWS = {
     "top": View(),
     "top-namespace": View(By.NAMESPACE),
+    "top-unit": View(By.UNIT),
     "top-ascii": View(sort="name", has_blocks=False, is_rate=False),
 }
 
@@ -49,9 +50,20 @@ def status(count: int = 0, pending: int = 0, problems: tuple[str, ...] = ()) -> 
     )
 
 
+def in_unit(number: int) -> Usage:
+    """Return the use of a service, of a container of a pod or of an application of a user, by its control group."""
+    path = (
+        f"system.slice/worker-{number % 11}.service",
+        f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{number:08x}.slice/crio-{number:064x}.scope",
+        f"user.slice/user-{number % 3}.slice/user@{number % 3}.service/app.slice/editor-{number}.scope",
+    )[number % 3]
+    member = Member(id="m", kind="unit", owner="cli", cgroup=f"/sys/fs/cgroup/{path}", started_at="", late=False)
+    return replace(usage(number), workload=replace(usage(number).workload, members=(member,)))
+
+
 def drawn(name: str, count: int, width: int) -> str:
     """Return the text of a screen."""
-    usages = [usage(number) for number in range(count)]
+    usages = [in_unit(number) if name == "top-unit" else usage(number) for number in range(count)]
     pending = sum(each.workload.state is State.PENDING for each in usages)
     view = VIEWS[name]
     shown = screen(entries(lines(usages), view), status(count, pending), view, width)
