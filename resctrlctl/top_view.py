@@ -186,9 +186,10 @@ def _table(rows: Sequence[Entry], shown: slice, names: list[str], view: View, wi
     widths = {
         name: max([len(_heading(name, view)), *(cell_width(_cell(row, name)) for row in rows)]) for name in names
     }
+    longest = widths["name"]
     if width is not None:
         # A long name is cut before figures are left out.
-        widths["name"] = min(widths["name"], max(_NAME_WIDTH, width // 3))
+        widths["name"] = min(longest, max(_NAME_WIDTH, width // 3))
     greatest = {name: _greatest(rows, name) for name in names if COLUMNS[name].has_bar}
     while width is not None and sum(widths.values()) + 2 * (len(widths) - 1) + len(_GAP_BAR) * len(greatest) > width:
         if greatest:
@@ -198,6 +199,9 @@ def _table(rows: Sequence[Entry], shown: slice, names: list[str], view: View, wi
         if not COLUMNS[last].rank:
             break
         del widths[last]
+    if width is not None:
+        used = sum(widths.values()) + 2 * (len(widths) - 1) + len(_GAP_BAR) * len(greatest)
+        widths["name"] = min(longest, widths["name"] + max(width - used, 0))
     columns = []
     for name, wide in widths.items():
         heading = _heading(name, view)
@@ -209,11 +213,22 @@ def _table(rows: Sequence[Entry], shown: slice, names: list[str], view: View, wi
         texts = [
             _cell(row, name).rjust(wide) + f" {_bar(COLUMNS[name].value(row), greatest[name], view)}"
             if name in greatest
+            else _cut_middle(_cell(row, name), wide)
+            if name == "name" and view.by is By.UNIT
             else _cell(row, name)
             for name, wide in widths.items()
         ]
         found.append(Row(tuple(texts), row.tone))
     return Table(tuple(columns), tuple(found))
+
+
+def _cut_middle(unit: str, width: int) -> str:
+    """Return the name of a unit, which is ASCII, without its middle if it is too long: slices differ at the end."""
+    excess = len(unit) - width
+    if excess <= 0:
+        return unit
+    begin = (width - 1) // 2
+    return unit[:begin] + ELLIPSIS + unit[begin + 1 + excess :]
 
 
 def _greatest(rows: Sequence[Entry], name: str) -> Decimal:
