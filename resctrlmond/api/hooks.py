@@ -151,7 +151,9 @@ def _placement(state: State) -> tuple[OciContainer, str, str]:
         return container, "", ""
     # It is the container's own if it has no other tasks. Otherwise the container is in the control group of its
     # creator.
-    others = set(cgroups.tasks(cgroup)).difference(processes.threads(state.pid))
+    others = set(cgroups.tasks(cgroup)) - {state.pid}
+    if others:
+        others -= set(processes.threads(state.pid))
     return container, "" if others else cgroup, pod
 
 

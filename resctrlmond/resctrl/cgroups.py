@@ -22,6 +22,8 @@ _V1 = ("systemd", "pids", "memory", "cpu")
 # The errnos of operations on a removed control group.
 _REMOVED = (errno.ENOENT, errno.ENODEV)
 
+_LINKS_IF_NONE_BELOW = 2
+
 # A walk over this many takes a second, in each sweep. A workload with its own control groups has tens of them, but a
 # user who may create control groups can create any number.
 MAX_BELOW = 10_000
@@ -244,8 +246,7 @@ def _directories(path: str) -> Iterator[str]:
         if seen > MAX_BELOW:
             raise NotRead(f"has more than {MAX_BELOW} control groups below it, and is not looked through", path=path)
         try:
-            with os.scandir(directory) as entries:
-                below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+            below = _below(directory)
         except OSError as error:
             # A control group that was removed has no tasks; the tasks of one that cannot be listed are unknown.
             if error.errno not in _REMOVED:
@@ -253,6 +254,15 @@ def _directories(path: str) -> Iterator[str]:
             continue
         yield directory
         waiting.extend(reversed(below))
+
+
+def _below(directory: str) -> list[str]:
+    """List the control groups directly below one. Raises OSError."""
+    # The link count of a directory is 2 more than the number of directories in it (fs/kernfs/inode.c).
+    if os.stat(directory).st_nlink == _LINKS_IF_NONE_BELOW:
+        return []
+    with os.scandir(directory) as entries:
+        return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 def _tasks_here(directory: str) -> list[int]:

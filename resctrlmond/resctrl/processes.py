@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from resctrlmond.resctrl import kernel_files
-from resctrlmond.resctrl.errors import NoSuchProcess, not_read
+from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, not_read
 
 # include/linux/sched.h: the task is a kernel thread.
 _PF_KTHREAD = 0x00200000
@@ -22,6 +22,7 @@ _GONE = (errno.ENOENT, errno.ESRCH)
 # Clock ticks in a second, the unit of start times.
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _NS_PER_TICK = 10**9 // TICKS_PER_S
+_LINKS_IF_ONE_THREAD = 3
 # The walk over parents ends after this many; a real chain of processes is shorter.
 _MOST_GENERATIONS = 10_000
 
@@ -119,12 +120,15 @@ def descendants(pid: int) -> list[int]:
 
 
 def children(pid: int) -> list[int] | None:
-    """List the children of a process, including zombies; None if the kernel does not list children."""
+    """List the children of a process and its zombies; None if the kernel does not list children. Raises NotRead."""
     found: list[int] = []
     for tid in threads(pid):
+        path = f"/proc/{pid}/task/{tid}/children"
         try:
-            found += map(int, kernel_files.read(f"/proc/{pid}/task/{tid}/children").split())
-        except OSError:
+            found += map(int, kernel_files.read(path).split())
+        except OSError as error:
+            if error.errno in LACKS:
+                raise not_read(error, f"list the children of process {pid}", path) from error
             if os.path.exists(f"/proc/{pid}/task/{tid}/stat"):
                 return None
     return found
@@ -221,6 +225,9 @@ def threads(pid: int) -> list[int]:
     """List the thread IDs of a process; [] if it has ended. Raises NotRead."""
     path = f"/proc/{pid}/task"
     try:
+        # The link count is 2 more than the number of threads (proc_task_getattr() in fs/proc/base.c).
+        if os.stat(path).st_nlink == _LINKS_IF_ONE_THREAD:
+            return [pid]
         return [int(name) for name in os.listdir(path)]
     except OSError as error:
         if error.errno in _GONE:

@@ -95,6 +95,8 @@ class Tree:
         self._modalias: str | None = None
         # Both in one tuple, because threads read groups at the same time.
         self._layout: tuple[Mounting, counters.Layout] = ((0, 0), ())
+        # The configuration of the bandwidth events on a mount whose configuration cannot change.
+        self._fixed_configuration: tuple[Mounting, bandwidth.Configuration] | None = None
 
     @classmethod
     def open(cls, path: str = DEFAULT_PATH, *, allow_simulation: bool = False) -> Self:
@@ -232,6 +234,9 @@ class Tree:
 
     def bandwidth_configuration(self) -> bandwidth.Configuration:
         """Return how the bandwidth events of groups count now. Raises NotRead, NotMounted."""
+        mounting = self.mounting()
+        if self._fixed_configuration is not None and self._fixed_configuration[0] == mounting:
+            return self._fixed_configuration[1]
         features = self._read_text_if_there(f"{_L3}/mon_features")
         assign_mode = self._read_text_if_there(f"{_L3}/mbm_assign_mode")
         mode = bandwidth.mode_of(assign_mode, features, self._read_modalias())
@@ -241,7 +246,11 @@ class Tree:
             files = [f"L3_MON/event_configs/{name}/event_filter" for name in features.split()]
         with self._command_lock:  # reading event_filter clears last_cmd_status
             texts = {file: self._read_text_if_there(f"info/{file}").strip() for file in files}
-        return bandwidth.Configuration(mode, {file: text for file, text in texts.items() if text})
+        found = bandwidth.Configuration(mode, {file: text for file, text in texts.items() if text})
+        # The kernel creates the files of info with the mount, and mon_features changes with the mode only.
+        if features and not (assign_mode or files) and any(mounting):
+            self._fixed_configuration = mounting, found
+        return found
 
     def bandwidth(self) -> bandwidth.Bandwidth:
         """Return how memory bandwidth is counted now, with the assignable counters. Raises NotRead, NotMounted."""
