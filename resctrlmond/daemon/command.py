@@ -22,6 +22,7 @@ from resctrlmond.message_ids import MessageId
 from resctrlmond.notify import Notify
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.start_lock import StartLock
+from resctrlmond.workloads.atomic_files import set_umask
 
 log = logging.getLogger("resctrlmond")
 
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None, start_lock: StartLock) -> int:
     if options.check_config:
         return _check_config(options)
     # The caller's umask would narrow groups_mode in each new folder; no mode that it offers has a bit of this one.
-    os.umask(0o022)
+    set_umask(0o022)
     try:
         with contextlib.ExitStack() as stack:
             loaded = _load(options)

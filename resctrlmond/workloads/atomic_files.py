@@ -14,6 +14,9 @@ from resctrlmond.workloads.errors import NotWritten
 
 # A record or snapshot file has a few kilobytes: the daemon does not write a file that is larger than this.
 _LIMIT = 4 * 1024 * 1024
+_CHUNK = 64 * 1024
+# A read of less than a page is the whole file: an error comes in the place of a page.
+_PAGE = 4096
 _TOO_LARGE = (
     "This is a bug in resctrlmond, which should have refused the request that made the file too large: report it"
 )
@@ -24,6 +27,17 @@ _REMEDIES = {
     errno.EFBIG: _TOO_LARGE,
     **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP), _IN_THE_WAY),
 }
+
+
+# The mode bits that the process's umask removes; None if they are unknown.
+_umask: int | None = None
+
+
+def set_umask(mask: int) -> None:
+    """Set the umask of the process. Files whose mode has none of its bits are then created with their mode."""
+    global _umask  # noqa: PLW0603 - one for the process, as the umask
+    os.umask(mask)
+    _umask = mask
 
 
 @contextlib.contextmanager
@@ -52,16 +66,19 @@ def write_file(path: str, data: bytes, mode: int = 0o644, *, is_new: bool = Fals
     """
     if len(data) > _LIMIT:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-    folder, name = os.path.split(path)
-    temporary = path if is_new else os.path.join(folder, f".{name}.new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o600)
+    if is_new:
+        temporary = path
+    else:
+        folder, name = os.path.split(path)
+        temporary = f"{folder}/.{name}.new"
+    fd = _create(temporary, mode)
     try:
         try:
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
-            os.fchmod(fd, mode)
+            if _umask is None or mode & _umask:
+                os.fchmod(fd, mode)
         finally:
             os.close(fd)
         if not is_new:
@@ -73,6 +90,16 @@ def write_file(path: str, data: bytes, mode: int = 0o644, *, is_new: bool = Fals
         raise
 
 
+def _create(path: str, mode: int) -> int:
+    """Create a file, and return its descriptor. What a crash has left there is removed: its mode may differ."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, mode)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, flags, mode)
+
+
 def read_file(path: str) -> bytes:
     """Return the whole content of a file. Raises OSError if it is missing, a link, a folder or too large.
 
@@ -82,14 +109,13 @@ def read_file(path: str) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            chunks = []
-            size = 0
-            while chunk := os.read(fd, 1 << 20):
-                size += len(chunk)
-                if size > _LIMIT:
+            content = chunk = os.read(fd, _CHUNK)
+            while len(chunk) >= _PAGE:
+                chunk = os.read(fd, _CHUNK)
+                content += chunk
+                if len(content) > _LIMIT:
                     raise OSError(errno.EFBIG, "larger than any file of resctrlmond", path)
-                chunks.append(chunk)
-            return b"".join(chunks)
+            return content
         finally:
             os.close(fd)
     except OSError as error:

@@ -13,6 +13,7 @@ from resctrlmond import journal
 from resctrlmond.config import Config
 from resctrlmond.daemon.daemon import Daemon
 from resctrlmond.daemon.startup import prepare
+from resctrlmond.workloads.atomic_files import set_umask
 
 # The mark may be any group but root's, which the groups of others bear.
 MARK = 65534
@@ -22,6 +23,7 @@ def main(folder: str) -> None:
     """Serve until SIGTERM."""
     config = Config(resctrl=f"{folder}/resctrl", runtime_dir=f"{folder}/run", log_level="warning")
     journal.setup(config.log_level)
+    set_umask(0o022)
     ground = prepare(config, MARK, allow_simulation=True)
     asyncio.run(Daemon(config, ground, lambda: config).run())
 
