@@ -36,6 +36,7 @@ from resctrlmond.resctrl.inotify import (
     IN_UNMOUNT,
     Event,
     Inotify,
+    Readiness,
 )
 from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.processes import TICKS_PER_S
@@ -178,6 +179,7 @@ class ForeignWrites:
         self._expected: dict[str, list[Event]] = {}
         self._mounting: Mounting | None = None
         self._inotify: Inotify | None = None
+        self._readiness: Readiness | None = None
         self._is_closed = False
         self.trouble = ""
 
@@ -185,6 +187,9 @@ class ForeignWrites:
         """Close the descriptor, and with it every watch."""
         with self._guard:
             self._is_closed = True
+            if self._readiness is not None:
+                self._readiness.close()
+                self._readiness = None
             if self._inotify is not None:
                 self._inotify.close()
                 self._inotify = None
@@ -194,8 +199,8 @@ class ForeignWrites:
 
     @property
     def fd(self) -> int:
-        """The inotify descriptor; -1 if there is none."""
-        return self._inotify.fd if self._inotify is not None else -1
+        """The descriptor that is readable for events; -1 if there is none."""
+        return self._readiness.fd if self._readiness is not None else -1
 
     @property
     def watches(self) -> int:
@@ -237,7 +242,13 @@ class ForeignWrites:
             self._gone = None
             if self._inotify is None:
                 try:
-                    self._inotify = Inotify()
+                    inotify = Inotify()
+                    try:
+                        self._readiness = Readiness(inotify.fd)
+                    except OSError:
+                        inotify.close()
+                        raise
+                    self._inotify = inotify
                 except OSError as error:
                     hint = "raise fs.inotify.max_user_instances or LimitNOFILE="
                     self.trouble = f"no inotify ({error.strerror}; {hint})"
@@ -247,6 +258,13 @@ class ForeignWrites:
             # Writes to directories that were not watched until now were not detected.
             self._written.is_incomplete |= had_trouble and not self.trouble
             return not self.trouble
+
+    @contextlib.contextmanager
+    def unreported(self) -> Iterator[None]:
+        """Keep ``fd`` from becoming readable in the block, which reads the events of the daemon's own changes."""
+        readiness = self._readiness
+        with readiness.unreported() if readiness is not None else contextlib.nullcontext():
+            yield
 
     @contextlib.contextmanager
     def expecting(self, directory: str) -> Iterator[None]:

@@ -158,9 +158,9 @@ def _move(
     origins: list[tuple[int, Origins]],
 ) -> Moved:
     """Move the member's tasks. ``origins`` gets the nonce of each group, and where the tasks were before."""
-    if assignment.class_ == FOLLOW:
-        moved = spread(ctx, txn, member, target.tasks, origins=origins)
-    else:
+    with ctx.interference.changing():
+        if assignment.class_ == FOLLOW:
+            return spread(ctx, txn, member, target.tasks, origins=origins)
         # All of it into the class that was named, or nothing; also tasks in the workload's groups of other classes.
         group, here = txn.workload.group_of(member), Origins()
         origins.append((group.nonce, here))
@@ -170,9 +170,7 @@ def _move(
             through_class=member.allow_class_change,
             origins=here,
         )
-        moved = move(ctx.tree, target.tasks, group.ref, options)
-    ctx.interference.read_events()
-    return moved
+        return move(ctx.tree, target.tasks, group.ref, options)
 
 
 def _with_lateness(

@@ -82,7 +82,8 @@ def create(
     txn.save(workload.with_group(group), limit)
     begin_quality = quality
     try:
-        with ctx.interference.creating(group.ref):
+        # Earlier writes cannot have moved a task of the new group: their events are read at the end of the block.
+        with ctx.interference.changing(), ctx.interference.creating(group.ref):
             found = ctx.tree.create(group.ref, group.nonce)
             ctx.interference.watch(group.ref)
     except RmidsExhausted as error:
@@ -590,11 +591,9 @@ def _remove_directory(ctx: Context, group: Group) -> None:
         return
     found = _find_or_none(ctx, group)
     if found:
-        ctx.tree.remove(found.ref)
+        with ctx.interference.changing():
+            ctx.tree.remove(found.ref)
     ctx.machine.removed(group)
-    if found:
-        # So that no thread is woken for the events of this removal.
-        ctx.interference.read_events()
 
 
 def _remove_incomplete(ctx: Context, group: Group) -> None:

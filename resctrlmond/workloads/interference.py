@@ -238,6 +238,23 @@ class Interference:
     # -- creation and end of a group
 
     @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Do not wake the event loop for events in the block, which changes resctrl; read them at its end.
+
+        The loop would compete with the calling thread for Python's lock. If the block hangs in the kernel, the ticks
+        read the events (``take_gone``).
+        """
+        foreign = self._foreign
+        if foreign is None:
+            yield
+            return
+        with foreign.unreported():
+            try:
+                yield
+            finally:
+                self.read_events()
+
+    @contextlib.contextmanager
     def creating(self, ref: GroupRef) -> Iterator[None]:
         """Expect a new group of the daemon, which the block creates and watches."""
         with self._foreign.expecting(ref.path) if self._foreign is not None else contextlib.nullcontext():
@@ -248,8 +265,6 @@ class Interference:
         if self._foreign is not None:
             self._foreign.watch(ref.path)
             self._arrivals.begin_empty(ref.path)
-            # Earlier writes cannot have moved a task of the new group.
-            self.read_events()
 
     def read_events(self) -> None:
         """Read the events until now, so that no thread is woken for the daemon's own writes only.

@@ -819,3 +819,27 @@ def test_group_is_not_marked_for_an_earlier_group_of_its_name(
     is_exact(host)
     write(host, f"{workload.first.ref.path}/tasks", process().pid)
     expect_reason(host, Quality.ESTIMATED, WROTE.format("tasks"))
+
+
+def test_event_loop_is_not_woken_for_the_daemons_own_writes(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop competed with the thread of the verb for Python's lock."""
+    manager, was_woken = host.manager, []
+    write_task = manager.tree.write_task
+
+    def is_readable() -> bool:
+        poll = select.poll()
+        poll.register(manager.events_fd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def checked(directory: str, tid: int) -> None:
+        write_task(directory, tid)
+        was_woken.append(is_readable())
+
+    monkeypatch.setattr(manager.tree, "write_task", checked)
+    manager.assign(assignment("k", process().pid))
+    assert was_woken == [False]
+    assert not is_readable()
+    write(host, f"{manager.get('k').first.ref.path}/tasks", process().pid)
+    assert is_readable()
