@@ -77,6 +77,7 @@ class _Run:
 
 # From best to worst: a sum has the quality of its worst part.
 _ORDER = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
+_RANKS = {quality: rank for rank, quality in enumerate(_ORDER)}
 # The begin value of a counter whose domain was offline at the baseline.
 _NOT_ONLINE = Value(Status.ERROR, "not online")
 _NOTHING = CounterHistory()
@@ -86,7 +87,7 @@ _NOISE = Decimal("0.01")
 
 def worst(*qualities: Quality) -> Quality:
     """Return the worst of these qualities."""
-    return max(qualities, key=_ORDER.index)
+    return max(qualities, key=_RANKS.__getitem__)
 
 
 def digits(number: int | Decimal) -> str:

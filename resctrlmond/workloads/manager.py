@@ -39,7 +39,7 @@ from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.store import Limit, Store, UnreadableRecord
 from resctrlmond.workloads.takeover import TakeOver
-from resctrlmond.workloads.totals import summed, used
+from resctrlmond.workloads.totals import summed
 from resctrlmond.workloads.tree_status import TreeStatus, TreeWatcher
 from resctrlmond.workloads.usage import SharedPass, Usage
 from resctrlmond.workloads.validation import (
@@ -129,7 +129,7 @@ class Manager:
 
     def final_totals(self, workload: Workload) -> list[Total]:
         """Return the totals of a run whose end values are written. Raises NotRead."""
-        return used(self.context.snapshots, workload, {})
+        return self.context.quality.final_totals(workload)
 
     def recover(self) -> None:
         """Continue where the last daemon stopped. This is the only way to start. See ``problems`` afterwards."""

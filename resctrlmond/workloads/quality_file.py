@@ -17,6 +17,10 @@ from resctrlmond.workloads.totals import End, Live, used
 log = logging.getLogger(__name__)
 
 
+# The runs that end at the same time.
+_MOST_FINAL = 16
+
+
 class QualityFiles:
     """The ``quality`` files. Each is written before the record or reply with the same quality, so it is never better.
 
@@ -29,6 +33,8 @@ class QualityFiles:
         self._lock = snapshots.lock
         # By key: what the final totals of a run depend on, from the last write of the file until the run is over.
         self._sealed: dict[str, Workload] = {}
+        # By key: the same, and the final totals of the runs that ended last.
+        self._final: dict[str, tuple[Workload, list[Total]]] = {}
 
     def before_save(self, before: Workload, workload: Workload) -> None:
         """Update the file if a quality changes when ``workload`` replaces ``before``. See ``update``.
@@ -69,9 +75,22 @@ class QualityFiles:
     def sealing(self, workload: Workload, end: End) -> Iterator[None]:
         """Write the final qualities of a run whose end values, of the first group ``end``, are all written."""
         with self._lock:
-            self._write(workload.key, text(used(self._snapshots, workload, {}, end)))
+            totals = used(self._snapshots, workload, {}, end)
+            self._write(workload.key, text(totals))
             yield
-            self._sealed[workload.key] = _relevant(workload)
+            relevant = self._sealed[workload.key] = _relevant(workload)
+            self._final.pop(workload.key, None)
+            self._final[workload.key] = relevant, totals
+            if len(self._final) > _MOST_FINAL:
+                del self._final[next(iter(self._final))]
+
+    def final_totals(self, workload: Workload) -> list[Total]:
+        """Return the totals of a run whose end values are written: those of the file, if it ended just now.
+
+        Raises NotRead.
+        """
+        relevant, totals = self._final.get(workload.key, (None, []))
+        return totals if relevant == _relevant(workload) else used(self._snapshots, workload, {})
 
     def witness(self, workload: Workload, live: Live, totals: Iterable[Total]) -> None:
         """Make the file at least as bad as these totals, before they are returned to a caller.

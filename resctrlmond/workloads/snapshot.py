@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import itertools
@@ -28,6 +29,8 @@ _BEGIN = ".begin"
 _END = ".end"
 _CHECKPOINT = "checkpoint"
 _QUALITY = "quality"
+# The runs whose begin values are kept decoded: those that begin or end now.
+_MOST_DECODED = 16
 
 
 class Snapshots:
@@ -60,9 +63,11 @@ class Snapshots:
         # By subfolder: the readings that keep_read() has last written (as a digest), their file, and their number.
         self._kept: dict[str, tuple[bytes, tuple[int, int], int]] = {}
         self._writes = 0
-        # By subfolder: the begin values of a run that has not ended, and the identity of the folder mon_data that
-        # they were written to. Each total needs them, and each is in a file of its own.
-        self._begin: dict[str, tuple[tuple[int, int], bytes]] = {}
+        # By subfolder: the begin values of a run that has not ended. Each total needs them, and each is in a file of
+        # its own.
+        self._begin: dict[str, _Begin] = {}
+        # The same, decoded, of the subfolders that were used last.
+        self._decoded: dict[str, tuple[_Begin, list[Reading]]] = {}
 
     def set_mode(self, mode: int) -> None:
         """Set the mode of all existing and all future folders. Raises NotWritten."""
@@ -116,33 +121,54 @@ class Snapshots:
                 self._forget(subfolder)
                 _remove(new)
                 os.mkdir(new, self._mode)
-                write_file(os.path.join(new, "created_at"), created_at.encode() + b"\n", is_new=True)
+                write_file(f"{new}/created_at", created_at.encode() + b"\n", is_new=True)
                 written: dict[str, str] = {}
                 for domain, of_domain in itertools.groupby(readings, operator.attrgetter("domain")):
-                    folder = os.path.join(new, "mon_data", domain)
+                    folder = f"{new}/mon_data/{domain}"
                     _make_folders(folder, self._mode)
                     for reading in of_domain:
                         _write_value(folder, reading, _BEGIN, written)
-                        target = os.path.join(live, "mon_data", domain, reading.event)
-                        os.symlink(target, os.path.join(folder, reading.event))
+                        os.symlink(f"{live}/mon_data/{domain}/{reading.event}", f"{folder}/{reading.event}")
                 _remove(path)
                 self._make_folder(os.path.dirname(path), set())
                 os.rename(new, path)
             except OSError:
                 _remove(new)
                 raise
-        self._keep_begin(subfolder, readings)
+        self._keep_begin(subfolder, readings, time.time_ns())
 
     def load_begin(self, subfolder: str) -> None:
         """Keep the begin values of a run that the last daemon began. Raises NotRead."""
-        self._keep_begin(subfolder, self._values(subfolder, _BEGIN))
+        now_ns = time.time_ns()
+        self._keep_begin(subfolder, self._values(subfolder, _BEGIN), now_ns)
 
-    def _keep_begin(self, subfolder: str, readings: Iterable[Reading]) -> None:
+    def _keep_begin(self, subfolder: str, readings: Sequence[Reading], written_ns: int) -> None:
         values = checkpoint.encode(checkpoint.of_baseline(readings, {}))
-        self._begin[subfolder] = _identity(os.path.join(self.path(subfolder), "mon_data")), values
+        begin = _Begin(_identity(os.path.join(self.path(subfolder), "mon_data")), written_ns, values)
+        self._begin[subfolder] = begin
+        ordered = sorted(readings, key=IN_ORDER)
+        self._keep_decoded(subfolder, begin, [Reading(one.domain, one.event, one.value) for one in ordered])
+
+    def _keep_decoded(self, subfolder: str, begin: _Begin, readings: list[Reading]) -> None:
+        self._decoded[subfolder] = begin, readings
+        for other in list(self._decoded)[:-_MOST_DECODED]:
+            self._decoded.pop(other, None)
+
+    def _has_begin(self, subfolder: str, begin: Sequence[Reading]) -> bool:
+        """Whether the files of the ``begin`` values and the links beside them are unchanged since they were written.
+
+        A file that is replaced or removed changes its folder. Files with the same text are links to one file.
+        """
+        kept = self._begin.get(subfolder)
+        if kept is None:
+            return False
+        top = f"{self.path(subfolder)}/mon_data"
+        paths = {top, *(f"{top}/{reading.domain}" for reading in begin)}
+        paths.update({one.value.text: f"{top}/{one.domain}/{one.event}{_BEGIN}" for one in begin}.values())
+        return all(0 < _identity(path)[1] <= kept.written_ns for path in paths)
 
     def _forget(self, subfolder: str) -> None:
-        for known in (self._begin, self._read_until, self._kept):
+        for known in (self._begin, self._decoded, self._read_until, self._kept):
             known.pop(subfolder, None)
 
     def relink(self, subfolder: str, live: str) -> None:
@@ -251,7 +277,10 @@ class Snapshots:
         """
         top = self.path(subfolder)
         # The totals at the end are those of the files.
-        self._begin.pop(subfolder, None)
+        begin = self.begin_values(subfolder)
+        has_begin = self._has_begin(subfolder, begin)
+        if not has_begin:
+            self._begin.pop(subfolder, None)
         with writing(top):
             folders = {reading.domain: os.path.join(top, "mon_data", reading.domain) for reading in readings}
             there: set[str] = set()
@@ -260,12 +289,18 @@ class Snapshots:
             written: dict[str, str] = {}
             for reading in readings:
                 _write_value(folders[reading.domain], reading, _END, written)
-            for _, entry in _entries(os.path.join(top, "mon_data")):
-                if entry.is_symlink():
-                    os.unlink(entry.path)
-            self._make_folder(top, set())
+            if has_begin:
+                links = [f"{top}/mon_data/{reading.domain}/{reading.event}" for reading in begin]
+            else:
+                entries = [entry for _, entry in _entries(os.path.join(top, "mon_data"))]
+                links = [entry.path for entry in entries if entry.is_symlink()]
+            for link in links:
+                os.unlink(link)
+            self._make_folder(top, there)
             with sealing or contextlib.nullcontext():
                 write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\n")
+        self._begin.pop(subfolder, None)
+        self._decoded.pop(subfolder, None)
 
     def quality(self, subfolder: str) -> str:
         """Return the text of the run's file ``quality``, "" if there is none. Raises NotRead."""
@@ -295,10 +330,14 @@ class Snapshots:
 
     def begin_values(self, subfolder: str) -> list[Reading]:
         """Return the readings of the baseline; [] if there is none. Raises NotRead."""
-        folder, values = self._begin.get(subfolder, ((0, 0), b""))
-        if values and folder == _identity(os.path.join(self.path(subfolder), "mon_data")):
-            return checkpoint.readings_of(checkpoint.decode(values))
-        return self._values(subfolder, _BEGIN)
+        begin = self._begin.get(subfolder)
+        if begin is None or begin.folder != _identity(f"{self.path(subfolder)}/mon_data"):
+            return self._values(subfolder, _BEGIN)
+        known, readings = self._decoded.get(subfolder, (None, []))
+        if known is not begin:
+            readings = checkpoint.readings_of(checkpoint.decode(begin.values))
+            self._keep_decoded(subfolder, begin, readings)
+        return readings.copy()
 
     def end_values(self, subfolder: str) -> list[Reading]:
         """Return the final readings; [] if there are none. Raises NotRead."""
@@ -437,6 +476,18 @@ class Snapshots:
                     _remove(os.path.join(self.groups, name))
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Begin:
+    """Begin values in memory: encoded, because decoded ones take several times as much.
+
+    ``folder`` is the identity of the folder mon_data. No file or folder in it was changed later than ``written_ns``.
+    """
+
+    folder: tuple[int, int]
+    written_ns: int
+    values: bytes
+
+
 def _make_folders(path: str, mode: int) -> None:
     """Create a folder and its missing parents, all with that mode (os.makedirs() sets it on the last only)."""
     try:
@@ -454,7 +505,7 @@ def _write_value(folder: str, reading: Reading, suffix: str, written: dict[str, 
     Equal values, as the 0 of most L3 caches, are links to one file: each file takes a page of memory in /run, and its
     inode 1 KiB more, which is 2.5 GiB for 4096 workloads on a machine with 32 L3 caches.
     """
-    path = os.path.join(folder, reading.event + suffix)
+    path = f"{folder}/{reading.event}{suffix}"
     first = written.setdefault(reading.value.text, path)
     if first != path:
         # It exists if an earlier end was interrupted. EMLINK, EPERM: the filesystem of groups_dir refuses the link.

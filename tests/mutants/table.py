@@ -214,13 +214,27 @@ MUTANTS = (
         "completed_at is written before the links are gone",
         _WORKLOADS + "snapshot.py",
         """\
-            for _, entry in _entries(os.path.join(top, "mon_data")):
+            for link in links:
 """,
         """\
             write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\\n")
-            for _, entry in _entries(os.path.join(top, "mon_data")):
+            for link in links:
 """,
         "tests/workloads/test_cut.py tests/workloads",
+    ),
+    Mutant(
+        "the final totals are computed from begin values that the files do not have any more",
+        _WORKLOADS + "snapshot.py",
+        "        return all(0 < _identity(path)[1] <= kept.written_ns for path in paths)\n",
+        "        return True\n",
+        "tests/workloads/test_snapshot.py tests/workloads",
+    ),
+    Mutant(
+        "children that cannot be listed for lack of descriptors count as not listed by the kernel",
+        _RESCTRL + "processes.py",
+        '            if error.errno in LACKS:\n                raise not_read(error, f"list the children',
+        '            if False:\n                raise not_read(error, f"list the children',
+        "tests/workloads/test_no_descriptors.py tests/workloads",
     ),
     Mutant(
         "the last reading does not wait for the energy lag",
@@ -488,8 +502,8 @@ MUTANTS = (
     Mutant(
         "a sum is as good as its best part",
         _WORKLOADS + "accounting.py",
-        "return max(qualities, key=_ORDER.index)",
-        "return min(qualities, key=_ORDER.index)",
+        "return max(qualities, key=_RANKS.__getitem__)",
+        "return min(qualities, key=_RANKS.__getitem__)",
         "tests/workloads/test_accounting.py tests/workloads",
     ),
     Mutant(

@@ -23,6 +23,7 @@ from tests.workloads.builders import workload
 from tests.workloads.conftest import Host, assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
+OLD = "2000-01-01T00:00:00.000000Z"
 EVENTS = ("activity", "core_energy", "mbm_local_bytes", "mbm_total_bytes")
 
 
@@ -300,3 +301,32 @@ def test_run_that_begins_has_the_qualities_of_a_first_reading_like_its_baseline(
     at_last = used(snapshots, known, {}, up_to_last=True)
     assert at_last == used(snapshots, known, {"k": snapshots.begin_values("k")})
     assert len(at_last) == 1
+
+
+def test_begin_of_a_run_is_judged_by_its_own_readings(tmp_path: Path) -> None:
+    """The qualities at the baseline are computed once for runs that differ only in the numbers."""
+    (tmp_path / "groups").mkdir()
+    snapshots = Snapshots(str(tmp_path / "groups"), str(tmp_path / "completed"))
+    words = {"one": "5", "two": "6", "three": "Unavailable", "four": "7", "five": "Error"}
+    found = {}
+    for key, word in words.items():
+        readings = [Reading("mon_L3_00", "mbm_total_bytes", parse_value(word))]
+        snapshots.begin(key, OLD, "/live", readings)
+        of = workload(key, baseline=Quality.LATE if key == "four" else Quality.EXACT)
+        found[key] = used(snapshots, of, {}, up_to_last=True)[0].quality
+    assert found["one"] is found["two"] is Quality.EXACT
+    assert found["three"] is not Quality.EXACT
+    assert found["four"] is Quality.LATE
+    assert found["five"] is Quality.UNKNOWN
+
+
+def test_final_totals_are_those_of_the_files(host: Host, spawn: Callable[[], int]) -> None:
+    ended = []
+    host.manager.on_finish(lambda workload: ended.append((workload, host.manager.final_totals(workload))))
+    host.manager.assign(assignment("k", spawn()))
+    host.manager.release("k", owner="test")
+    ((workload, totals),) = ended
+    assert totals == used(host.manager.context.snapshots, workload, {})
+    assert [total.domains for total in totals] == [
+        total.domains for total in used(host.manager.context.snapshots, workload, {})
+    ]

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
+from collections.abc import Iterator
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.workloads import clock
+from resctrlmond.workloads.atomic_files import read_file
 from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.snapshot import Snapshots
@@ -87,6 +91,54 @@ def test_begin_values_are_kept_in_memory_until_the_end_while_their_folder_exists
         assert snapshots.begin_values(key) == sorted(values("7"), key=lambda one: one.event)
     (Path(snapshots.path("removed")) / "mon_data").rename(Path(snapshots.path("removed")) / "moved")
     assert snapshots.begin_values("removed") == []
+
+
+@contextlib.contextmanager
+def keeping(snapshots: Snapshots, key: str, found: list[Reading]) -> Iterator[None]:
+    """Keep the begin values while ``completed_at`` is about to be written."""
+    found += snapshots.begin_values(key)
+    yield
+
+
+def change(path: Path, text: str) -> None:
+    """Change a file later than the files that were written before, as far as their times can show."""
+    before = path.stat().st_mtime_ns
+    while path.stat().st_mtime_ns == before:
+        path.write_text(text)
+
+
+def test_totals_at_the_end_are_those_of_the_begin_files(
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were read back at each end: now only if one was changed, replaced or removed."""
+    reads: list[str] = []
+
+    def counted(path: str) -> bytes:
+        reads.append(path)
+        return read_file(path)
+
+    monkeypatch.setattr("resctrlmond.workloads.snapshot.read_file", counted)
+    for key in ("untouched", "changed", "replaced", "removed"):
+        snapshots.begin(key, OLD, "/live", values("1"))
+        file = Path(snapshots.path(key)) / "mon_data/mon_PERF_PKG_00/core_energy.begin"
+        if key == "changed":
+            change(file, "7\n")
+        elif key == "replaced":
+            other = file.with_name("other")
+            other.write_text("7\n")
+            os.utime(other, ns=(0, 0))
+            time.sleep(0.02)
+            other.rename(file)
+        elif key == "removed":
+            time.sleep(0.02)
+            file.unlink()
+        found: list[Reading] = []
+        reads.clear()
+        snapshots.end(key, OLD, values("8"), keeping(snapshots, key, found))
+        energy = [one.value.text for one in found if one.event == "core_energy"]
+        assert energy == {"untouched": ["1"], "removed": []}.get(key, ["7"])
+        assert bool(reads) == (key != "untouched")
+        assert not any(path.is_symlink() for path in Path(snapshots.path(key)).rglob("*"))
 
 
 def test_all_users_may_read_for_any_umask(snapshots: Snapshots) -> None:
