@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Iterable
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NoSuchProcess, ResctrlError, printable
@@ -35,18 +36,25 @@ def record_ends(ctx: Context, txn: Transaction) -> Workload | None:
         if group.observed or group.class_ == member.id:
             # Its runtime is about to remove the group, or the class that it created for the container.
             group_ops.read_before_removal(ctx, workload, group)
-    for member in ended:
-        _end_dead_member(txn, member)
-    over = _ended_claims(ctx, txn.workload)
-    claims = txn.workload.claims
-    if all(claim.owner in over for claim in claims) and any(claim.ends is EndRule.MEMBERS for claim in claims):
-        # Its owner did not release it at its end.
-        _mark_end_read_late(ctx, txn, Reason.END_READ_LATE)
-    workload = functools.reduce(group_ops.without_claim, over, txn.workload)
-    if not workload.claims and not workload.state.is_over and workload.state is not State.ENDING:
+    now = functools.reduce(_without_dead_member, ended, workload)
+    over = _ended_claims(ctx, now)
+    # Its owner did not release it at its end.
+    is_read_late = all(claim.owner in over for claim in now.claims) and any(
+        claim.ends is EndRule.MEMBERS for claim in now.claims
+    )
+
+    def with_ends(workload: Workload) -> Workload:
+        workload = functools.reduce(_without_dead_member, ended, workload)
+        return _with_late_end(ctx, workload, Reason.END_READ_LATE) if is_read_late else workload
+
+    left = functools.reduce(group_ops.without_claim, over, now)
+    if not left.claims and not left.state.is_over and left.state is not State.ENDING:
         # As in Release, the write that records the end removes the last claims.
-        return group_ops.finish(ctx, txn, workload.reason or "its last member ended", without_claims=over)
-    workload = txn.save(workload)
+        reason = left.reason or "its last member ended"
+        workload = group_ops.finish(ctx, txn, reason, change=with_ends, without_claims=over)
+    else:
+        workload = txn.save(functools.reduce(group_ops.without_claim, over, with_ends(workload)))
+    _log_dormant(now, ended)
     return finish_again(ctx, txn) if workload.state is State.ENDING else workload
 
 
@@ -57,17 +65,17 @@ def add_unseen_end(ctx: Context, txn: Transaction) -> None:
     """
     workload = txn.find()
     if workload is not None and _has_ended_unseen(ctx, workload):
-        _mark_end_read_late(ctx, txn, Reason.UNSEEN_END)
+        txn.save(_with_late_end(ctx, workload, Reason.UNSEEN_END))
 
 
 def finish_again(ctx: Context, txn: Transaction) -> Workload:
     """Complete an end that failed before: what ran since then in the groups is counted too."""
-    _mark_end_read_late(ctx, txn, Reason.END_READ_LATE)
+    txn.save(_with_late_end(ctx, txn.workload, Reason.END_READ_LATE))
     return group_ops.finish(ctx, txn, txn.workload.reason)
 
 
-def _mark_end_read_late(ctx: Context, txn: Transaction, why: Reason) -> None:
-    workload = txn.workload
+def _with_late_end(ctx: Context, workload: Workload, why: Reason) -> Workload:
+    """Return the workload with a caveat if its end values are read later than its end."""
     # Processes that a member has started may run on in the group after its end, unless its control group or its PID
     # namespace ended with it.
     others = [member.id for member in workload.members if _may_leave_processes(member)]
@@ -77,13 +85,13 @@ def _mark_end_read_late(ctx: Context, txn: Transaction, why: Reason) -> None:
             begin = ctx.snapshots.begin_values(subfolder)
             found = caveats.with_late_end(group.caveats, begin, why, others[-1])
             workload = workload.with_group(replace(group, caveats=found))
-    txn.save(workload)
+    return workload
 
 
-def end_member(txn: Transaction, member: Member, reason: str) -> Workload:
-    """Record the end of a member. With the last one an active workload is idle."""
+def without_member(workload: Workload, member: Member, reason: str) -> Workload:
+    """Return the workload in which the member has ended. With the last one an active workload is idle."""
     ended = replace(member, ended_at=utc_now(), reason=member.reason or reason, joining=False)
-    workload = txn.workload.with_member(ended)
+    workload = workload.with_member(ended)
     if member.joining:
         # Its Assign failed and could not be undone, and nothing has moved it since then.
         workload = workload.with_late(member, Reason.NEVER_MOVED.text(member=member.id))
@@ -91,18 +99,23 @@ def end_member(txn: Transaction, member: Member, reason: str) -> Workload:
         others = {name: used for name, used in workload.other_cpu_ns.items() if name != member.id}
         workload = replace(workload, other_cpu_ns=others)
     is_active = workload.is_active and bool(workload.living)
-    return txn.save(replace(workload, idle_ns=boot_ns(), is_active=is_active))
+    return replace(workload, idle_ns=boot_ns(), is_active=is_active)
 
 
-def _end_dead_member(txn: Transaction, member: Member) -> None:
+def _without_dead_member(workload: Workload, member: Member) -> Workload:
     if member.pid:
-        end_member(txn, member, "ended")
-        return
+        return without_member(workload, member, "ended")
     # A service has a new control group of the same path after each restart.
-    workload = end_member(txn, replace(member, dormant=True, reason=""), _DORMANT)
-    if workload.is_claimed_by(member.owner):
-        text = "%s: control group %s is empty or gone; tasks that appear at this path are moved into the group, late"
-        log.info(text, txn.key, printable(member.cgroup))
+    return without_member(workload, replace(member, dormant=True, reason=""), _DORMANT)
+
+
+def _log_dormant(workload: Workload, ended: Iterable[Member]) -> None:
+    for member in ended:
+        if not member.pid and workload.is_claimed_by(member.owner):
+            text = (
+                "%s: control group %s is empty or gone; tasks that appear at this path are moved into the group, late"
+            )
+            log.info(text, workload.key, printable(member.cgroup))
 
 
 def _has_ended_unseen(ctx: Context, workload: Workload) -> bool:

@@ -9,7 +9,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 from resctrlmond.resctrl.bandwidth import Mode, domain_number
@@ -439,17 +439,28 @@ def _is_recordable(ref: GroupRef) -> bool:
 # -- end
 
 
-def finish(ctx: Context, txn: Transaction, reason: str, *, without_claims: Iterable[str] = ()) -> Workload:
+def finish(
+    ctx: Context,
+    txn: Transaction,
+    reason: str,
+    *,
+    change: Callable[[Workload], Workload] = lambda workload: workload,
+    without_claims: Iterable[str] = (),
+) -> Workload:
     """End the run: write the end values of each group, remove its directory, and so free its RMID.
 
-    ``without_claims`` are the owners of the last claims, which are removed with the first write. Can be called again
-    for a workload that is ending: finished steps are not repeated.
+    ``change`` returns the workload with what the first write records too. ``without_claims`` are the owners of the
+    last claims, which are removed with the first write. Can be called again for a workload that is ending: finished
+    steps are not repeated.
     """
     first = txn.workload.first
-    if first.state is not GroupState.ENDING and not _was_never_created(ctx, first):
+    if first.state is not GroupState.ENDING and _was_never_created(ctx, first):
+        txn.save(change(txn.workload))
+    elif first.state is not GroupState.ENDING:
         ctx.interference.before_end(txn)
-        ending = replace(txn.workload.first, state=GroupState.ENDING, reason=reason)
-        txn.save(functools.reduce(Workload.without_claim, without_claims, txn.workload.with_group(ending)))
+        workload = change(txn.workload)
+        ending = replace(workload.first, state=GroupState.ENDING, reason=reason)
+        txn.save(functools.reduce(Workload.without_claim, without_claims, workload.with_group(ending)))
     # The first group is the last to end, because its completed_at means that all end values are written.
     _end_others(ctx, txn, reason)
     _end_group(ctx, txn, txn.workload.first, reason)

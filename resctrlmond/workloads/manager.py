@@ -371,7 +371,7 @@ class Manager:
             workload = txn.workload
             ending = workload.member(member)
             if ending is not None and ending.is_living and not (confirms and ends.runs(ending)):
-                ends.end_member(txn, ending, reason_text(reason))
+                txn.save(ends.without_member(workload, ending, reason_text(reason)))
             elif ending is not None and ending.dormant:
                 txn.save(workload.with_member(replace(ending, dormant=False, reason=reason_text(reason))))
             return ends.record_ends(self.context, txn) or workload

@@ -136,10 +136,11 @@ MUTANTS = (
     Mutant(
         "ENDING is saved after the further groups end",
         _WORKLOADS + "group_ops.py",
-        "        ending = replace(txn.workload.first,",
+        "        workload = change(txn.workload)\n",
         """\
         _end_others(ctx, txn, reason)
-        ending = replace(txn.workload.first,""",
+        workload = change(txn.workload)
+""",
         "tests/workloads/test_cut.py tests/workloads",
     ),
     Mutant(

@@ -450,3 +450,38 @@ def test_the_daemon_starts_with_a_full_run_folder(
     assert manager.get(CTR).state is State.COMPLETED
     manager.release("living", owner="test")
     host.check()
+
+
+def test_end_of_the_last_member_and_the_begin_of_the_end_of_its_workload_are_one_write(
+    host: Host, process: Start
+) -> None:
+    """The end of a container wrote its record three times."""
+    child = process()
+    host.manager.assign(assignment(CTR, child.pid, "oci", member="c1"))
+    written = []
+    host.manager.subscribe(
+        lambda _, workload: written.append(
+            workload and (workload.state, [bool(one.ended_at) for one in workload.members], len(workload.claims))
+        )
+    )
+    child.kill()
+    child.wait()
+    host.manager.record_ends(CTR)
+    assert written == [(State.ENDING, [True], 0), (State.COMPLETED, [True], 0)]
+    assert [member.reason for member in host.manager.get(CTR).members] == ["ended"]
+
+
+def test_member_of_a_workload_that_never_had_a_group_ends_with_its_own_reason(
+    small_host: Host, process: Start
+) -> None:
+    manager, number = small_host.manager, 0
+    while manager.create(f"full{number}", owner="test").state is not State.PENDING:
+        number += 1
+    child = process()
+    assert manager.assign(assignment(CTR, child.pid, "oci", member="c1")).workload.state is State.PENDING
+    child.kill()
+    child.wait()
+    manager.record_ends(CTR)
+    workload = manager.get(CTR)
+    assert workload.state is State.COMPLETED
+    assert [member.reason for member in workload.members] == ["ended"]
