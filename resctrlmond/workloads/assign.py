@@ -57,7 +57,7 @@ def assign(
             joining = replace(member, joining=True)
             ctx.joiners.forget(txn.key)
             workload = _joined(new_run(ctx, txn, wanted), joining, assignment)
-            workload = ctx.joiners.begin(workload, joining)
+            workload = ctx.joiners.begin(workload, joining, target.process)
             workload = start_run(ctx, txn, workload, may_wait=assignment.may_wait, limit=limit)
         else:
             if not assignment.may_wait:
@@ -68,7 +68,7 @@ def assign(
         waits = workload.group_of(member).state is GroupState.PENDING
         outside = outside_of(ctx, workload, target.tasks.threads()) if waits else frozenset()
         joining = replace(member, joining=not waits, tasks_outside=len(outside))
-        workload = ctx.joiners.begin(workload.with_member(joining), joining)
+        workload = ctx.joiners.begin(workload.with_member(joining), joining, target.process)
         # On disk before the member's first task is moved. From its first task on a group stays in its class.
         txn.save(replace(workload, follows_class=False), limit)
         if waits:

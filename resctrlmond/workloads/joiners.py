@@ -8,6 +8,7 @@ not descend from the init, such as an exec session, and that were not in the mon
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -38,14 +39,15 @@ class Joiners:
         # By key and member, when last read: CPU time (ns) of the control group, and the part not used by the init.
         self._last: dict[str, dict[str, tuple[int, int]]] = {}
 
-    def begin(self, workload: Workload, member: Member) -> Workload:
+    def begin(self, workload: Workload, member: Member, process: Process | None) -> Workload:
         """Record the CPU time that the control group of a new member used before, without that of the member's init.
 
-        Make the group late if the control group has no CPU time (cgroup v1).
+        ``process`` is that init, if the caller has opened it. Make the group late if the control group has no CPU
+        time (cgroup v1).
         """
         if not member.cgroup or member.id in workload.other_cpu_ns:
             return workload
-        tree = self._tree(member) if member.pid else cpu_time.NOTHING
+        tree = self._tree(member, opened=process) if member.pid else cpu_time.NOTHING
         # Read after the tree: CPU time that is used in between counts as earlier use, not as that of a joiner.
         used = cgroups.cpu_time_ns(member.cgroup)
         if used is None and cgroups.is_there(member.cgroup):
@@ -161,9 +163,16 @@ class Joiners:
     def _with_other(self, workload: Workload, member: Member, used_ns: int) -> Workload:
         return replace(workload, other_cpu_ns={**workload.other_cpu_ns, member.id: used_ns})
 
-    def _tree(self, member: Member, of: Callable[[Process], TreeTime | None] | None = None) -> TreeTime | None:
+    def _tree(
+        self,
+        member: Member,
+        of: Callable[[Process], TreeTime | None] | None = None,
+        *,
+        opened: Process | None = None,
+    ) -> TreeTime | None:
         try:
-            with Process.open(member.pid, member.start_time) as process:
+            with contextlib.ExitStack() as stack:
+                process = opened or stack.enter_context(Process.open(member.pid, member.start_time))
                 return (of or cpu_time.of_tree)(process)
         except ResctrlError as error:
             if error.errno in LACKS:

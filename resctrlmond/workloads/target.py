@@ -65,6 +65,10 @@ class Target(Protocol):
     def tasks(self) -> Tasks:
         """Its threads, to be moved."""
 
+    @property
+    def process(self) -> Process | None:
+        """The process, held by its pidfd; None for a control group."""
+
     def membership(self) -> Membership | None:
         """Return the class and the group of the first task; None if the target has no task."""
 
@@ -108,7 +112,9 @@ def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
             raise PermissionDenied(f"process {process.pid} is a kernel thread, not a workload")
         if process.pid == os.getpid():
             raise PermissionDenied(f"process {process.pid} is resctrlmond itself")
-        if own and not cgroups.member_test(own)(process.pid):
+        # A runtime that waits for its hook keeps the process, so the number has been that of the same process.
+        is_known = assignment.is_from_runtime and assignment.is_awaited()
+        if own and not is_known and not cgroups.member_test(own)(process.pid):
             raise InvalidRequest(f"process {process.pid} is not in the control group of ownCgroup: {own}")
         yield _Process(tree, process, own, ProcessTasks(process, assignment.include_descendants))
 
@@ -128,37 +134,37 @@ def _process(assignment: Assignment) -> Process:
 @dataclass(frozen=True, slots=True)
 class _Process:
     _tree: Tree
-    _process: Process
+    process: Process
     _own_cgroup: str
     tasks: ProcessTasks
 
     def membership(self) -> Membership:
-        return self._tree.membership(self._process.pid)
+        return self._tree.membership(self.process.pid)
 
     def cpu_time_ns(self) -> int | None:
-        below = processes.descendants(self._process.pid) if self.tasks.with_descendants else []
-        used = [processes.cpu_time_ns(pid) for pid in (self._process.pid, *below)]
+        below = processes.descendants(self.process.pid) if self.tasks.with_descendants else []
+        used = [processes.cpu_time_ns(pid) for pid in (self.process.pid, *below)]
         return None if set(used) == {None} else sum(time or 0 for time in used)
 
     def children(self) -> list[int]:
-        return processes.children(self._process.pid) or []
+        return processes.children(self.process.pid) or []
 
     def descendants(self) -> list[int]:
         # Descendants in the process's own control group are found by that control group.
-        return [] if self.tasks.with_descendants or self._own_cgroup else processes.descendants(self._process.pid)
+        return [] if self.tasks.with_descendants or self._own_cgroup else processes.descendants(self.process.pid)
 
     def member(self, assignment: Assignment) -> Member:
         return Member(
-            id=assignment.member or f"pid-{self._process.pid}",
+            id=assignment.member or f"pid-{self.process.pid}",
             kind=assignment.kind,
             owner=assignment.owner,
-            pid=self._process.pid,
-            start_time=self._process.start_time,
+            pid=self.process.pid,
+            start_time=self.process.start_time,
             cgroup=self._own_cgroup,
             started_at=utc_now(),
             late=self.cpu_time_ns() is not None if assignment.late is None else assignment.late,
             include_descendants=self.tasks.with_descendants,
-            init=processes.is_namespace_init(self._process.pid),
+            init=processes.is_namespace_init(self.process.pid),
         )
 
 
@@ -166,6 +172,7 @@ class _Process:
 class _Cgroup:
     _tree: Tree
     tasks: CgroupTasks
+    process: None = None
 
     def membership(self) -> Membership | None:
         for tid in cgroups.tasks(self.tasks.path):
