@@ -54,7 +54,7 @@ def is_privileged(uid: int) -> bool:
 
     Privileged users may call every verb. Other users may only read.
     """
-    return uid in (0, os.geteuid())
+    return uid == 0 or uid == os.geteuid()
 
 
 class Policy:

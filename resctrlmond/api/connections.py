@@ -40,11 +40,13 @@ async def receive(connection: socket.socket, size: int, descriptors: int) -> tup
 async def _readable(connection: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
-    loop.add_reader(connection, event.set)
+    # Not the socket: a selector that does not know it formats it for an error, which takes four system calls.
+    fd = connection.fileno()
+    loop.add_reader(fd, event.set)
     try:
         await event.wait()
     finally:
-        loop.remove_reader(connection)
+        loop.remove_reader(fd)
 
 
 def has_left(connection: socket.socket) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import threading
 import time
@@ -33,17 +34,30 @@ class Lane(enum.Enum):
     UPKEEP = ("upkeep", 4)  # ticks; several run only if one hangs
 
 
+# The lanes of calls that change one workload. Other calls change many, and may hang at one of them.
+_SHORT = frozenset({Lane.CHANGE, Lane.HOOKS, Lane.ENDS})
+
+
 class Workers:
     """A thread pool for each lane. Threads start when they are needed."""
 
     def __init__(self) -> None:
+        # In a thread that makes a short call: what the loop is to call after it.
+        self._of_thread = threading.local()
         self._pools = {lane: ThreadPoolExecutor(lane.value[1], thread_name_prefix=lane.value[0]) for lane in Lane}
         self._running: set[Future[Any]] = set()
         self._guard = threading.Lock()
 
     async def run(self, lane: Lane, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking call in a thread of the lane. Raises its errors; an unexpected OSError becomes NotRead."""
-        future = self._pools[lane].submit(function, *args, **kwargs)
+        loop = asyncio.get_running_loop()
+        later = _Later(loop) if lane in _SHORT else None
+
+        def call() -> T:
+            self._of_thread.later = later
+            return function(*args, **kwargs)
+
+        future = self._pools[lane].submit(call)
         with self._guard:
             self._running.add(future)
         future.add_done_callback(self._ended)
@@ -53,9 +67,21 @@ class Workers:
             # Expected errors got their type where they were raised. This one has at least its path and errno.
             raise not_read(error, "carry out the call") from error
         finally:
+            if later is not None:
+                later.begin()
             # The error refers to this frame by its traceback, and the future to the error: this cycle would keep the
             # objects of the call until the garbage collector runs.
             del future
+
+    def call_later(self, loop: asyncio.AbstractEventLoop, function: Callable[[str], object], key: str) -> None:
+        """Have the loop call the function, after the caller has the result of the short call that this thread makes.
+
+        The loop is then woken once, and no reply waits for the function. Can be called from any thread.
+        """
+        later: _Later | None = getattr(self._of_thread, "later", None)
+        if later is None or not later.add(function, key):
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(function, key)
 
     def _ended(self, future: Future[Any]) -> None:
         with self._guard:
@@ -73,3 +99,27 @@ class Workers:
     def _hanging(self) -> int:
         with self._guard:
             return len(self._running)
+
+
+class _Later:
+    """Calls that the loop makes after a call in a thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._guard = threading.Lock()
+        self._calls: list[tuple[Callable[[str], object], str]] | None = []
+
+    def add(self, function: Callable[[str], object], key: str) -> bool:
+        """Add a call; False if the time for them has come, because the caller has stopped waiting for the thread."""
+        with self._guard:
+            if self._calls is None:
+                return False
+            self._calls.append((function, key))
+            return True
+
+    def begin(self) -> None:
+        """Have the loop make the calls after what it is doing now. Belongs to the loop."""
+        with self._guard:
+            calls, self._calls = self._calls, None
+        for function, key in calls or ():
+            self._loop.call_soon(function, key)

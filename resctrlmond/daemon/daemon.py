@@ -246,11 +246,11 @@ class Daemon:
             self._notices.changed(key, workload)
             unseen[key] = workload
 
-        # Once for each verb: while the loop runs, the thread of the verb waits for Python's lock.
+        # Once for each verb, after its reply: while the loop runs, the thread of the verb waits for Python's lock. A
+        # process that ends before it is watched is found by the watch.
         def at_end(key: str) -> None:
             if key in unseen:
-                with contextlib.suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(take, key)
+                self._workers.call_later(loop, take, key)
 
         self._manager.subscribe(from_worker, at_end)
         for workload in self._manager.workloads():
