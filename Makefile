@@ -214,6 +214,7 @@ HOOKS = $(wildcard systemd/*.json)
 OLD_HOOK = resctrlmon-poststop.json
 HOOK_LINKS = $(DESTDIR)/usr/share/containers/oci/hooks.d
 SYSUSERS = $(DESTDIR)$(PREFIX)/lib/sysusers.d/resctrlmond.conf
+TMPFILES = $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/resctrlmond.conf
 HOOK = $(DESTDIR)$(PREFIX)/libexec/resctrlmon-oci-hook
 CATALOGDIR = $(DESTDIR)$(PREFIX)/lib/systemd/catalog
 POLICY = $(DESTDIR)$(PREFIX)/share/dbus-1/system.d/org.resctrlmon1.conf
@@ -242,6 +243,7 @@ install-modules: check-host
 # Without a C compiler, the hook is the Python file, which does the same and takes longer.
 install-files: check-host man
 	$(INSTALL) -D -m 644 systemd/resctrlmond.sysusers.conf $(SYSUSERS)
+	$(INSTALL) -D -m 644 systemd/resctrlmond.tmpfiles.conf $(TMPFILES)
 ifeq ($(DESTDIR),)
 	systemd-sysusers $(notdir $(SYSUSERS))
 endif
@@ -283,7 +285,7 @@ uninstall-files:
 	for name in resctrlmond nri; do ! cmp -s systemd/$$name.yaml $(DESTDIR)/etc/resctrlmond/$$name.yaml || \
 	  rm $(DESTDIR)/etc/resctrlmond/$$name.yaml || exit 1; done
 	rm -rf $(MODULES) $(SHARED)
-	rm -f $(SYSUSERS) $(HOOK) $(POLICY) $(ACTIVATION) $(COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
+	rm -f $(SYSUSERS) $(TMPFILES) $(HOOK) $(POLICY) $(ACTIVATION) $(COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
 	rm -f $(addprefix $(DESTDIR)$(UNITDIR)/,$(notdir $(UNITS))) $(addprefix $(CATALOGDIR)/,$(notdir $(CATALOGS)))
 	for command in $(COMMANDS); do rm -f $(DESTDIR)$(PREFIX)/bin/$${command%=*} || exit 1; done
 	for page in $(INSTALLED_PAGES); do rm -f $(MANDIR)/man$${page##*.}/$${page##*/} || exit 1; done

@@ -26,6 +26,9 @@ from resctrlmond.yaml_file import (
 
 DEFAULT_PATH = "/etc/resctrlmond/resctrlmond.yaml"
 
+# Created with the package. Without it, a host that updates only the code would not start.
+DEFAULT_READ_GROUP = "resctrlmon-read"
+
 # sun_path of unix(7) has 108 bytes with its NUL.
 _MAX_SOCKET_BYTES = 107
 
@@ -97,6 +100,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ``varlink_socket``: the varlink socket, unless systemd passes one. Default: ``org.resctrlmon.Manager`` in
     ``runtime_dir``.
     ``group``: the Unix group, by name or number, that marks the daemon's monitoring groups; its members may read.
+    ``read_group``: another Unix group, by name or number, whose members may read. It marks nothing, so a service can
+    be a member of it. The default need not exist.
     ``group_prefix``: a prefix for the directory names in resctrl of keys that are not pod UIDs.
     ``snapshot_ttl``: how long the values of an ended run can be read.
     ``linger``: how long a workload other than a pod keeps its group after its last member has ended.
@@ -115,6 +120,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     groups_mode: FolderMode = "0755"
     varlink_socket: AbsolutePath = ""
     group: UnixGroup = "resctrlmon"
+    read_group: UnixGroup = DEFAULT_READ_GROUP
     group_prefix: GroupPrefix = ""
     snapshot_ttl: TimeSpan = 300.0
     linger: TimeSpan = 0.0
@@ -133,19 +139,38 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     def group_id(self) -> int:
         """Return the number of ``group``. Raises ConfigError if the group does not exist or is root's."""
-        remedy = "Create it with 'systemd-sysusers', or name another group with the key 'group'"
-        if isinstance(self.group, int):
-            return self.group
-        try:
-            number = grp.getgrnam(self.group).gr_gid
-        except KeyError:
-            raise ConfigError(f"there is no Unix group '{self.group}'", remedy=remedy) from None
-        if number == 0:
-            raise ConfigError(
-                f"the Unix group '{self.group}' has the number 0, so that our groups would look like root's",
-                remedy=remedy,
-            )
-        return number
+        return _group_number("group", self.group, "so that our groups would look like root's")
+
+    def reader_ids(self, group_id: int) -> set[int]:
+        """Return the numbers of the Unix groups whose members may read: ``group_id`` and that of ``read_group``.
+
+        Raises ConfigError if ``read_group`` does not exist and is not the default, or is root's.
+        """
+        if self.read_group == DEFAULT_READ_GROUP and not _exists(self.read_group):
+            return {group_id}
+        return {group_id, _group_number("read_group", self.read_group, "to which many services belong")}
+
+
+def _exists(group: str) -> bool:
+    try:
+        grp.getgrnam(group)
+    except KeyError:
+        return False
+    return True
+
+
+def _group_number(key: str, group: str | int, harm: str) -> int:
+    """Return the number of the Unix group that a key names. Raises ConfigError if it does not exist or is root's."""
+    remedy = f"Create it with 'systemd-sysusers', or name another group with the key '{key}'"
+    if isinstance(group, int):
+        return group
+    try:
+        number = grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ConfigError(f"there is no Unix group '{group}'", remedy=remedy) from None
+    if number == 0:
+        raise ConfigError(f"the Unix group '{group}' has the number 0, {harm}", remedy=remedy)
+    return number
 
 
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Config)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access control: root may call every verb; members of the daemon's group may call the verbs that read."""
+"""Access control: root may call every verb; members of two Unix groups may call the verbs that read."""
 
 from __future__ import annotations
 
@@ -58,20 +58,21 @@ def is_privileged(uid: int) -> bool:
 
 
 class Policy:
-    """The access rules. ``readers`` is the Unix group whose members may read."""
+    """The access rules. ``readers`` are the Unix groups whose members may read."""
 
-    def __init__(self, readers: int) -> None:
-        self._readers = readers
+    def __init__(self, *readers: int) -> None:
+        self._readers = frozenset(readers)
 
     def check(self, caller: Caller, access: Access, verb: str) -> None:
         """Raise PermissionDenied unless the caller may call a verb with this access."""
         if is_privileged(caller.uid):
             return
-        if access is Access.READ and self._readers in caller.groups:
+        if access is Access.READ and self._readers & caller.groups:
             return
+        groups = " or ".join(map(str, sorted(self._readers)))
         raise PermissionDenied(
             f"user {caller.uid} may not call {verb}",
             remedy="Call as root"
             if access is Access.WRITE
-            else f"Call as root, or as a member of the group with id {self._readers}",
+            else f"Call as root, or as a member of the group with id {groups}",
         )

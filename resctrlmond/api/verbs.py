@@ -70,7 +70,8 @@ INTERFACES = {
 Monitoring groups of Linux resctrl on this host: one for each workload (a pod, container, service or command), kept as
 long as the workload lives, with what it used.
 
-Root may call every method. Root and the members of the group resctrlmon may call the methods that only read.
+Root may call every method. Root and the members of the groups resctrlmon and resctrlmon-read may call the methods
+that only read.
 Times are RFC 3339 in UTC. Values of counters are strings, exactly as the kernel wrote them. A field with "?" may be
 absent.
 

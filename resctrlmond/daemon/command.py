@@ -156,7 +156,9 @@ def _load(options: argparse.Namespace) -> Config:
 
 def _gid(loaded: Config) -> int:
     try:
-        return loaded.group_id()
+        gid = loaded.group_id()
+        loaded.reader_ids(gid)  # checks the other group
+        return gid
     except ResctrlError as error:
         raise StartupError(error, Exit.NO_GROUP) from error
 

@@ -76,7 +76,7 @@ class Daemon:
         self._manager = setup.manager
         self._notify = notify or Notify()
         self._workers = Workers()
-        self._service = Service(self._manager, Policy(setup.gid), self._workers)
+        self._service = Service(self._manager, Policy(*config.reader_ids(setup.gid)), self._workers)
         self._notices = Notices(setup.manager.tree, setup.manager.went_with_mount)
         self._ledger = ledger
         self._losses = GroupLosses(lambda folder: is_within(config.groups_dir, folder))

@@ -38,6 +38,7 @@ LIMITS_EXCEEDED = "org.freedesktop.DBus.Error.LimitsExceeded"
 # Path and interface of the object that controls the log.
 LOG_CONTROL = ("/org/freedesktop/LogControl1", "org.freedesktop.LogControl1")
 READERS = 5555
+READ_ONLY = 5556  # a second group of readers
 NOBODY = 65534
 
 _CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
@@ -124,7 +125,7 @@ class BusHost:
         loop = asyncio.get_running_loop()
         with contextlib.closing(Workers()) as workers:
             server = self.module.DBusServer(
-                Service(self.manager, Policy(readers=READERS), workers),
+                Service(self.manager, Policy(READERS, READ_ONLY), workers),
                 set_log_level=self.levels.append,
                 get_log_level=lambda: self.levels[-1],
                 folder=self.bus.folder,

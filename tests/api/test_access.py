@@ -29,6 +29,7 @@ from tests.api.private_bus import (
     NOBODY,
     OBJECT_MANAGER,
     PROPERTIES,
+    READ_ONLY,
     READERS,
     ROOT,
     WORKLOAD,
@@ -86,10 +87,10 @@ async def errors_of(client: str, address: str, calls: list[Any], groups: list[in
 
 
 def is_allowed(access: Access, groups: list[int]) -> bool:
-    return access is Access.READ and READERS in groups
+    return access is Access.READ and bool({READERS, READ_ONLY} & set(groups))
 
 
-@pytest.mark.parametrize("groups", [[], [READERS]], ids=["other user", "reader"])
+@pytest.mark.parametrize("groups", [[], [READERS], [READ_ONLY]], ids=["other user", "reader", "other reader"])
 def test_varlink_methods_are_denied_without_the_right(manager: Manager, groups: list[int]) -> None:
     verbs = list(VERBS.values())
     modes: list[dict[str, bool]] = [{}, {"more": True}, {"oneway": True}]
@@ -100,7 +101,7 @@ def test_varlink_methods_are_denied_without_the_right(manager: Manager, groups: 
     async def run() -> list[str | None]:
         with contextlib.closing(Workers()) as workers, public_directory() as directory:
             path = str(Path(directory) / "socket")
-            server = varlink.server(Service(manager, Policy(readers=READERS), workers))
+            server = varlink.server(Service(manager, Policy(READERS, READ_ONLY), workers))
             await server.start(listen(path))
             os.chmod(path, 0o666)
             try:
@@ -152,7 +153,7 @@ def dbus_calls() -> list[tuple[Access, tuple[Any, ...]]]:
     return calls
 
 
-@pytest.mark.parametrize("groups", [[], [READERS]], ids=["other user", "reader"])
+@pytest.mark.parametrize("groups", [[], [READERS], [READ_ONLY]], ids=["other user", "reader", "other reader"])
 @pytest.mark.parametrize("is_early", [True, False], ids=["before decoding", "after decoding"])
 def test_dbus_methods_and_properties_are_denied_without_the_right(
     host: BusHost, monkeypatch: pytest.MonkeyPatch, groups: list[int], is_early: bool

@@ -64,7 +64,7 @@ class _ServerThread:
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         with contextlib.closing(Workers()) as workers:
-            self.service = Service(self._manager, Policy(readers=os.getegid()), workers)
+            self.service = Service(self._manager, Policy(os.getegid()), workers)
             server = interfaces.server(self.service)
             await server.start(listen(self.path))
             self._ready.set()

@@ -230,7 +230,7 @@ ROOT, OWNER, READER, NOBODY = (
 )
 @pytest.mark.parametrize("access", Access)
 def test_access_of_users_to_verbs(caller: Caller, allowed: set[Access], access: Access) -> None:
-    policy = Policy(readers=77)
+    policy = Policy(77)
     os.seteuid(OWNER.uid)
     try:
         if access in allowed:
@@ -291,7 +291,7 @@ def test_readers_leave_a_thread_to_root_and_to_other_readers(
 
     async def run() -> None:
         with contextlib.closing(Workers()) as workers:
-            service = Service(manager, Policy(readers=77), workers)
+            service = Service(manager, Policy(77), workers)
 
             async def call(name: str, caller: Caller) -> types.Reply:
                 request = VERBS[name].request(**{"key": "k"} if name == "Get" else {})

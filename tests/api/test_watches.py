@@ -64,7 +64,7 @@ class Reader:
 @contextlib.asynccontextmanager
 async def watched(manager: Manager, *, count: int = 1) -> AsyncIterator[tuple[Watches, list[Reader]]]:
     with contextlib.closing(Workers()) as workers:
-        service = Service(manager, Policy(readers=77), workers)
+        service = Service(manager, Policy(77), workers)
         readers = [Reader(service) for _ in range(count)]
         for reader in readers:
             await reader.listed()
@@ -131,7 +131,7 @@ def test_workloads_are_present_or_added_never_both(manager: Manager) -> None:
 
     async def run() -> None:
         with contextlib.closing(Workers()) as workers:
-            service = Service(manager, Policy(readers=77), workers)
+            service = Service(manager, Policy(77), workers)
             early = Reader(service)
             assert await early.listed() == ["first"]
             service.watches.changed("second", workload("second"))
@@ -169,7 +169,7 @@ def test_event_loop_does_not_walk_over_the_workloads(manager: Manager, monkeypat
 
     async def run() -> list[list[str]]:
         with contextlib.closing(Workers()) as workers:
-            service = Service(manager, Policy(readers=77), workers)
+            service = Service(manager, Policy(77), workers)
             readers = [Reader(service), Reader(service)]
             found = [await reader.listed() for reader in readers]
             for reader in readers:
@@ -207,7 +207,7 @@ def test_number_of_watchers_is_limited_for_others_but_not_by_them(
 
     async def run() -> list[str]:
         with contextlib.closing(Workers()) as workers:
-            service = Service(manager, Policy(readers=77), workers)
+            service = Service(manager, Policy(77), workers)
             readers = []
             refused = []
             for caller in (READER, READER, READER, other, other, ROOT, ROOT, ROOT):
@@ -398,7 +398,7 @@ def test_defect_ends_the_streams_and_later_ones_work(manager: Manager, monkeypat
 def test_watch_has_no_single_reply(manager: Manager) -> None:
     async def run() -> None:
         with contextlib.closing(Workers()) as workers:
-            service = Service(manager, Policy(readers=77), workers)
+            service = Service(manager, Policy(77), workers)
             with pytest.raises(InvalidRequest, match="several replies"):
                 await service.call(VERBS["Watch"], types.NoParameters(), ROOT)
 

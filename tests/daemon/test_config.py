@@ -48,6 +48,7 @@ def test_defaults() -> None:
         "groups_mode": "0755",
         "varlink_socket": "/run/resctrlmond/org.resctrlmon.Manager",
         "group": "resctrlmon",
+        "read_group": "resctrlmon-read",
         "group_prefix": "",
         "snapshot_ttl": 300.0,
         "linger": 0.0,
@@ -263,6 +264,22 @@ def test_group_is_a_number_or_a_name() -> None:
 def test_group_of_root_is_refused() -> None:
     with pytest.raises(ConfigError, match="number 0"):
         Config(group=grp.getgrgid(0).gr_name).group_id()
+    with pytest.raises(ConfigError, match="number 0"):
+        Config(read_group=grp.getgrgid(0).gr_name).reader_ids(4242)
+
+
+def test_members_of_both_groups_may_read() -> None:
+    assert parsed("read_group: 4243").reader_ids(4242) == {4242, 4243}
+    with pytest.raises(ConfigError, match=r"no Unix group 'no-such-group'.*the key 'read_group'"):
+        Config(read_group="no-such-group").reader_ids(4242)
+
+
+def test_default_read_group_need_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise KeyError(name)
+
+    monkeypatch.setattr(grp, "getgrnam", missing)
+    assert Config().reader_ids(4242) == {4242}
 
 
 def test_flow_mapping_is_accepted_and_an_empty_key_is_refused() -> None:
@@ -348,6 +365,7 @@ _VALUES = {
     "groups_mode": st.sampled_from(["0755", "0750", "0700"]),
     "varlink_socket": _PATHS,
     "group": st.integers(1, 2**32 - 2) | st.text(string.ascii_letters + "_", min_size=1, max_size=31),
+    "read_group": st.integers(1, 2**32 - 2),
     "group_prefix": _PREFIXES,
     "snapshot_ttl": _SPANS,
     "linger": _SPANS,
@@ -395,9 +413,12 @@ def test_units_and_bus_policy_have_the_same_defaults() -> None:
     assert re.findall(r"^ListenStream=(.*)$", socket, re.M) == [defaults.varlink_socket]
     assert re.findall(r"^SocketGroup=(.*)$", socket, re.M) == [defaults.group]
     assert re.findall(r"^Where=(.*)$", texts["sys-fs-resctrl.mount"], re.M) == [defaults.resctrl]
-    assert re.findall(r"^g (\w+) ", texts["resctrlmond.sysusers.conf"], re.M) == [defaults.group]
+    readers = [defaults.group, defaults.read_group]
+    assert re.findall(r"^g ([\w-]+) ", texts["resctrlmond.sysusers.conf"], re.M) == readers
     policy = ElementTree.fromstring(texts["org.resctrlmon1.dbus.conf"])
-    assert [rule.get("group") for rule in policy.iter("policy") if rule.get("group")] == [defaults.group]
+    assert [rule.get("group") for rule in policy.iter("policy") if rule.get("group")] == readers
+    access = re.findall(r"^a\+ (\S+) - - - - group:(\S+):rw$", texts["resctrlmond.tmpfiles.conf"], re.M)
+    assert access == [(defaults.varlink_socket, defaults.read_group)]
 
 
 def test_no_descriptor_stays_open(tmp_path: Path) -> None:

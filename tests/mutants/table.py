@@ -652,8 +652,8 @@ MUTANTS = (
     Mutant(
         "members of the group may write as well as read",
         _API + "access.py",
-        "if access is Access.READ and self._readers in caller.groups:",
-        "if self._readers in caller.groups:",
+        "if access is Access.READ and self._readers & caller.groups:",
+        "if self._readers & caller.groups:",
         "tests/api",
     ),
     Mutant(

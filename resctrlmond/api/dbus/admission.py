@@ -3,7 +3,7 @@
 
 The checks of a call, in order:
 
-0. The bus: only root and the members of the group resctrlmon may send messages to the daemon
+0. The bus: only root and the members of the groups of readers may send messages to the daemon
    (``systemd/org.resctrlmon1.dbus.conf``).
 1. ``gate.Gate``: the length and the form of the header.
 2. ``Admission``, before the body is read: the caller expects a reply or changes something; the length of the body;
