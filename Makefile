@@ -36,7 +36,7 @@ setup: $(READY)
 $(READY): pyproject.toml tests/host-packages
 	tests/host-packages
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[sim,nri,plot,test,dbus-next]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[sim,nri,exporter,plot,test,dbus-next]'
 	touch $@
 
 demo: setup
@@ -205,7 +205,8 @@ ifeq ($(DESTDIR),)
 endif
 
 # Without the simulator: it needs a FUSE library that Debian does not have. The wheel contains it.
-COMMANDS = resctrlmond=resctrlmond resctrlctl=resctrlctl resctrlmon-nri=resctrlmond.nri
+COMMANDS = resctrlmond=resctrlmond resctrlctl=resctrlctl resctrlmon-nri=resctrlmond.nri \
+  resctrlmon-exporter=resctrlmond.exporter
 INSTALLED_PAGES = $(filter-out %/resctrlmond-sim.1,$(PAGES))
 UNITS = $(wildcard systemd/*.service systemd/*.socket systemd/*.mount)
 CATALOGS = $(wildcard systemd/*.catalog)
@@ -273,7 +274,8 @@ ifeq ($(DESTDIR),)
 	[ ! -x $(PREFIX)/bin/resctrlctl ] || resctrlctl --quiet hooks disable || \
 	  { echo "nothing was removed: a runtime that calls a hook that is missing starts no container" >&2; exit 1; }
 	if [ -d /run/systemd/system ]; then \
-	  systemctl --quiet disable --now resctrlmon-nri.service resctrlmond.socket resctrlmond.service || :; fi
+	  systemctl --quiet disable --now resctrlmon-nri.service resctrlmon-exporter.socket resctrlmon-exporter.service \
+	    resctrlmond.socket resctrlmond.service || :; fi
 	[ ! -x $(PREFIX)/bin/resctrlmond ] || resctrlmond --release-all || echo "some monitoring groups still stand" >&2
 endif
 	$(MAKE) uninstall-files

@@ -81,9 +81,9 @@ def test_installed_debian_package_is_not_overwritten(tmp_path: Path) -> None:
 def test_every_python_dependency_is_checked() -> None:
     """Names in pyproject.toml differ from those of Debian packages only by case and the prefix "python3-"."""
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    lists = re.findall(r"^(?:dependencies|nri) = \[(.*?)\]", project, re.DOTALL | re.MULTILINE)
+    lists = re.findall(r"^(?:dependencies|nri|exporter) = \[(.*?)\]", project, re.DOTALL | re.MULTILINE)
     names = {re.sub("^py", "", name.lower()) for name in re.findall(r'"([A-Za-z-]+)>=', "".join(lists))}
-    assert len(lists) == 2
+    assert len(lists) == 3
     assert names
     assert {f"python3-{name}" for name in names} <= set(CHECK.read_text(encoding="utf-8").split())
 

@@ -35,7 +35,7 @@ def test_unit_allows_the_threads_of_all_lanes() -> None:
     assert threads + 8 <= int(_settings("resctrlmond.service")["TasksMax"])
 
 
-@pytest.mark.parametrize("name", ["resctrlmond.service", "resctrlmon-nri.service"])
+@pytest.mark.parametrize("name", ["resctrlmond.service", "resctrlmon-nri.service", "resctrlmon-exporter.service"])
 def test_no_unit_dumps_core_or_is_throttled(name: str) -> None:
     settings = _settings(name)
     assert settings["LimitCORE"] == "0"

@@ -125,7 +125,8 @@ def test_the_clock_is_the_hosts(guest: Guest) -> None:
 
 
 def test_python_has_the_packages_of_the_project(guest: Guest) -> None:
-    guest.run("python3 -W error -c 'import msgspec, dbus_fast, sdnotify, yaml, rich, google.protobuf, pytest'")
+    modules = "msgspec, dbus_fast, sdnotify, yaml, rich, google.protobuf, prometheus_client, pytest"
+    guest.run(f"python3 -W error -c 'import {modules}'")
 
 
 def test_podman_runs_a_container(guest: Guest) -> None:

@@ -16,7 +16,10 @@ from .machine import Guest
 
 PROJECT = Path(__file__).parents[2]
 SYSTEMD = PROJECT / "systemd"
-UNITS = "resctrlmond.service resctrlmond.socket resctrlmon-nri.service sys-fs-resctrl.mount"
+UNITS = (
+    "resctrlmond.service resctrlmond.socket resctrlmon-nri.service "
+    "resctrlmon-exporter.service resctrlmon-exporter.socket sys-fs-resctrl.mount"
+)
 EXAMPLE = PROJECT / "packaging" / "examples" / "nri-resctrl-mon.conf"
 ELSEWHERE = "/run/nri-resctrl-mon"
 

@@ -15,6 +15,8 @@ import pytest
 from resctrlmond import oci_hook
 from resctrlmond.daemon import command as daemon
 from resctrlmond.daemon.startup import Exit
+from resctrlmond.exporter import __main__ as exporter
+from resctrlmond.exporter import listening, metrics
 from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import __main__ as nri
 from resctrlmond.nri import settings as nri_settings
@@ -34,6 +36,7 @@ from tests.hook import forms
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "man").glob("*.scd"))
 DAEMON = ROOT / "man" / "resctrlmond.8.scd"
+EXPORTER = ROOT / "man" / "resctrlmon-exporter.8.scd"
 NRI = ROOT / "man" / "resctrlmon-nri.8.scd"
 OVERVIEW = ROOT / "man" / "resctrlmond.7.scd"
 HOOK = ROOT / "man" / "resctrlmon-oci-hook.8.scd"
@@ -175,6 +178,38 @@ def test_the_defaults_of_the_hook() -> None:
 
 def test_every_exit_code_of_the_daemon() -> None:
     assert exit_codes(DAEMON) == set(Exit)
+
+
+def test_every_option_of_the_exporter() -> None:
+    known = {option for action in exporter._parser()._actions for option in action.option_strings}
+    assert options(EXPORTER) == known
+    assert options(EXPORTER, "SYNOPSIS") == known - {"-h", "--help", "--version"}
+    text = section(EXPORTER, "OPTIONS")
+    defaults = {action.dest: action.default for action in exporter._parser()._actions}
+    assert f"Default: _{listening.DEFAULT}_" in text
+    for name in ("timeout", "interval"):
+        assert f"Default: _{defaults[name]:g}_" in text
+    assert {event.replace("_", "\\_").replace("*", "\\*") for event in metrics.DEFAULT_EVENTS} <= set(
+        re.findall(r"_((?:\\.|[a-z])+)_", text)
+    )
+    assert exit_codes(EXPORTER) == {os.EX_OK, 2, os.EX_OSERR, os.EX_CANTCREAT}
+    unit = (ROOT / "systemd" / "resctrlmon-exporter.service").read_text(encoding="utf-8")
+    assert "RestartPreventExitStatus=2\n" in unit
+
+
+def test_every_metric_of_the_exporter() -> None:
+    """Each with its labels and type; and no page has another metric."""
+    events = metrics.EVENT_METRICS.values()
+    declared = [value for value in vars(metrics).values() if isinstance(value, metrics.Metric)]
+    declared += [metric for row in events for metric in (row.workload, row.machine)]
+    expected = set()
+    for metric in declared:
+        labels = "{" + ", ".join(f"_{label}_" for label in metric.labels) + "}" if metric.labels else ""
+        kind = "" if metric.type is metrics.Type.INFO else f", {metric.type.value}"
+        expected.add(f"*{metric.sample}*{labels}{kind}")
+    text = "\n".join(section(EXPORTER, f"METRICS OF {of}") for of in ("WORKLOADS", "THE MACHINE", "THE SERVICE"))
+    found = re.findall(r"^(\*resctrlmond_.*?)(?:\+\+)?$", text, re.MULTILINE)
+    assert sorted(found) == sorted(expected)
 
 
 def test_every_option_of_the_nri_adapter() -> None:

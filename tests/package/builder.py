@@ -17,7 +17,7 @@ from tests.kernel.machine.tools import tool
 from .source import DEBIAN
 
 # In addition to the build dependencies of debian/control: programs that check the packages.
-LOOKED_AT_WITH = ("lintian", "systemd", "python3-protobuf")
+LOOKED_AT_WITH = ("lintian", "systemd", "python3-protobuf", "python3-prometheus-client")
 
 # The host's own requirements: no virtual machine.
 PROGRAMS = ("mmdebstrap", "zstd", "tar")

@@ -166,7 +166,7 @@ test $status -eq 0 || test $status -eq 2
 
 @pytest.mark.parametrize("suite", ["trixie", "sid"])
 def test_autopkgtest_passes_with_packages_of_one_debian_only(built: Path, tmp_path: Path, suite: str) -> None:
-    own = {"resctrlmond", "python3-resctrlmond", "resctrlmon-nri"}
+    own = {"resctrlmond", "python3-resctrlmond", "resctrlmon-nri", "resctrlmon-exporter"}
     depends = {
         re.split(r"[ :(]", word.strip())[0]
         for package in built.glob("*.deb")

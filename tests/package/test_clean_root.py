@@ -26,8 +26,8 @@ everything() {
 fails() { if "$@"; then echo "did not fail: $*"; exit 1; fi; }
 apt() { command apt -q -y -o APT::Sandbox::User=root "$@"; }
 starts() {
-    resctrlmond --version; resctrlctl --version; resctrlmon-nri --version
-    getent group resctrlmon
+    resctrlmond --version; resctrlctl --version; resctrlmon-nri --version; resctrlmon-exporter --version
+    getent group resctrlmon resctrlmon-read
     status=0; resctrlmond || status=$?; test $status -eq 69
     status=0; resctrlctl status || status=$?; test $status -eq 3
 }

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exporter: figures of resctrlmond for Prometheus, by a process that only reads."""

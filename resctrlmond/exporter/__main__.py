@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command resctrlmon-exporter: serve metrics to Prometheus, or write them for node_exporter, until a signal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+
+from resctrlmond import __version__, config, journal
+from resctrlmond.api import sockets
+from resctrlmond.arguments import not_empty
+from resctrlmond.exporter import listening, metrics
+from resctrlmond.exporter.collector import Exporter
+from resctrlmond.exporter.server import Application, Server, tls_context
+from resctrlmond.exporter.source import Source
+from resctrlmond.exporter.textfile import NAME, Textfile
+from resctrlmond.notify import Notify
+
+log = logging.getLogger("resctrlmond.exporter")
+
+_STOPPING = {signal.SIGTERM, signal.SIGINT}
+_MAX_S = 3600.0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="resctrlmon-exporter",
+        description="Export what each workload and the whole machine used, for Prometheus.",
+    )
+    parser.add_argument(
+        "--listen",
+        type=_address,
+        default=listening.DEFAULT,
+        metavar="ADDRESS",
+        help="HOST:PORT or the path of a unix socket, unless systemd passes a socket (%(default)s)",
+    )
+    parser.add_argument(
+        "--manager-socket",
+        type=not_empty,
+        default=config.Config().varlink_socket,
+        metavar="PATH",
+        help="resctrlmond's socket (%(default)s)",
+    )
+    parser.add_argument(
+        "--event",
+        action="append",
+        type=_pattern,
+        metavar="PATTERN",
+        help=f"the events to export, as a pattern; can be repeated ({', '.join(metrics.DEFAULT_EVENTS)})",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=8.0,
+        metavar="SECONDS",
+        help="how long a scrape waits for resctrlmond (%(default)s)",
+    )
+    parser.add_argument("--certfile", type=not_empty, metavar="PATH", help="serve over TLS, with this certificate")
+    parser.add_argument("--keyfile", type=not_empty, metavar="PATH", help="the key of the certificate (in its file)")
+    parser.add_argument(
+        "--client-cafile", type=not_empty, metavar="PATH", help="require certificates of clients from this authority"
+    )
+    parser.add_argument(
+        "--textfile", type=not_empty, metavar="DIR", help=f"write DIR/{NAME} for node_exporter, and do not listen"
+    )
+    parser.add_argument(
+        "--interval",
+        type=_seconds,
+        default=15.0,
+        metavar="SECONDS",
+        help="with --textfile: how often to write the file (%(default)s)",
+    )
+    parser.add_argument("--log-level", choices=journal.LEVELS, default="info", help="(%(default)s)")
+    parser.add_argument("--version", action="version", version=f"resctrlmon-exporter {__version__}")
+    return parser
+
+
+def _address(text: str) -> listening.Address:
+    try:
+        return listening.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _pattern(text: str) -> str:
+    if not metrics.selected([text]):
+        raise argparse.ArgumentTypeError(f"no event matches {text!r}; they are: {', '.join(metrics.EVENT_METRICS)}")
+    return text
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _MAX_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds up to {_MAX_S:g}")
+    return seconds
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the exporter until a signal stops it. Return the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.certfile is None and (options.keyfile or options.client_cafile):
+        parser.error("--keyfile and --client-cafile need --certfile")
+    journal.setup(options.log_level, "resctrlmon-exporter")
+    # Before any thread: all of them leave the signals to this one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    exporter = Exporter(Source(options.manager_socket), options.event or metrics.DEFAULT_EVENTS)
+    try:
+        if options.textfile:
+            return _write(Textfile(options.textfile, exporter, options.timeout), options.interval)
+        return _serve(options, exporter)
+    except (OSError, ValueError) as error:
+        log.error("cannot start: %s", error)
+        return os.EX_OSERR
+
+
+def _serve(options: argparse.Namespace, exporter: Exporter) -> int:
+    tls = tls_context(options.certfile, options.keyfile, options.client_cafile) if options.certfile else None
+    application = Application(exporter, options.timeout)
+    with contextlib.ExitStack() as stack:
+        for listener in _listeners(options.listen):
+            server = stack.enter_context(Server(listener, application, tls))
+            thread = threading.Thread(target=server.serve_forever, name="serve", daemon=True)
+            thread.start()
+            stack.callback(server.shutdown)
+            log.info("serving metrics on %s", _text(listener))
+        notify = Notify()
+        notify.ready()
+        signal.sigwait(_STOPPING)
+        notify.stopping()
+    return os.EX_OK
+
+
+def _listeners(address: listening.Address) -> Iterable[socket.socket]:
+    return sockets.passed_sockets().values() or [listening.listen(address)]
+
+
+def _text(listener: socket.socket) -> str:
+    name = listener.getsockname()
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
+
+
+def _write(textfile: Textfile, interval_s: float) -> int:
+    # node_exporter runs as another user, and must be able to read the file.
+    os.umask(0o022)
+    if not textfile.write():
+        return os.EX_CANTCREAT
+    notify = Notify()
+    notify.ready()
+    while signal.sigtimedwait(_STOPPING, interval_s) is None:
+        textfile.write()
+    notify.stopping()
+    textfile.remove()
+    return os.EX_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convert what the daemon reports to metrics. A figure that has no number is left out; it is never 0."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import Metric as Family
+from prometheus_client.registry import Collector
+
+from resctrlmond import __version__
+from resctrlmond.api.types import MachineReply, StatusReply, Usage, Workload
+from resctrlmond.exporter import metrics
+from resctrlmond.exporter.families import Families
+from resctrlmond.exporter.metrics import Type
+from resctrlmond.exporter.monotone import Monotone
+from resctrlmond.exporter.source import VERBS, Observation, Source
+from resctrlmond.workloads.states import Quality, State
+
+_NUMBER = re.compile(r"[0-9]+\Z", re.ASCII)
+# The start of the process is computed from /proc/stat, which the unit hides.
+_PROCESS_LEFT_OUT = "process_start_time_seconds"
+
+
+class Exporter:
+    """Collects the metrics of ``source``. ``events``: patterns of the events to export. Thread-safe."""
+
+    def __init__(self, source: Source, events: Iterable[str] = metrics.DEFAULT_EVENTS) -> None:
+        self._source = source
+        self._events = metrics.selected(events)
+        self._process = ProcessCollector(registry=None)
+        # Held while one observation is converted.
+        self._guard = threading.Lock()
+        self._of_workloads, self._of_machine = Monotone(), Monotone()
+
+    def registry(self, timeout_s: float, *, with_start_times: bool) -> CollectorRegistry:
+        """Return the registry of one scrape, which takes ``timeout_s`` at most until it is collected."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Scrape(self, timeout_s, with_start_times=with_start_times))
+        return registry
+
+    def collect(self, timeout_s: float, *, with_start_times: bool) -> Iterable[Family]:
+        """Read from the daemon, and return all families."""
+        observation = self._source.observe(timeout_s)
+        families = Families(with_start_times=with_start_times)
+        _add_health(families, observation)
+        with self._guard:
+            if observation.usages is not None:
+                self._add_workloads(families, observation.usages)
+            if observation.machine is not None:
+                self._add_machine(families, observation.machine)
+        own = (family for family in self._process.collect() if family.name != _PROCESS_LEFT_OUT)
+        return [*families, *own]
+
+    def _add_workloads(self, families: Families, usages: Sequence[Usage]) -> None:
+        for usage in usages:
+            _add_names(families, usage.workload)
+            self._add_usage(families, usage)
+        keys = {usage.workload.key for usage in usages}
+        self._of_workloads.forget_unless(lambda series: series[1][0] in keys)
+
+    def _add_usage(self, families: Families, usage: Usage) -> None:
+        workload = usage.workload
+        key, started = workload.key, workload.created_at or ""
+        start = _seconds(started) if started else None
+        held = set()
+        for use in usage.domains or ():
+            row = self._events.get(use.event)
+            if row is None or use.value is None:
+                continue
+            labels = (key, _domain(use.domain), *filter(None, (row.label,)))
+            value = float(use.value)
+            if row.workload.type is Type.GAUGE:
+                families.gauge(row.workload, value, *labels)
+                continue
+            value, is_held = self._of_workloads.next((row.workload.name, labels), started, value)
+            if is_held:
+                held.add(use.event)
+            families.counter(row.workload, labels, value, start)
+        for total in usage.totals:
+            if total.event not in self._events:
+                continue
+            if total.quality is not Quality.EXACT:
+                families.gauge(metrics.WORKLOAD_INEXACT, 1, key, total.event, total.quality)
+            elif total.event in held:
+                families.gauge(metrics.WORKLOAD_INEXACT, 1, key, total.event, Quality.ESTIMATED)
+
+    def _add_machine(self, families: Families, machine: MachineReply) -> None:
+        start = _seconds(machine.since)
+        families.gauge(metrics.MACHINE_START, start)
+        for use in machine.pools:
+            row = self._events.get(use.event)
+            if row is None:
+                continue
+            domain, is_held = _domain(use.domain), False
+            if use.value is not None:
+                labels = (domain, use.pool, *filter(None, (row.label,)))
+                value = float(use.value)
+                if row.machine.type is Type.GAUGE:
+                    families.gauge(row.machine, value, *labels)
+                else:
+                    value, is_held = self._of_machine.next((row.machine.name, labels), machine.since, value)
+                    families.counter(row.machine, labels, value, start)
+            quality = Quality.ESTIMATED if is_held and use.quality is Quality.EXACT else use.quality
+            if quality is not Quality.EXACT:
+                families.gauge(metrics.MACHINE_INEXACT, 1, domain, use.event, use.pool, quality)
+
+
+class _Scrape(Collector):
+    def __init__(self, exporter: Exporter, timeout_s: float, *, with_start_times: bool) -> None:
+        self._exporter = exporter
+        self._timeout_s = timeout_s
+        self._with_start_times = with_start_times
+
+    def collect(self) -> Iterable[Family]:
+        return self._exporter.collect(self._timeout_s, with_start_times=self._with_start_times)
+
+
+def _add_health(families: Families, observation: Observation) -> None:
+    families.gauge(metrics.UP, observation.status is not None)
+    families.info(metrics.EXPORTER_BUILD, __version__)
+    for verb in VERBS:
+        families.gauge(metrics.READ_SUCCESS, verb not in observation.errors, verb)
+    families.gauge(metrics.READ_DURATION, observation.duration_s)
+    if observation.status is not None:
+        _add_status(families, observation.status)
+    if observation.usages is not None:
+        states = Counter(usage.workload.state for usage in observation.usages)
+        for state in State:
+            families.gauge(metrics.WORKLOADS, states[state], state)
+        families.gauge(metrics.UNREADABLE, sum(usage.error is not None for usage in observation.usages))
+
+
+def _add_status(families: Families, status: StatusReply) -> None:
+    families.info(metrics.BUILD, status.version)
+    families.gauge(metrics.MOUNTED, status.mounted)
+    families.gauge(metrics.SIMULATION, status.simulation is not None)
+    families.gauge(metrics.PROBLEMS, len(status.problems))
+    if status.in_limbo is not None:
+        families.gauge(metrics.RMIDS_IN_LIMBO, status.in_limbo)
+    if status.mounted:
+        for one in status.capacity:
+            families.gauge(metrics.RMIDS, one.rmids, one.resource)
+        foreign, classes = len(status.foreign), len(status.classes)
+        owners = {"workload": status.rmids_used - foreign - classes, "foreign": foreign, "class": classes}
+        for owner, used in owners.items():
+            families.gauge(metrics.RMIDS_USED, used, owner)
+        families.gauge(metrics.RMIDS_FREE, status.rmids - status.rmids_used)
+    if status.bandwidth is not None:
+        families.gauge(metrics.BANDWIDTH_MODE, 1, status.bandwidth.mode)
+        for cache in status.bandwidth.counters:
+            families.gauge(metrics.ASSIGNABLE, cache.counters, _domain(cache.domain))
+            if cache.available is not None:
+                families.gauge(metrics.ASSIGNABLE_FREE, cache.available, _domain(cache.domain))
+
+
+def _add_names(families: Families, workload: Workload) -> None:
+    attributes = workload.attributes
+    names = {
+        "class": workload.class_,
+        "kind": workload.members[0].kind if workload.members else "",
+        "namespace": attributes.get("pod.namespace", ""),
+        "pod": attributes.get("pod.name", ""),
+        "container": attributes.get("container.name", ""),
+        "unit": attributes.get("unit", ""),
+        "user": attributes.get("user", ""),
+        "generation": str(workload.generation),
+    }
+    families.info(metrics.WORKLOAD, workload.key, *(names[name] for name in metrics.WORKLOAD_NAMES))
+    if workload.created_at is not None:
+        families.gauge(metrics.WORKLOAD_START, _seconds(workload.created_at), workload.key)
+    if workload.completed_at is not None:
+        families.gauge(metrics.WORKLOAD_END, _seconds(workload.completed_at), workload.key)
+
+
+def _domain(name: str) -> str:
+    """Return the number of a domain as the kernel counts it: "0" for mon_L3_00 and for mon_PERF_PKG_00."""
+    number = _NUMBER.search(name)
+    return str(int(number[0])) if number else name
+
+
+def _seconds(time: str) -> float:
+    """Return a time (RFC 3339) in seconds since the epoch."""
+    return datetime.datetime.fromisoformat(time).timestamp()

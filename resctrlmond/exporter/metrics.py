@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of all exported metrics, with their labels and texts. resctrlmon-exporter(8) lists them."""
+
+from __future__ import annotations
+
+import enum
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from resctrlmond.resctrl.counters import EVENTS
+from resctrlmond.resctrl.kinds import Kind
+
+PREFIX = "resctrlmond_"
+
+
+class Type(enum.Enum):
+    """The type of a metric. The names of samples end in "_total" for a counter, and in "_info" for INFO."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric. ``name`` has neither the prefix nor the suffix of its type, and ends in ``unit``, if there is one."""
+
+    name: str
+    type: Type
+    help: str
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+
+    @property
+    def sample(self) -> str:
+        """Return the name of its samples."""
+        suffix = {Type.COUNTER: "_total", Type.INFO: "_info", Type.GAUGE: ""}[self.type]
+        return f"{PREFIX}{self.name}{suffix}"
+
+
+@dataclass(frozen=True, slots=True)
+class EventMetrics:
+    """The metrics of one event of the kernel. ``label`` is the value of their last label, "" if they have none."""
+
+    workload: Metric
+    machine: Metric
+    label: str
+
+
+# The events that are exported unless others are chosen: what each costs a workload is one series for each domain.
+DEFAULT_EVENTS = ("llc_occupancy", "mbm_*", "core_energy", "activity")
+
+_SCOPE = "scope=total includes scope=local, so do not add them up"
+# An event, its metric without the unit, the last label with its value, and the text. Each event is one row.
+_EVENTS = (
+    ("llc_occupancy", "llc_occupancy", "", "", "last-level cache that is held now"),
+    ("mbm_total_bytes", "memory_bandwidth", "scope", "total", f"memory traffic; {_SCOPE}"),
+    ("mbm_local_bytes", "memory_bandwidth", "scope", "local", f"memory traffic; {_SCOPE}"),
+    ("core_energy", "core_energy", "", "", "energy of the core logic with its L1 and L2"),
+    ("activity", "core_activity", "", "", "dynamic capacitance that the core logic switched"),
+    ("unhalted_core_cycles", "core", "clock", "core", "cycles while not halted, by core or reference clock"),
+    ("unhalted_ref_cycles", "core", "clock", "reference", "cycles while not halted, by core or reference clock"),
+    ("uops_retired", "uops_retired", "", "", "micro-operations retired"),
+    ("stalls_llc_hit", "llc_stall", "served", "hit", "stalls on a hit or a miss of the last-level cache"),
+    ("stalls_llc_miss", "llc_stall", "served", "miss", "stalls on a hit or a miss of the last-level cache"),
+    ("c1_res", "core_idle", "state", "c1", "residency in C1 or C6"),
+    ("c6_res", "core_idle", "state", "c6", "residency in C1 or C6"),
+)
+
+
+def _of_event(event: str, name: str, label: str, value: str, text: str) -> EventMetrics:
+    of = EVENTS[event]
+    named = f"{name}_{of.unit}" if of.unit else name
+    labels = (label,) if label else ()
+    is_gauge = of.kind is Kind.GAUGE
+    type_ = Type.GAUGE if is_gauge else Type.COUNTER
+    by_workload = f"Of a workload in a domain{'' if is_gauge else ', since its baseline'}: {text}."
+    by_pool = f"Of a pool of the machine in a domain{'' if is_gauge else ', since the daemon began'}: {text}."
+    return EventMetrics(
+        Metric(named, type_, by_workload, ("key", "domain", *labels), of.unit),
+        Metric(f"machine_{named}", type_, by_pool, ("domain", "pool", *labels), of.unit),
+        value,
+    )
+
+
+EVENT_METRICS = {row[0]: _of_event(*row) for row in _EVENTS}
+
+
+def selected(patterns: Iterable[str]) -> dict[str, EventMetrics]:
+    """Return the events whose names match one of the patterns (fnmatch)."""
+    known = list(patterns)
+    return {
+        event: row
+        for event, row in EVENT_METRICS.items()
+        if any(fnmatch.fnmatchcase(event, pattern) for pattern in known)
+    }
+
+
+def _gauge(name: str, text: str, *labels: str, unit: str = "") -> Metric:
+    return Metric(name, Type.GAUGE, text, labels, unit)
+
+
+WORKLOAD_NAMES = ("class", "kind", "namespace", "pod", "container", "unit", "user", "generation")
+WORKLOAD = Metric("workload", Type.INFO, "The names of a workload.", ("key", *WORKLOAD_NAMES))
+WORKLOAD_START = _gauge(
+    "workload_start_time_seconds", "When the baseline of the workload was read.", "key", unit="seconds"
+)
+WORKLOAD_END = _gauge(
+    "workload_end_time_seconds",
+    "When the end values of an ended workload were read.",
+    "key",
+    unit="seconds",
+)
+WORKLOAD_INEXACT = _gauge(
+    "workload_inexact", "1 for each event of a workload that is not exact.", "key", "event", "quality"
+)
+
+MACHINE_START = _gauge("machine_start_time_seconds", "When the pools of the machine began.", unit="seconds")
+MACHINE_INEXACT = _gauge(
+    "machine_inexact",
+    "1 for each event of a pool and domain that is not exact.",
+    "domain",
+    "event",
+    "pool",
+    "quality",
+)
+
+UP = _gauge("up", "Whether resctrlmond answered.")
+BUILD = Metric("build", Type.INFO, "The version of resctrlmond.", ("version",))
+MOUNTED = _gauge("mounted", "Whether resctrl is mounted.")
+SIMULATION = _gauge("simulation", "Whether the figures are those of a simulation.")
+RMIDS = _gauge("rmids", "The RMIDs of a monitoring resource, for all programs.", "resource")
+RMIDS_USED = _gauge("rmids_used", "The RMIDs in use, by owner: workload, foreign or class.", "owner")
+RMIDS_FREE = _gauge("rmids_free", "The RMIDs not in use. Some of them may be in limbo.")
+RMIDS_IN_LIMBO = _gauge(
+    "rmids_in_limbo", "Whether pending workloads wait for RMIDs in limbo. Absent if no workload waits."
+)
+WORKLOADS = _gauge("workloads", "The workloads in a state; ended ones for snapshot_ttl.", "state")
+UNREADABLE = _gauge("workloads_unreadable", "The workloads that could not be read.")
+BANDWIDTH_MODE = _gauge("bandwidth_mode", "1 for the way in which RMIDs get bandwidth counters.", "mode")
+ASSIGNABLE = _gauge("bandwidth_assignable", "The assignable bandwidth counters of an L3 cache.", "domain")
+ASSIGNABLE_FREE = _gauge(
+    "bandwidth_assignable_free", "The assignable bandwidth counters of an L3 cache that are free.", "domain"
+)
+PROBLEMS = _gauge("problems", "The problems that resctrlctl status lists.")
+
+EXPORTER_BUILD = Metric("exporter_build", Type.INFO, "The version of resctrlmon-exporter.", ("version",))
+READ_SUCCESS = _gauge("exporter_read_success", "Whether the call of resctrlmond succeeded.", "verb")
+READ_DURATION = _gauge(
+    "exporter_read_duration_seconds", "How long the calls of resctrlmond took for this scrape.", unit="seconds"
+)

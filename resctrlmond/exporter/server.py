@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serve metrics over HTTP, on a socket that is open already."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import socket
+import socketserver
+import ssl
+import sys
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client.exposition import choose_encoder, gzip_accepted
+
+from resctrlmond.exporter.collector import Exporter
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
+log = logging.getLogger(__name__)
+
+# How long a client may take for its request, and to read the reply.
+_CLIENT_S = 10.0
+# Each connection has a thread.
+MAX_CONNECTIONS = 32
+# The part of the time-out of Prometheus that the calls of the daemon may take.
+_SHARE = 0.8
+_OPENMETRICS = "application/openmetrics-text"
+_TEXT = [("Content-Type", "text/plain; charset=utf-8")]
+
+
+class Application:
+    """The WSGI application: ``/metrics`` in OpenMetrics or in Prometheus text, as the client accepts.
+
+    A scrape waits for the daemon for ``timeout_s`` at most, or for a share of the time-out that Prometheus states.
+    """
+
+    def __init__(self, exporter: Exporter, timeout_s: float) -> None:
+        self._exporter = exporter
+        self._timeout_s = timeout_s
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request."""
+        if environ["REQUEST_METHOD"] != "GET":
+            start_response("405 Method Not Allowed", [*_TEXT, ("Allow", "GET")])
+            return [b"Use GET\n"]
+        match environ["PATH_INFO"]:
+            case "/metrics":
+                return self._metrics(environ, start_response)
+            case "/":
+                start_response("200 OK", _TEXT)
+                return [b"resctrlmon-exporter: the metrics are at /metrics\n"]
+            case _:
+                start_response("404 Not Found", _TEXT)
+                return [b"The metrics are at /metrics\n"]
+
+    def _metrics(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        encoder, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
+        stated = _stated_timeout_s(environ.get("HTTP_X_PROMETHEUS_SCRAPE_TIMEOUT_SECONDS", ""))
+        registry = self._exporter.registry(
+            min(self._timeout_s, stated * _SHARE) if stated else self._timeout_s,
+            with_start_times=content_type.startswith(_OPENMETRICS),
+        )
+        body, headers = encoder(registry), [("Content-Type", content_type)]
+        if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")):
+            body = gzip.compress(body, compresslevel=1)
+            headers.append(("Content-Encoding", "gzip"))
+        start_response("200 OK", [*headers, ("Content-Length", str(len(body)))])
+        return [body]
+
+
+def _stated_timeout_s(header: str) -> float | None:
+    try:
+        stated = float(header)
+    except ValueError:
+        return None
+    return stated if 0 < stated < float("inf") else None
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _CLIENT_S
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        log.debug(format, *args)
+
+
+class Server(socketserver.ThreadingMixIn, WSGIServer):
+    """Serves ``application`` on a listening socket, which it owns; over TLS with ``tls``."""
+
+    daemon_threads = True
+
+    def __init__(self, listener: socket.socket, application: Application, tls: ssl.SSLContext | None = None) -> None:
+        # Not that of TCPServer, which creates a socket: the unit allows none of the internet.
+        socketserver.BaseServer.__init__(self, listener.getsockname(), _Handler)
+        self.socket = listener
+        self.server_name, self.server_port = "localhost", 0
+        self.setup_environ()
+        self.set_app(application)
+        self._tls = tls
+        self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection. A client of a unix socket has no address."""
+        connection, address = super().get_request()
+        return connection, address or ("", 0)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start the thread of a connection, or close the connection if there are too many."""
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer the request of a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answer the request, after the handshake of TLS."""
+        if self._tls is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(_CLIENT_S)
+        with self._tls.wrap_socket(request, server_side=True) as secured:
+            super().finish_request(secured, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """Log the failure of a connection."""
+        if isinstance(sys.exc_info()[1], OSError):
+            log.debug("a connection failed: %s", sys.exc_info()[1])
+        else:
+            log.exception("a request failed")
+
+
+def tls_context(certfile: str, keyfile: str | None, client_cafile: str | None) -> ssl.SSLContext:
+    """Return the context of a server; with ``client_cafile``, clients need a certificate that it signed.
+
+    Raises OSError that names the file.
+    """
+    context, file = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certfile
+    try:
+        context.load_cert_chain(certfile, keyfile)
+        if client_cafile is not None:
+            file = client_cafile
+            context.load_verify_locations(client_cafile)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:
+        raise OSError(f"cannot use the certificate {file}, or its key: {error.strerror or error}") from error
+    return context

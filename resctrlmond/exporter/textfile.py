@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write metrics to a file for the textfile collector of node_exporter."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+
+from prometheus_client import write_to_textfile
+
+from resctrlmond.exporter.collector import Exporter
+
+log = logging.getLogger(__name__)
+
+NAME = "resctrlmond.prom"
+
+
+class Textfile:
+    """The file ``resctrlmond.prom`` in a directory. It is replaced as a whole, and has neither times nor starts."""
+
+    def __init__(self, directory: str, exporter: Exporter, timeout_s: float) -> None:
+        self._path = os.path.join(directory, NAME)
+        self._exporter = exporter
+        self._timeout_s = timeout_s
+        self._failure = ""
+
+    def write(self) -> bool:
+        """Replace the file by the present figures. Log a failure once, and return whether there was none."""
+        try:
+            # It writes another file beside it, and renames that.
+            write_to_textfile(self._path, self._exporter.registry(self._timeout_s, with_start_times=False))
+        except OSError as error:
+            failure = f"cannot write {self._path}: {error.strerror or error}"
+            if failure != self._failure:
+                log.error("%s. Check that the directory exists and can be written to", failure)
+            self._failure = failure
+            return False
+        self._failure = ""
+        return True
+
+    def remove(self) -> None:
+        """Remove the file: node_exporter would serve figures that no longer change."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)

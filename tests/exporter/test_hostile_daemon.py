@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon that does not answer, or answers anything, never fails a scrape and never makes it wait for long."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.api.sockets import listen
+from tests.exporter.conftest import OPENMETRICS, Exporter, UnixConnection, request
+
+Behavior = Callable[[socket.socket, threading.Event], None]
+
+
+def hang(connection: socket.socket, stop: threading.Event) -> None:
+    """Read, and never answer."""
+    stop.wait()
+
+
+def trickle(connection: socket.socket, stop: threading.Event) -> None:
+    """Send a byte from time to time, and never a whole reply."""
+    while not stop.wait(0.05):
+        connection.sendall(b" ")
+
+
+def stream(connection: socket.socket, stop: threading.Event) -> None:
+    """Answer the first call, and the second with pages without end."""
+    connection.recv(65536)
+    status = {
+        "version": "1",
+        "mount": "/",
+        "mounted": True,
+        "rmids": 1,
+        "rmidsUsed": 1,
+        "pending": 0,
+        "groups": 0,
+        "foreign": [],
+        "classes": [""],
+        "capacity": [],
+        "problems": [],
+    }
+    connection.sendall(json.dumps({"parameters": status}).encode() + b"\0")
+    connection.recv(65536)
+    page = json.dumps({"parameters": {"usages": []}, "continues": True}).encode() + b"\0"
+    while not stop.wait(0.01):
+        connection.sendall(page)
+
+
+def garbage(connection: socket.socket, stop: threading.Event) -> None:
+    """Answer with what is not JSON."""
+    connection.recv(65536)
+    connection.sendall(b"\xff{{{\0")
+    stop.wait()
+
+
+def wrong(connection: socket.socket, stop: threading.Event) -> None:
+    """Answer with fields of the wrong types."""
+    connection.recv(65536)
+    connection.sendall(b'{"parameters":{"version":7}}\0')
+    stop.wait()
+
+
+def leave(connection: socket.socket, stop: threading.Event) -> None:
+    """Close the connection."""
+
+
+def refuse(connection: socket.socket, stop: threading.Event) -> None:
+    """Answer each call with an error."""
+    while connection.recv(65536):
+        error = "org.resctrlmon.Manager.PermissionDenied"
+        reply = {"error": error, "parameters": {"message": "user 1 may not call it", "remedy": "Call as root"}}
+        connection.sendall(json.dumps(reply).encode() + b"\0")
+
+
+@contextlib.contextmanager
+def served(path: str, behavior: Behavior) -> Iterator[None]:
+    """Serve each connection to a unix socket with the behavior."""
+    stop = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            behavior(connection, stop)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    with listen(path) as listener:
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join()
+
+
+@pytest.mark.parametrize(
+    "behavior", [hang, trickle, stream, garbage, wrong, leave, refuse], ids=lambda one: one.__name__
+)
+def test_scrape_succeeds_whatever_the_daemon_does(tmp_path: Path, behavior: Behavior) -> None:
+    path = str(tmp_path / "manager")
+    with served(path, behavior), contextlib.closing(Exporter(tmp_path, path, "--timeout", "0.5")) as exporter:
+        exporter.start()
+        scraped = exporter.scrape()
+    is_up = behavior is stream
+    assert scraped.value("up") == is_up
+    assert scraped.value("exporter_read_success", verb="Status") == is_up
+    assert [scraped.value("exporter_read_success", verb=verb) for verb in ("ReadAll", "Machine")] == [0, 0]
+    assert [name for name in scraped.families if name.startswith("resctrlmond_workload")] == []
+    assert scraped.having("exporter_build_info")
+    assert "Traceback" not in exporter.log.read_text()
+
+
+def test_scrape_waits_no_longer_than_prometheus(tmp_path: Path) -> None:
+    path = str(tmp_path / "manager")
+    with served(path, hang), contextlib.closing(Exporter(tmp_path, path, "--timeout", "3000")) as exporter:
+        exporter.start()
+        reply = exporter.get(accept=OPENMETRICS, X_Prometheus_Scrape_Timeout_Seconds="0.2")
+    assert reply.status == 200
+    assert "resctrlmond_up 0.0" in reply.text
+
+
+@pytest.mark.parametrize("header", ["nan", "-1", "inf", "0", "x"])
+def test_timeout_that_is_not_a_time_is_ignored(tmp_path: Path, header: str) -> None:
+    with contextlib.closing(Exporter(tmp_path, str(tmp_path / "none"))) as exporter:
+        exporter.start()
+        reply = exporter.get(X_Prometheus_Scrape_Timeout_Seconds=header)
+    assert reply.status == 200
+
+
+def test_scrapes_at_the_same_time_share_one_connection(tmp_path: Path) -> None:
+    """Each connection of a user counts towards a limit of the daemon."""
+    counter = itertools.count()
+    path = str(tmp_path / "manager")
+
+    def count(connection: socket.socket, stop: threading.Event) -> None:
+        next(counter)
+        stop.wait()
+
+    with served(path, count), contextlib.closing(Exporter(tmp_path, path, "--timeout", "2")) as exporter:
+        exporter.start()
+        assert exporter.get("/").status == 200
+        replies: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: replies.append(request(UnixConnection(exporter.path)).status))
+            for _ in range(5)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        connections = next(counter)
+    assert replies == [200] * 5
+    assert connections < 5
+
+
+def test_each_failure_is_logged_once_and_its_end_too(tmp_path: Path) -> None:
+    path = str(tmp_path / "manager")
+    with contextlib.closing(Exporter(tmp_path, path)) as exporter:
+        exporter.start()
+        for _ in range(3):
+            exporter.scrape()
+        log = exporter.log.read_text()
+        assert log.count("cannot read from resctrlmond") == 1
+        assert "systemctl start resctrlmond.socket" in log
+        with served(path, refuse):
+            exporter.scrape()
+        assert "Status: user 1 may not call it" in exporter.log.read_text()

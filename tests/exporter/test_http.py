@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP: formats and compression, sockets of systemd and of options, TLS, and clients that do not behave."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from resctrlmond.exporter import listening
+from resctrlmond.exporter.server import MAX_CONNECTIONS
+from tests.exporter.conftest import OPENMETRICS, Exporter, Reply, request, start
+from tests.wait import wait_until
+
+# The header of Prometheus 3.5.
+OF_PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
+    "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,"
+    "text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Exporter]:
+    """Return an exporter whose daemon is not there."""
+    with contextlib.closing(Exporter(tmp_path, str(tmp_path / "none"))) as exporter:
+        exporter.start()
+        yield exporter
+
+
+def test_client_chooses_the_format(alone: Exporter) -> None:
+    for accept in (OPENMETRICS, OF_PROMETHEUS):
+        reply = alone.get(accept=accept)
+        assert reply.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        assert reply.text.endswith("# EOF\n")
+    for accept in ("*/*", "text/plain", ""):
+        reply = alone.get(accept=accept)
+        assert reply.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert "resctrlmond_up" in {family.name for family in text_string_to_metric_families(reply.text)}
+
+
+def test_reply_is_compressed_for_a_client_that_accepts_it(alone: Exporter) -> None:
+    plain, packed = alone.get(), alone.get(accept_encoding="gzip")
+    assert "Content-Encoding" not in plain.headers
+    assert packed.headers["Content-Encoding"] == "gzip"
+    assert "resctrlmond_up 0.0" in gzip.decompress(packed.body).decode()
+    for reply in (plain, packed):
+        assert int(reply.headers["Content-Length"]) == len(reply.body)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/", 200), ("/metrics", 200), ("/metrics/", 404), ("/etc/passwd", 404)]
+)
+def test_paths(alone: Exporter, path: str, status: int) -> None:
+    assert alone.get(path).status == status
+
+
+def test_only_get_is_allowed(alone: Exporter) -> None:
+    connection = socket.socket(socket.AF_UNIX)
+    with connection:
+        connection.connect(alone.path)
+        connection.sendall(b"POST /metrics HTTP/1.0\r\n\r\n")
+        assert connection.makefile("rb").readline().startswith(b"HTTP/1.0 405")
+
+
+def test_clients_that_wait_do_not_take_all_threads(alone: Exporter) -> None:
+    """The unit limits the threads: further connections are closed, and the exporter serves again afterwards."""
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(MAX_CONNECTIONS)]
+        for connection in waiting:
+            connection.connect(alone.path)
+        with socket.socket(socket.AF_UNIX) as further:
+            further.connect(alone.path)
+            assert further.recv(1) == b""
+    wait_until(lambda: _status(alone) == 200)
+
+
+def _status(exporter: Exporter) -> int:
+    try:
+        return exporter.get("/").status
+    except OSError:
+        return 0
+    except http.client.HTTPException:
+        return 0
+
+
+def test_invalid_request_is_refused(alone: Exporter) -> None:
+    for line in (b"\xff\x00\r\n\r\n", b"GET\r\n\r\n", b"GET /metrics HTTP/9.9.9\r\n\r\n", b"G" * 70_000):
+        with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(ConnectionError):
+            connection.connect(alone.path)
+            connection.sendall(line)
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(1024)
+    assert alone.get("/").status == 200
+    assert "Traceback" not in alone.log.read_text()
+
+
+def test_stop_ends_the_process(alone: Exporter) -> None:
+    assert alone.get("/").status == 200
+    assert alone.stop() == 0
+
+
+# -- sockets
+
+
+def test_default_is_a_port_of_this_host_only() -> None:
+    address = listening.parse(listening.DEFAULT)
+    assert address == listening.Address(host="127.0.0.1", port=10133)
+    socket_unit = (Path(__file__).parents[2] / "systemd" / "resctrlmon-exporter.socket").read_text()
+    assert f"\nListenStream={listening.DEFAULT}\n" in socket_unit
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[::1]:9", listening.Address(host="::1", port=9)),
+        ("localhost:65535", listening.Address(host="localhost", port=65535)),
+        ("/run/x", listening.Address(path="/run/x")),
+    ],
+)
+def test_addresses(text: str, expected: listening.Address) -> None:
+    assert listening.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "9", ":9", "x", "x:", "x:0", "x:65536", "x:-1", "x:\uff19", "::1:9", "x:9x", "run/x"]
+)
+def test_other_addresses_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="neither HOST:PORT nor the absolute path"):
+        listening.parse(text)
+
+
+@contextlib.contextmanager
+def running(log: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the exporter without a socket from systemd, until the end of the block."""
+    command = [sys.executable, "-m", "resctrlmond.exporter", "--manager-socket", "/nowhere", *options]
+    with log.open("wb") as output, subprocess.Popen(command, stderr=output) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_option_names_the_port(tmp_path: Path, host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    log = tmp_path / "log"
+    with running(log, "--listen", f"{host}:{port}"):
+        wait_until(lambda: "serving metrics" in log.read_text())
+        reply = request(http.client.HTTPConnection(host.strip("[]"), port, timeout=60))
+    assert reply.status == 200
+
+
+def test_port_in_use_is_reported(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as used,
+        running(log, "--listen", f"127.0.0.1:{used.getsockname()[1]}") as process,
+    ):
+        assert process.wait(60) == os.EX_OSERR
+    assert "cannot start" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+# -- TLS
+
+
+def authority(folder: Path, name: str) -> tuple[Path, Path]:
+    """Create a certificate for localhost that signs itself; return its file and that of its key."""
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
+    subprocess.run([*command, "-out", certificate, "-keyout", key], check=True, capture_output=True)
+    return certificate, key
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def over_tls(port: int, context: ssl.SSLContext) -> Reply:
+    return request(http.client.HTTPSConnection("localhost", port, timeout=60, context=context))
+
+
+def test_tls_with_certificates_of_clients(tmp_path: Path, listener: socket.socket) -> None:
+    certificate, key = authority(tmp_path, "server")
+    of_client, key_of_client = authority(tmp_path, "client")
+    options = ["--certfile", str(certificate), "--keyfile", str(key), "--client-cafile", str(of_client)]
+    process = start(listener, tmp_path / "log", "--manager-socket", "/nowhere", *options)
+    port = listener.getsockname()[1]
+    stranger = ssl.create_default_context(cafile=certificate)
+    known = ssl.create_default_context(cafile=certificate)
+    known.load_cert_chain(of_client, key_of_client)
+    try:
+        # A client that never completes the handshake must not keep others waiting.
+        with socket.create_connection(("127.0.0.1", port)):
+            assert "resctrlmond_up 0.0" in over_tls(port, known).text
+        with pytest.raises(OSError, match=r"(?i)certificate|alert|reset|eof"):
+            over_tls(port, stranger)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            request(http.client.HTTPConnection("localhost", port, timeout=60))
+        assert over_tls(port, known).status == 200
+    finally:
+        process.kill()
+        process.wait()
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["--certfile", "/nowhere.pem"], os.EX_OSERR, "/nowhere.pem"),
+        (["--keyfile", "/nowhere.key"], 2, "need --certfile"),
+        (["--listen", "9100"], 2, "neither HOST:PORT"),
+        (["--event", "no_such"], 2, "no event matches 'no_such'; they are: llc_occupancy"),
+        (["--timeout", "0"], 2, "not a number of seconds"),
+        (["--timeout", "nan"], 2, "not a number of seconds"),
+    ],
+)
+def test_wrong_options_are_explained(tmp_path: Path, options: list[str], status: int, message: str) -> None:
+    log = tmp_path / "log"
+    with running(log, *options) as process:
+        assert process.wait(60) == status
+    assert message in log.read_text()
+    assert "Traceback" not in log.read_text()

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No counter goes back while its start stays, and a figure that is held is marked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlmond.api.types import MachineReply, Usage
+from resctrlmond.exporter.collector import Exporter
+from resctrlmond.exporter.monotone import Monotone
+from resctrlmond.exporter.source import Observation, Source
+
+START, LATER = "2026-11-24T08:00:00Z", "2026-11-24T09:00:00Z"
+
+
+@given(st.lists(st.tuples(st.sampled_from([START, LATER]), st.integers(0, 5)), max_size=20))
+def test_values_of_one_start_never_fall(readings: list[tuple[str, int]]) -> None:
+    monotone, last = Monotone(), ("", 0.0)
+    for start, number in readings:
+        value, is_held = monotone.next(("m", ("k", "0")), start, number)
+        assert value >= number
+        assert is_held == (value != number)
+        if start == last[0]:
+            assert value >= last[1]
+        else:
+            assert value == number
+        last = (start, value)
+
+
+def test_series_that_ended_are_forgotten() -> None:
+    monotone = Monotone()
+    for key in ("a", "b"):
+        monotone.next(("m", (key, "0")), START, 5)
+    monotone.forget_unless(lambda series: series[1][0] == "a")
+    assert monotone.next(("m", ("a", "0")), START, 1) == (5, True)
+    assert monotone.next(("m", ("b", "0")), START, 1) == (1, False)
+
+
+class Told(Source):
+    """A source of given observations."""
+
+    def __init__(self, *observations: Observation) -> None:
+        super().__init__("/nowhere")
+        self._observations = list(observations)
+
+    def observe(self, timeout_s: float) -> Observation:
+        return self._observations.pop(0)
+
+
+def samples(exporter: Exporter) -> dict[tuple[str, str], float]:
+    """Return the values of one scrape by the name and the quality of each sample."""
+    families = exporter.collect(1.0, with_start_times=False)
+    return {(one.name, one.labels.get("quality", "")): one.value for of in families for one in of.samples}
+
+
+def usage(value: str, *, key: str = "k", created_at: str = START) -> Usage:
+    use = {"domain": "mon_PERF_PKG_00", "event": "core_energy", "kind": "cumulative", "unit": "joules"}
+    workload: dict[str, Any] = {
+        "key": key,
+        "class": "",
+        "state": "active",
+        "generation": 1,
+        "baseline": "exact",
+        "claims": [],
+        "members": [],
+        "attributes": {},
+        "createdAt": created_at,
+    }
+    total = {"event": "core_energy", "unit": "joules", "value": value, "quality": "exact"}
+    domains = [{**use, "value": value, "quality": "exact"}]
+    found = {"workload": workload, "totals": [total], "levels": [], "domains": domains}
+    return msgspec.convert(found, Usage)
+
+
+def test_use_of_a_workload_that_falls_is_held_and_marked() -> None:
+    values = [usage("7.5"), usage("7.25"), usage("7.75"), usage("0.5", created_at=LATER)]
+    exporter = Exporter(Told(*(Observation(usages=[one]) for one in values)))
+    found = [samples(exporter) for _ in values]
+    name, mark = ("resctrlmond_core_energy_joules_total", ""), ("resctrlmond_workload_inexact", "estimated")
+    assert [of[name] for of in found] == [7.5, 7.5, 7.75, 0.5]
+    assert [mark in of for of in found] == [False, True, False, False]
+
+
+def test_workload_that_is_gone_leaves_nothing_behind() -> None:
+    observations = [Observation(usages=of) for of in ([usage("7.5")], [usage("1", key="other")], [usage("0.5")])]
+    exporter = Exporter(Told(*observations))
+    found = [samples(exporter) for _ in observations]
+    assert found[2]["resctrlmond_core_energy_joules_total", ""] == 0.5
+
+
+def machine(value: str, since: str = START) -> Observation:
+    pool = {
+        "pool": "uncore",
+        "domain": "mon_PERF_PKG_00",
+        "event": "core_energy",
+        "kind": "cumulative",
+        "unit": "joules",
+        "value": value,
+        "skew": "0.5",
+        "quality": "exact",
+    }
+    reply = {"since": since, "readAt": since, "pools": [pool]}
+    return Observation(machine=msgspec.convert(reply, MachineReply))
+
+
+def test_pool_that_falls_is_held_and_marked() -> None:
+    observations = [machine("7.5"), machine("7.25"), Observation(), machine("7"), machine("8"), machine("1", LATER)]
+    exporter = Exporter(Told(*observations))
+    found = [samples(exporter) for _ in observations]
+    name, mark = ("resctrlmond_machine_core_energy_joules_total", ""), ("resctrlmond_machine_inexact", "estimated")
+    assert [of.get(name) for of in found] == [7.5, 7.5, None, 7.5, 8.0, 1.0]
+    assert [mark in of for of in found] == [False, True, False, True, False, False]

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file for node_exporter: valid, replaced as a whole, readable by others, and removed at the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.exporter.conftest import Machine
+from tests.wait import wait_until
+
+
+def spawn(folder: Path, manager: str, log: Path) -> subprocess.Popen[bytes]:
+    options = ["--textfile", str(folder), "--interval", "0.05", "--manager-socket", manager]
+    with log.open("wb") as output:
+        return subprocess.Popen([sys.executable, "-m", "resctrlmond.exporter", *options], stderr=output, umask=0o077)
+
+
+def test_file_is_replaced_and_removed(machine: Machine) -> None:
+    machine.start()
+    folder = machine.top / "textfiles"
+    folder.mkdir()
+    file = folder / "resctrlmond.prom"
+    process = spawn(folder, machine.socket, machine.top / "log")
+    inodes = set()
+
+    def has_workload() -> bool:
+        inodes.add(file.stat().st_ino)
+        return 'key="k"' in file.read_text()
+
+    try:
+        wait_until(file.exists)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o644
+        machine.call("Create", key="k", claim="me")
+        wait_until(has_workload)
+        names = {family.name for family in text_string_to_metric_families(file.read_text())}
+        assert "resctrlmond_core_energy_joules" in names
+        assert not any(name.endswith("_created") for name in names)
+        # node_exporter refuses times.
+        lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+        assert {len(line.rpartition("}")[2].split()) for line in lines if "}" in line} == {1}
+        machine.kill()
+        wait_until(lambda: "resctrlmond_up 0.0" in file.read_text())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert len(inodes) > 1
+    assert os.listdir(folder) == []
+
+
+def test_directory_that_is_missing_is_reported(tmp_path: Path) -> None:
+    process = spawn(tmp_path / "none", "/nowhere", tmp_path / "log")
+    assert process.wait(60) == os.EX_CANTCREAT
+    log = (tmp_path / "log").read_text()
+    assert "cannot write" in log
+    assert "Check that the directory exists" in log
