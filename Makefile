@@ -25,7 +25,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
-.PHONY: bench crash flood fuzz mutants nri-all soak record starved truth views interfaces proto lint man pictures deb wheel install install-modules install-files clean
+.PHONY: bench churn crash flood fuzz mutants nri-all soak record starved truth views interfaces proto lint man pictures deb wheel install install-modules install-files clean
 .PHONY: check-host hook uninstall uninstall-files
 
 all: setup hook
@@ -147,6 +147,11 @@ views: setup
 # SOAK="--minutes 5" is shorter.
 soak: setup
 	$(BIN)/python -m tests.soak $(SOAK)
+
+# Let a real Prometheus scrape the exporter for an hour while short workloads come and go, and while the daemon and the
+# exporter are killed: no counter may fall, and no end may be missed. CHURN="--minutes 5" is shorter.
+churn: setup
+	$(BIN)/python -m tests.exporter $(CHURN)
 
 # Measure speed and memory as ratios within one run: a table, and every sample in build/bench.json. About 10 minutes.
 # BENCH="hook groups" selects sections; tests/bench/README.md lists them, and figures.
