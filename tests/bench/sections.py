@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resctrlmond.api.varlink.client import Client
-from tests.bench import nri, rows, runtime
+from tests.bench import exporter, nri, rows, runtime
 from tests.bench.host import Host, threaded
 from tests.bench.measure import Row
 
@@ -82,6 +82,12 @@ def _groups(host: Host, effort: Effort) -> Iterator[Row]:
     yield from rows.ground(host, effort.rounds)
 
 
+def _exporter(host: Host, effort: Effort) -> Iterator[Row]:
+    with host.daemon() as (daemon, _), Client(host.varlink) as client, threaded(1) as pid:
+        rows.fill(client, effort.groups)
+        yield from exporter.scrapes(host, client, daemon, pid, effort.rounds)
+
+
 def _cycles(host: Host, effort: Effort) -> Iterator[Row]:
     with host.daemon() as (daemon, _), Client(host.varlink) as client, threaded(1) as pid:
         yield from rows.cycles(client, daemon, pid, effort.cycles)
@@ -97,6 +103,7 @@ SECTIONS: dict[str, Callable[[Host, Effort], Iterator[Row]]] = {
     "ctl": _ctl,
     "nri": _nri,
     "groups": _groups,
+    "exporter": _exporter,
     "cycles": _cycles,
 }
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Short workloads without pause, with kills of the daemon and of the exporter, while a real Prometheus scrapes.
 
-What Prometheus has in the end is compared with what the daemon reported for each workload.
+The last value of each series in Prometheus is compared with what the daemon reported for each workload.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Ends = dict[str, dict[frozenset[tuple[str, str]], float]]
 
 @dataclass(slots=True)
 class Outcome:
-    """What happened, and what was wrong."""
+    """Numbers of events, and the faults that were found."""
 
     workloads: int = 0
     kills: int = 0

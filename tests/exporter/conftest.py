@@ -99,6 +99,12 @@ class Exporter:
         """Start it; a request waits in the socket until it serves."""
         self._process = start(self._listener, self.log, "--manager-socket", self._manager_socket, *self._options)
 
+    @property
+    def pid(self) -> int:
+        """Return its process."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """Kill it with SIGKILL."""
         assert self._process is not None

@@ -83,6 +83,10 @@ def test_clients_that_wait_do_not_take_all_threads(alone: Exporter) -> None:
         with socket.socket(socket.AF_UNIX) as further:
             further.connect(alone.path)
             assert further.recv(1) == b""
+        # It did not wait for its time-out: the first connection, which is older, is still open.
+        waiting[0].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            waiting[0].recv(1)
     wait_until(lambda: _status(alone) == 200)
 
 
