@@ -7,7 +7,8 @@ import datetime
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client import Metric as Family
@@ -22,6 +23,8 @@ from resctrlmond.exporter.monotone import Monotone
 from resctrlmond.exporter.source import VERBS, Observation, Source
 from resctrlmond.workloads.states import Quality, State
 
+T = TypeVar("T")
+
 _NUMBER = re.compile(r"[0-9]+\Z", re.ASCII)
 # The start of the process is computed from /proc/stat, which the unit hides.
 _PROCESS_LEFT_OUT = "process_start_time_seconds"
@@ -34,26 +37,25 @@ class Exporter:
         self._source = source
         self._events = metrics.selected(events)
         self._process = ProcessCollector(registry=None)
-        # Held while one observation is converted.
+        # Held while one observation is converted: the metrics of thousands of workloads take tens of MiB.
         self._guard = threading.Lock()
         self._of_workloads, self._of_machine = Monotone(), Monotone()
 
-    def registry(self, timeout_s: float, *, with_start_times: bool) -> CollectorRegistry:
-        """Return the registry of one scrape, which takes ``timeout_s`` at most until it is collected."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Scrape(self, timeout_s, with_start_times=with_start_times))
-        return registry
-
-    def collect(self, timeout_s: float, *, with_start_times: bool) -> Iterable[Family]:
-        """Read from the daemon, and return all families."""
+    def render(self, encode: Callable[[CollectorRegistry], T], timeout_s: float, *, with_start_times: bool) -> T:
+        """Read from the daemon, for ``timeout_s`` at most, and return what ``encode`` makes of all metrics."""
         observation = self._source.observe(timeout_s)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Scrape(lambda: self._collect(observation, with_start_times=with_start_times)))
+        with self._guard:
+            return encode(registry)
+
+    def _collect(self, observation: Observation, *, with_start_times: bool) -> Iterable[Family]:
         families = Families(with_start_times=with_start_times)
         _add_health(families, observation)
-        with self._guard:
-            if observation.usages is not None:
-                self._add_workloads(families, observation.usages)
-            if observation.machine is not None:
-                self._add_machine(families, observation.machine)
+        if observation.usages is not None:
+            self._add_workloads(families, observation.usages)
+        if observation.machine is not None:
+            self._add_machine(families, observation.machine)
         own = (family for family in self._process.collect() if family.name != _PROCESS_LEFT_OUT)
         return [*families, *own]
 
@@ -112,13 +114,11 @@ class Exporter:
 
 
 class _Scrape(Collector):
-    def __init__(self, exporter: Exporter, timeout_s: float, *, with_start_times: bool) -> None:
-        self._exporter = exporter
-        self._timeout_s = timeout_s
-        self._with_start_times = with_start_times
+    def __init__(self, families: Callable[[], Iterable[Family]]) -> None:
+        self._families = families
 
     def collect(self) -> Iterable[Family]:
-        return self._exporter.collect(self._timeout_s, with_start_times=self._with_start_times)
+        return self._families()
 
 
 def _add_health(families: Families, observation: Observation) -> None:

@@ -61,11 +61,10 @@ class Application:
     def _metrics(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         encoder, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
         stated = _stated_timeout_s(environ.get("HTTP_X_PROMETHEUS_SCRAPE_TIMEOUT_SECONDS", ""))
-        registry = self._exporter.registry(
-            min(self._timeout_s, stated * _SHARE) if stated else self._timeout_s,
-            with_start_times=content_type.startswith(_OPENMETRICS),
-        )
-        body, headers = encoder(registry), [("Content-Type", content_type)]
+        timeout_s = min(self._timeout_s, stated * _SHARE) if stated else self._timeout_s
+        is_openmetrics = content_type.startswith(_OPENMETRICS)
+        body = self._exporter.render(encoder, timeout_s, with_start_times=is_openmetrics)
+        headers = [("Content-Type", content_type)]
         if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")):
             body = gzip.compress(body, compresslevel=1)
             headers.append(("Content-Encoding", "gzip"))

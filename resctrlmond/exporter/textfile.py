@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from functools import partial
 
 from prometheus_client import write_to_textfile
 
@@ -29,7 +30,8 @@ class Textfile:
         """Replace the file by the present figures. Log a failure once, and return whether there was none."""
         try:
             # It writes another file beside it, and renames that.
-            write_to_textfile(self._path, self._exporter.registry(self._timeout_s, with_start_times=False))
+            write = partial(write_to_textfile, self._path)
+            self._exporter.render(write, self._timeout_s, with_start_times=False)
         except OSError as error:
             failure = f"cannot write {self._path}: {error.strerror or error}"
             if failure != self._failure:

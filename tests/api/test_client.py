@@ -142,7 +142,7 @@ def test_permission_denied_is_reported() -> None:
         command = [sys.executable, "-c", textwrap.dedent(DENIED), path]
         root = Path(__file__).parents[2]
         output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=root).stdout
-    assert "access denied; root and the members of the group 'resctrlmon'" in output
+    assert "access denied; root and the members of the groups 'resctrlmon' and 'resctrlmon-read'" in output
     assert path in output
 
 

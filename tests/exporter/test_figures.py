@@ -167,8 +167,14 @@ def test_event_without_a_number_is_absent(machine: Machine, exporter: Exporter, 
 
 def test_pools_of_the_machine(machine: Machine, exporter: Exporter) -> None:
     machine.start()
+    machine.call("Machine")  # the pools begin now at the latest
     run_for(machine, "short")
-    scraped = exporter.scrape()
+    of = {"pool": "tracked", "scope": "total"}
+
+    def has_traffic(scraped: Exposition) -> bool:
+        return any(scraped.value("machine_memory_bandwidth_bytes_total", domain=domain, **of) for domain in "01")
+
+    scraped = scrape_until(exporter, has_traffic)
     found = machine.call("Machine")
     pools = [use for use in found["pools"] if use["event"] in DEFAULT]
     numbers = 0

@@ -53,7 +53,7 @@ class Told(Source):
 
 def samples(exporter: Exporter) -> dict[tuple[str, str], float]:
     """Return the values of one scrape by the name and the quality of each sample."""
-    families = exporter.collect(1.0, with_start_times=False)
+    families = exporter.render(lambda registry: list(registry.collect()), 1.0, with_start_times=False)
     return {(one.name, one.labels.get("quality", "")): one.value for of in families for one in of.samples}
 
 

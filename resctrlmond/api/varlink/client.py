@@ -215,7 +215,7 @@ def _explained(error: OSError, path: str) -> OSError:
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED):
         return DaemonUnavailable(path, error)
     if error.errno in (errno.EACCES, errno.EPERM):
-        text = "access denied; root and the members of the group 'resctrlmon' may use resctrlmond"
+        text = "access denied; root and the members of the groups 'resctrlmon' and 'resctrlmon-read' may use it"
         return PermissionError(error.errno, text, path)
     if error.errno == errno.EAGAIN:
         return TimeoutError(errno.ETIMEDOUT, "resctrlmond accepts no connections at the moment", path)
