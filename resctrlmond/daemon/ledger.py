@@ -30,6 +30,7 @@ from resctrlmond.workloads.accounting import Quality, Total, digits, worst
 from resctrlmond.workloads.atomic_files import read_file, write_file, writing
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.names import names_of
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +41,6 @@ _MAX_RECORDED = 4096
 # journalctl --sync waits for the journal, which may hang.
 _JOURNALCTL_S = 10
 _JOURNALCTL = "journalctl"
-_UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]{1,248}\.(service|scope)")
-_USER_SLICE = re.compile(r"/user-([0-9]{1,10})\.slice/")
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
 _DECIMAL = ("", "k", "M", "G", "T", "P")
 # The totals that MESSAGE states, with their names in it.
@@ -224,24 +223,21 @@ def run_of(workload: Workload, boot_id: str) -> str:
 def entry_of(workload: Workload, run: str, totals: Iterable[Total], problem: str = "") -> dict[str, str]:
     """Return the fields of the entry. ``problem`` is the reason for which there are no totals."""
     counted = [total for total in totals if total.event.kind is not Kind.GAUGE]
-    first, attributes = workload.first, workload.attributes
+    first = workload.first
     seconds = max(first.completed_ns - first.created_ns, 0) / 1e9
     quality = worst(*(total.quality for total in counted)) if counted else Quality.UNKNOWN
     reasons = dict.fromkeys(total.reason for total in counted if total.reason)
-    paths = [member.cgroup for member in workload.members if member.cgroup]
-    units = {unit_of(path) for path in paths}
-    unit = units.pop() if len(units) == 1 else ""
-    users = {found[1] for path in paths if (found := _USER_SLICE.search(path))}
+    names = names_of(workload.attributes, (member.cgroup for member in workload.members))
     values: dict[str, str | int] = {
         "run": run,
         "key": workload.key,
         "generation": workload.generation,
         "class": " ".join(group.class_ or "/" for group in workload.groups),
-        "namespace": attributes.get("pod.namespace", ""),
-        "pod": attributes.get("pod.name", ""),
-        "container": attributes.get("container.name", ""),
-        "unit": attributes.get("unit", "") or unit,
-        "user": users.pop() if len(users) == 1 else "",
+        "namespace": names.namespace,
+        "pod": names.pod,
+        "container": names.container,
+        "unit": names.unit,
+        "user": names.user,
         "observed": 1 if workload.is_observed else "",
         "state": workload.state,
         "end_reason": workload.reason,
@@ -257,9 +253,9 @@ def entry_of(workload: Workload, run: str, totals: Iterable[Total], problem: str
             values[f"total_{name}"] = digits(total.number)
         values[f"quality_{name}"] = total.quality
     entry = fields(**values, message_id=MessageId.ENDED)["fields"]
-    if unit:
+    if names.unit_of_members:
         # journalctl -u and systemctl status show entries of root with this field as those of the unit.
-        entry["OBJECT_SYSTEMD_UNIT"] = unit
+        entry["OBJECT_SYSTEMD_UNIT"] = names.unit_of_members
     text = message(workload, counted, seconds, problem)
     return printable_fields(entry | {"MESSAGE": text, "PRIORITY": "6", "SYSLOG_IDENTIFIER": "resctrlmond"})
 
@@ -281,11 +277,6 @@ def message(workload: Workload, totals: Sequence[Total], seconds: float, problem
     if any(total.number is not None for total in totals):
         return f"{name}: Ended after {duration(seconds)}."
     return f"{name}: Ended after {duration(seconds)}, with unknown use: {problem or workload.reason or 'no number'}."
-
-
-def unit_of(cgroup: str) -> str:
-    """Return the systemd unit of a control group: the first service or scope in its path; "" if it has none."""
-    return next((name for name in cgroup.split("/") if _UNIT.fullmatch(name)), "")
 
 
 def duration(seconds: float) -> str:

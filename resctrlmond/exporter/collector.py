@@ -21,6 +21,7 @@ from resctrlmond.exporter.families import Families
 from resctrlmond.exporter.metrics import Type
 from resctrlmond.exporter.monotone import Monotone
 from resctrlmond.exporter.source import VERBS, Observation, Source
+from resctrlmond.workloads.names import names_of
 from resctrlmond.workloads.states import Quality, State
 
 T = TypeVar("T")
@@ -160,15 +161,15 @@ def _add_status(families: Families, status: StatusReply) -> None:
 
 
 def _add_names(families: Families, workload: Workload) -> None:
-    attributes = workload.attributes
+    known = names_of(workload.attributes, (member.cgroup for member in workload.members))
     names = {
         "class": workload.class_,
         "kind": workload.members[0].kind if workload.members else "",
-        "namespace": attributes.get("pod.namespace", ""),
-        "pod": attributes.get("pod.name", ""),
-        "container": attributes.get("container.name", ""),
-        "unit": attributes.get("unit", ""),
-        "user": attributes.get("user", ""),
+        "namespace": known.namespace,
+        "pod": known.pod,
+        "container": known.container,
+        "unit": known.unit,
+        "user": known.user,
         "generation": str(workload.generation),
     }
     families.info(metrics.WORKLOAD, workload.key, *(names[name] for name in metrics.WORKLOAD_NAMES))

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.daemon import ledger as ledger_module
-from resctrlmond.daemon.ledger import Ledger, duration, entry_of, message, recorded_in_journal, run_of, unit_of
+from resctrlmond.daemon.ledger import Ledger, duration, entry_of, message, recorded_in_journal, run_of
 from resctrlmond.journal import JournalSocket
 from resctrlmond.message_ids import MessageId
 from resctrlmond.resctrl.counters import event
@@ -27,6 +27,7 @@ from resctrlmond.workloads.accounting import Quality, Total
 from resctrlmond.workloads.atomic_files import write_file
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import Member, State, Workload
+from resctrlmond.workloads.names import unit_of
 from tests.daemon.ledger_host import FileJournal, LedgerHost
 from tests.daemon.test_journal import Journal
 from tests.wait import wait_until

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No counter goes back while its start stays, and a figure that is held is marked."""
+"""Counters do not go back while their start stays, a figure that is held is marked, and names have their sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.api.types import MachineReply, Usage
+from resctrlmond.api.types import MachineReply, Member, Usage
 from resctrlmond.exporter.collector import Exporter
 from resctrlmond.exporter.monotone import Monotone
 from resctrlmond.exporter.source import Observation, Source
@@ -74,6 +74,18 @@ def usage(value: str, *, key: str = "k", created_at: str = START) -> Usage:
     domains = [{**use, "value": value, "quality": "exact"}]
     found = {"workload": workload, "totals": [total], "levels": [], "domains": domains}
     return msgspec.convert(found, Usage)
+
+
+def test_unit_and_user_are_those_of_the_control_groups() -> None:
+    path = "/sys/fs/cgroup/user.slice/user-1000.slice/session-2.scope"
+    of = usage("1")
+    members = (msgspec.convert({"id": "m", "kind": "cgroup", "owner": "cli", "cgroup": path}, Member),)
+    of = msgspec.structs.replace(of, workload=msgspec.structs.replace(of.workload, members=members))
+    families = Exporter(Told(Observation(usages=[of]))).render(
+        lambda registry: list(registry.collect()), 1.0, with_start_times=False
+    )
+    (info,) = (one for family in families for one in family.samples if one.name == "resctrlmond_workload_info")
+    assert info.labels == {"key": "k", "generation": "1", "kind": "cgroup", "unit": "session-2.scope", "user": "1000"}
 
 
 def test_use_of_a_workload_that_falls_is_held_and_marked() -> None:
