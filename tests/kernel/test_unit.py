@@ -34,7 +34,10 @@ def test_systemd_analyze_verify_accepts_the_units(host: Host) -> None:
     assert done.output == ""
 
 
-@pytest.mark.parametrize(("unit", "most"), [("resctrlmond.service", 15), ("resctrlmon-nri.service", 11)])
+@pytest.mark.parametrize(
+    ("unit", "most"),
+    [("resctrlmond.service", 15), ("resctrlmon-nri.service", 11), ("resctrlmon-exporter.service", 5)],
+)
 def test_service_is_restricted_and_exceptions_have_a_reason(host: Host, unit: str, most: int) -> None:
     # The scale is from 0 (restricted) to 10; here, tenths are whole numbers.
     exposure = f"systemd-analyze security --offline=yes --threshold={most} {unit}"
