@@ -13,6 +13,7 @@ _WORKLOADS = "resctrlmond/workloads/"
 _RESCTRL = "resctrlmond/resctrl/"
 _API = "resctrlmond/api/"
 _NRI = "resctrlmond/nri/"
+_EXPORTER = "resctrlmond/exporter/"
 
 MUTANTS = (
     Mutant(
@@ -873,5 +874,51 @@ MUTANTS = (
         'return trusted == (UNIT, "0", MessageId.ENDED)',
         "return bool(trusted)",
         "tests/ctl/test_report.py",
+    ),
+    # -- the exporter
+    Mutant(
+        "a scrape misses workloads that have ended",
+        _EXPORTER + "source.py",
+        '"withEnded": True',
+        '"withEnded": False',
+        "tests/exporter/test_figures.py",
+    ),
+    Mutant(
+        "a counter falls while its start stays",
+        _EXPORTER + "monotone.py",
+        "and before[1] > value:",
+        "and before[1] < 0:",
+        "tests/exporter/test_collector.py",
+    ),
+    Mutant(
+        "a figure that is held is not marked",
+        _EXPORTER + "collector.py",
+        "elif total.event in held:",
+        "elif False:",
+        "tests/exporter/test_collector.py",
+    ),
+    Mutant(
+        "an event without a number is 0",
+        _EXPORTER + "collector.py",
+        """\
+            if row is None or use.value is None:
+                continue
+            labels = (key, _domain(use.domain), *filter(None, (row.label,)))
+            value = float(use.value)
+""",
+        """\
+            if row is None:
+                continue
+            labels = (key, _domain(use.domain), *filter(None, (row.label,)))
+            value = float(use.value or 0)
+""",
+        "tests/exporter/test_figures.py",
+    ),
+    Mutant(
+        "a daemon that never ends its reply delays a scrape for ever",
+        _EXPORTER + "source.py",
+        "limit.start()",
+        "pass",
+        "tests/exporter/test_hostile_daemon.py",
     ),
 )
