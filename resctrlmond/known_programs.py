@@ -11,14 +11,14 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 # The folder of nri-resctrl-mon's values, which exists even if it runs in another PID namespace.
 NRI_RESCTRL_MON_FOLDER = "/run/nri-resctrl-mon"
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(msgspec.Struct, frozen=True):
     """A known program. ``comm`` matches its name in /proc/PID/comm, which the kernel cuts to 15 characters."""
 
     name: str
@@ -60,8 +60,7 @@ PROGRAMS = tuple(
 NRI_RESCTRL_MON = PROGRAMS[0]
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramProcess:
+class ProgramProcess(msgspec.Struct, frozen=True):
     """A process of a known program. ``comm`` is its name."""
 
     pid: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import re
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -51,8 +50,7 @@ _PATH = re.compile(r" - at `\$\.([^.\[`]+)[^`]*`\Z")
 _FIELD = re.compile(r" field `(.*)`\Z", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorName:
+class ErrorName(msgspec.Struct, frozen=True):
     """An error: its name without the prefix of an interface, its meaning and its fields."""
 
     name: str

@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from dataclasses import replace
+
+import msgspec
 
 from resctrlmond.api import podman
 from resctrlmond.api.access import Caller
@@ -160,9 +161,11 @@ def _placement(state: State) -> tuple[OciContainer, str, str]:
 def _add_podman_facts(container: OciContainer, state: State, cgroup: str) -> OciContainer:
     """Return the container with its kind and name, which Podman does not write into the state."""
     if podman.is_infra(state.id, state.annotations, cgroup):
-        container = replace(container, kind="sandbox")
+        container = msgspec.structs.replace(container, kind="sandbox")
     if "container.name" not in container.attributes and (name := podman.container_name(state.id, state.pid)):
-        container = replace(container, attributes=container.attributes | {"container.name": attribute_value(name)})
+        container = msgspec.structs.replace(
+            container, attributes=container.attributes | {"container.name": attribute_value(name)}
+        )
     return container
 
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -50,8 +48,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     annotations: dict[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class OciContainer:
+class OciContainer(msgspec.Struct, frozen=True):
     """A container of an OCI state: the key of its workload, its id as a member of it, and its attributes.
 
     ``kind`` is "sandbox" for the container that only keeps the namespaces of a pod (infra, pause).
@@ -111,7 +108,7 @@ def container_without_pod(state: State) -> OciContainer:
             f"the container's id {state.id} has the form of a pod's UID, and cannot be the key of a container"
         )
     attributes = {name: value for name, value in container.attributes.items() if not name.startswith("pod.")}
-    return dataclasses.replace(container, attributes=attributes)
+    return msgspec.structs.replace(container, attributes=attributes)
 
 
 def _without(annotations: dict[str, str], names: tuple[str, ...]) -> dict[str, str]:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
+
+import msgspec
 
 from resctrlmond import __version__
 from resctrlmond.api import hooks, translate, types
@@ -87,8 +88,7 @@ The interface of the OCI hook, resctrlmon-oci-hook. Its errors are those of org.
 _READERS, _OF_ONE_READER = 3, 2
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
+class Verb(msgspec.Struct, frozen=True):
     """A verb. ``run`` is the blocking call; it runs in a thread of ``lane``, for callers with ``access``.
 
     ``pages`` yields the reply in several parts, for calls with *more* over varlink. ``follow`` yields replies without

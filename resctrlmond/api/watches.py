@@ -12,7 +12,6 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -42,8 +41,7 @@ MAX_WAITING_BYTES = 8 * 1024 * 1024
 MAX_WATCHERS, MAX_OF_OTHERS, MAX_OF_ONE_UID = 128, 64, 16
 
 
-@dataclass(eq=False, slots=True)
-class _Item:
+class _Item(msgspec.Struct, eq=False):
     """A workload to report: as it is after changes, None once it is removed; or ``end``, the encoded end of a run."""
 
     key: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from resctrlmond.resctrl.inotify import IN_DELETE, IN_IGNORED, IN_Q_OVERFLOW, Event, Inotify
 
@@ -90,11 +91,10 @@ class Removals:
         del self._by_wd[parent.wd]
 
 
-@dataclass
-class _Parent:
+class _Parent(msgspec.Struct):
     path: str
     wd: int
-    names: set[str] = field(default_factory=set)
+    names: set[str] = msgspec.field(default_factory=set)
 
     @property
     def paths(self) -> list[str]:

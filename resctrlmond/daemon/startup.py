@@ -10,7 +10,8 @@ import os
 import platform
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+
+import msgspec
 
 from resctrlmond.config import Config
 from resctrlmond.resctrl.errors import MonitoringUnavailable, NotMounted, PermissionDenied, ResctrlError, reading
@@ -63,8 +64,7 @@ def as_startup_error(error: ResctrlError) -> StartupError:
     return error if isinstance(error, StartupError) else StartupError(error, _EXITS.get(type(error), Exit.FAILURE))
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(msgspec.Struct, frozen=True):
     """The prepared parts of a daemon: its manager before the recovery, the mark, and the lock of its folder."""
 
     manager: Manager
@@ -75,12 +75,12 @@ class Setup:
 
 def group_settings(config: Config) -> Settings:
     """Return the part of the configuration that is about groups: its times have names that end in "_s"."""
-    return Settings(**{field.name: getattr(config, field.name.removesuffix("_s")) for field in fields(Settings)})
+    return Settings(**{name: getattr(config, name.removesuffix("_s")) for name in Settings.__struct_fields__})
 
 
 def needs_restart() -> list[str]:
     """Return the configuration keys that a reload cannot apply."""
-    reloaded = {"groups_mode", "log_level", *(field.name.removesuffix("_s") for field in fields(Settings))}
+    reloaded = {"groups_mode", "log_level", *(name.removesuffix("_s") for name in Settings.__struct_fields__)}
     return [name for name in Config.__struct_fields__ if name not in reloaded]
 
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess, NotMounted
@@ -30,8 +31,7 @@ _MAX_CANDIDATES = 1000
 _GROUPS = "mon_groups/"
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True):
     """A thread that was moved and has not ended: its process, start time (clock ticks since boot) and membership."""
 
     tid: int
@@ -40,8 +40,7 @@ class Arrival:
     where: Membership
 
 
-@dataclass(slots=True)
-class _Listing:
+class _Listing(msgspec.Struct):
     """The threads in a directory at a time (clock ticks since boot).
 
     ``has_all_older``: the directory was not listed, and each thread that had started by then counts as listed.

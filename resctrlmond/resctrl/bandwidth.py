@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+
+import msgspec
 
 from resctrlmond.resctrl.kinds import Mode
 
@@ -12,8 +13,7 @@ from resctrlmond.resctrl.kinds import Mode
 __all__ = ["Mode"]
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(msgspec.Struct, frozen=True):
     """How the bandwidth events of groups count at one time.
 
     ``transactions`` is which memory transactions each event counts, by its configuration file below ``info``; {} if
@@ -24,8 +24,7 @@ class Configuration:
     transactions: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Bandwidth:
+class Bandwidth(msgspec.Struct, frozen=True):
     """The mode at one time; ``can_assign``: the mode ``mbm_event`` is offered.
 
     ``counters`` and ``available``: the number of assignable counters of each L3, in all and free, by its number.
@@ -34,8 +33,8 @@ class Bandwidth:
 
     mode: Mode
     can_assign: bool = False
-    counters: dict[int, int] = field(default_factory=dict)
-    available: dict[int, int] = field(default_factory=dict)
+    counters: dict[int, int] = msgspec.field(default_factory=dict)
+    available: dict[int, int] = msgspec.field(default_factory=dict)
 
 
 # AMD's hardware tracks only some RMIDs at a time (Documentation/filesystems/resctrl.rst, mbm_assign_mode: "default"),

@@ -6,7 +6,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from resctrlmond.resctrl import kernel_files
 from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, PermissionDenied, ResctrlError, not_read
@@ -76,8 +77,7 @@ def member_test(cgroup: str) -> Callable[[int], bool]:
     return holds
 
 
-@dataclass(frozen=True, slots=True)
-class _Hierarchy:
+class _Hierarchy(msgspec.Struct, frozen=True):
     """A mounted hierarchy of control groups. ``identity`` is the device and inode of its root directory.
 
     ``names`` are "" for v2; the controllers, or the name, of a v1 hierarchy.

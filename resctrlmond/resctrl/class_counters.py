@@ -12,8 +12,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from decimal import Decimal, localcontext
+
+import msgspec
 
 from resctrlmond.resctrl import kernel_files
 from resctrlmond.resctrl.counters import EXACTLY, Kind, Value, event, parse_value
@@ -33,8 +34,7 @@ class _Changed(Exception):
     """The set of groups changed during the reading."""
 
 
-@dataclass(frozen=True, slots=True)
-class Own:
+class Own(msgspec.Struct, frozen=True):
     """The own use of a class at the reading: between ``low`` and ``low + width``, in the event's unit.
 
     The counters run on while they are read one after the other, hence the width. ``low`` is None if the kernel has no
@@ -48,18 +48,16 @@ class Own:
     is_read: bool = True
 
 
-@dataclass(slots=True)
-class GroupCounters:
+class GroupCounters(msgspec.Struct):
     """A monitoring group of the class. ``gid`` is its mark, ``nonce`` its directory's mtime in ns."""
 
     path: str
     gid: int
     nonce: int
-    values: dict[Counter, Value] = field(default_factory=dict)
+    values: dict[Counter, Value] = msgspec.field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class ClassCounters:
+class ClassCounters(msgspec.Struct):
     """A class, read apart from its groups, which are by the inode number of their directories.
 
     ``inode`` is that of the class's directory, and ``domains`` has those of its domains and of their Sub-NUMA nodes,
@@ -67,9 +65,9 @@ class ClassCounters:
     """
 
     inode: int
-    domains: dict[str, int] = field(default_factory=dict)
-    own: dict[Counter, Own] = field(default_factory=dict)
-    groups: dict[int, GroupCounters] = field(default_factory=dict)
+    domains: dict[str, int] = msgspec.field(default_factory=dict)
+    own: dict[Counter, Own] = msgspec.field(default_factory=dict)
+    groups: dict[int, GroupCounters] = msgspec.field(default_factory=dict)
 
 
 def read_class(tree: str, class_: str) -> ClassCounters:

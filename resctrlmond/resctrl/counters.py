@@ -9,8 +9,9 @@ import operator
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from decimal import Context, Decimal, localcontext
+
+import msgspec
 
 from resctrlmond.resctrl.errors import LACKS
 from resctrlmond.resctrl.kinds import Kind, Status
@@ -28,8 +29,7 @@ class Unavailable(enum.Enum):
     NOT_COUNTED = "what is used meanwhile is not counted, and the counter may begin from 0 afterwards"
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """An event that the kernel can count; ``unit`` is "" if a count has no unit."""
 
     name: str
@@ -92,8 +92,7 @@ def offered(mon_features: str) -> tuple[str, ...]:
     return tuple(name for name in names if name.removesuffix("_config") == name)
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(msgspec.Struct, frozen=True):
     """A counter's text, and its exact number in the event's unit, if it is one."""
 
     status: Status
@@ -143,8 +142,7 @@ def added_values(values: Sequence[Value]) -> Value:
     return Value(Status.OK, f"{number:f}" if isinstance(number, Decimal) else str(number), number)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True, eq=False):
     """The value of one event in one domain.
 
     ``domain`` is the path below mon_data: ``mon_L3_00``, ``mon_PERF_PKG_01``, and with Sub-NUMA Clustering also
@@ -156,7 +154,16 @@ class Reading:
     domain: str
     event: str
     value: Value
-    inode: int = field(default=0, compare=False)
+    inode: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        # Without the inode: two readings of one group differ in their values only.
+        if not isinstance(other, Reading):
+            return NotImplemented
+        return (self.domain, self.event, self.value) == (other.domain, other.event, other.value)
+
+    def __hash__(self) -> int:
+        return hash((self.domain, self.event, self.value))
 
     @property
     def is_part(self) -> bool:
@@ -171,8 +178,7 @@ IN_ORDER = operator.attrgetter("domain", "event")
 _TEXT_LIMIT = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Directory:
+class Directory(msgspec.Struct, frozen=True):
     """The names in one directory of mon_data: ``domain`` as in ``Reading``, the events, the number of directories."""
 
     domain: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from resctrlmond.resctrl.processes import Process, children, stat_fields
 
@@ -18,8 +19,7 @@ _TIMES = slice(11, 15)
 SLACK = (_TIMES.stop - _TIMES.start) * _NS_PER_TICK
 
 
-@dataclass(frozen=True, slots=True)
-class TreeTime:
+class TreeTime(msgspec.Struct, frozen=True):
     """The CPU time (ns) of a process tree. ``slack``: an upper limit (ns) of the rounding errors of its parts."""
 
     ns: int

@@ -21,7 +21,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from resctrlmond.resctrl.inotify import (
     IN_CLOSE_WRITE,
@@ -128,8 +129,7 @@ class OwnWrites:
         self._moved[tid] = {**self._moved.get(tid, {}), directory: now}
 
 
-@dataclass(slots=True)
-class Written:
+class Written(msgspec.Struct):
     """The changes that other programs have made, by directory relative to the tree.
 
     ``tasks``: how often each tasks file was opened and written to; 0 for a further write through a file that was open
@@ -140,11 +140,11 @@ class Written:
     ``is_lost``: the event queue overflowed, or could not be read.
     """
 
-    tasks: Counter[str] = field(default_factory=Counter)
-    cpus: set[str] = field(default_factory=set)
-    created: set[str] = field(default_factory=set)
-    renamed: set[str] = field(default_factory=set)
-    missed: set[str] = field(default_factory=set)
+    tasks: Counter[str] = msgspec.field(default_factory=Counter)
+    cpus: set[str] = msgspec.field(default_factory=set)
+    created: set[str] = msgspec.field(default_factory=set)
+    renamed: set[str] = msgspec.field(default_factory=set)
+    missed: set[str] = msgspec.field(default_factory=set)
     is_incomplete: bool = False
     is_lost: bool = False
 

@@ -10,7 +10,8 @@ import select
 import struct
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 # linux/inotify.h
 IN_MODIFY = 0x2
@@ -32,8 +33,7 @@ _BUFFER = 1 << 16
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """An event: the watch, its mask, and the name in the watched directory ("" for the directory itself)."""
 
     wd: int

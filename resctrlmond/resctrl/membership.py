@@ -6,14 +6,14 @@ from __future__ import annotations
 import errno
 import os
 import re
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from resctrlmond.resctrl.errors import KernelRefused, NoSuchProcess, NotMounted, from_oserror
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
+class Membership(msgspec.Struct, frozen=True):
     """The class ("" is the root) and monitoring group ("" is none) of one thread."""
 
     class_: str

@@ -8,13 +8,13 @@ import os
 import re
 import struct
 import uuid
-from dataclasses import dataclass
+
+import msgspec
 
 from resctrlmond.resctrl.errors import reading
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(msgspec.Struct, frozen=True):
     """One line of mountinfo (proc_pid_mountinfo(5)): ``root`` is the part of the filesystem that is mounted.
 
     ``device`` is the st_dev of its files.

@@ -8,8 +8,9 @@ import os
 import re
 import threading
 import time
-from dataclasses import dataclass
 from decimal import Decimal
+
+import msgspec
 
 from resctrlmond.resctrl import kernel_files
 
@@ -23,8 +24,7 @@ _MOST_W = 2000
 _MICRO = Decimal("0.000001")
 
 
-@dataclass(slots=True)
-class _Zone:
+class _Zone(msgspec.Struct):
     package: int
     range_uj: int
     last_uj: int

@@ -7,8 +7,10 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import (
@@ -29,8 +31,7 @@ MAX_PASSES = 10
 Origins = dict[int, tuple[int, Membership]]
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(msgspec.Struct, frozen=True):
     """The result of a move: the number of ``moved`` threads and of ``passes``, and the threads that are outside.
 
     ``in_other_groups``: threads in other monitoring groups, which are moved only with ``may_take``. ``not_moved``:
@@ -42,7 +43,7 @@ class Moved:
     passes: int
     in_other_groups: frozenset[int] = frozenset()
     not_moved: frozenset[int] = frozenset()
-    in_other_classes: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    in_other_classes: Mapping[str, frozenset[int]] = msgspec.field(default_factory=dict)
 
     @property
     def outside(self) -> int:
@@ -50,8 +51,7 @@ class Moved:
         return len(self.not_moved.union(self.in_other_groups, *self.in_other_classes.values()))
 
 
-@dataclass(frozen=True, slots=True)
-class MoveOptions:
+class MoveOptions(msgspec.Struct, frozen=True):
     """Options of a move into a group.
 
     ``may_take``: move threads of other monitoring groups too, if this returns true for the group; None moves none.
@@ -87,8 +87,7 @@ class Tasks(Protocol):
         """Return the name of their process if it has ended, else ""."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessTasks:
+class ProcessTasks(msgspec.Struct, frozen=True):
     """The threads of ``process``, and of its descendants if ``with_descendants``.
 
     A descendant whose parent has ended is not found. The daemon itself is not one of them.
@@ -180,16 +179,15 @@ def put_back(tree: Tree, origins: Origins) -> bool:
     return may_have_run
 
 
-@dataclass(slots=True)
-class _Move:
+class _Move(msgspec.Struct):
     """A move into the group ``ref``."""
 
     tree: Tree
     ref: GroupRef
     tasks: Tasks
     options: MoveOptions
-    in_other_groups: set[int] = field(default_factory=set)
-    in_other_classes: dict[str, set[int]] = field(default_factory=dict)
+    in_other_groups: set[int] = msgspec.field(default_factory=set)
+    in_other_classes: dict[str, set[int]] = msgspec.field(default_factory=dict)
 
     def outside(self) -> dict[int, Membership]:
         """Return the threads to move, with their memberships; sort the others into the two fields."""

@@ -9,8 +9,9 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Self
+
+import msgspec
 
 from resctrlmond.resctrl import bandwidth, counters, errors, kernel_files
 from resctrlmond.resctrl.foreign_writes import OwnWrites
@@ -42,8 +43,7 @@ _NO_RESCTRL = (
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class GroupRef:
+class GroupRef(msgspec.Struct, frozen=True, order=True):
     """The location of a monitoring group: its control group ("" for the root) and the name of its directory."""
 
     class_: str
@@ -55,8 +55,7 @@ class GroupRef:
         return os.path.join(self.class_, _MON_GROUPS, self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """A monitoring group that exists: ``gid`` is its mark, ``nonce`` its directory's mtime in ns.
 
     The mtime of a directory that nobody has set is not stable, but its ``inode`` is, until the next mount.
@@ -69,8 +68,7 @@ class Found:
     inode: int
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(msgspec.Struct, frozen=True):
     """The RMIDs and events of one monitoring resource (``L3_MON``, ``PERF_PKG_MON``)."""
 
     resource: str

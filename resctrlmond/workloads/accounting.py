@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, localcontext
 
+import msgspec
+
 from resctrlmond.resctrl.counters import EXACTLY, Event, Kind, Reading, Status, Value, event
 from resctrlmond.workloads.checkpoint import CounterHistory
 from resctrlmond.workloads.reasons import Reason
@@ -47,15 +49,13 @@ class Total:
         return replace(change(self), compute_domains=compute_domains)
 
 
-@dataclass(frozen=True, slots=True)
-class _Delta:
+class _Delta(msgspec.Struct, frozen=True):
     number: int | Decimal | None
     quality: Quality
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(msgspec.Struct, frozen=True):
     """One event in one domain during a run; ``begin`` or ``end`` is None if the domain was offline at that time.
 
     ``missed``: the reason for which the end value is missing or older than the others. ``past``: the history of the

@@ -23,7 +23,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from resctrlmond.resctrl.arrivals import membership_of
 from resctrlmond.resctrl.membership import Membership
@@ -37,8 +38,7 @@ _MAX_DELAY_S = 2.0
 _MAX_DEPARTURES = 1000
 
 
-@dataclass(slots=True)
-class Writes:
+class Writes(msgspec.Struct):
     """Writes to the tasks file of one directory.
 
     ``destination``: the directory that has the moved tasks now; the parent if the directory was removed.
@@ -51,12 +51,12 @@ class Writes:
     directory: str
     destination: str
     since: float
-    groups: dict[str, frozenset[int]] = field(default_factory=dict)
+    groups: dict[str, frozenset[int]] = msgspec.field(default_factory=dict)
     number: int = 0
-    arrived: set[int] = field(default_factory=set)
+    arrived: set[int] = msgspec.field(default_factory=set)
     was_listed: bool = False
     is_listed: bool = False
-    uninspected: set[str] = field(default_factory=set)
+    uninspected: set[str] = msgspec.field(default_factory=set)
 
     @property
     def is_explained(self) -> bool:

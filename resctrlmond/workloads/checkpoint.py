@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 
 import msgspec
@@ -30,8 +29,7 @@ class LastRead(msgspec.Struct, frozen=True, omit_defaults=True):
     gaps: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CounterHistory:
+class CounterHistory(msgspec.Struct, frozen=True):
     """The history of one counter between baseline and end.
 
     ``carried``: its count before it restarted from 0, or 0 if it decreased without a restart; None if neither

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.tree import GroupRef, Tree
@@ -19,8 +19,7 @@ from resctrlmond.workloads.takeover import TakeOver
 from resctrlmond.workloads.watched import WatchedMembers
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(msgspec.Struct, frozen=True):
     """Facts about groups, kept until the daemon ends.
 
     ``mounted_on`` is the mount on which a group was found last, by its nonce. ``stale_links`` are the snapshots
@@ -30,22 +29,20 @@ class Memory:
     that is a workload of its own, because its runtime has a group for it, by the key of the pod.
     """
 
-    mounted_on: dict[int, Mounting] = field(default_factory=dict)
-    stale_links: set[str] = field(default_factory=set)
-    occupants: dict[GroupRef, int] = field(default_factory=dict)
-    checkpoints: dict[str, list[int]] = field(default_factory=dict)
-    apart: dict[str, str] = field(default_factory=dict)
+    mounted_on: dict[int, Mounting] = msgspec.field(default_factory=dict)
+    stale_links: set[str] = msgspec.field(default_factory=set)
+    occupants: dict[GroupRef, int] = msgspec.field(default_factory=dict)
+    checkpoints: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    apart: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Reloadable:
+class Reloadable(msgspec.Struct):
     """The settings, which a reload replaces."""
 
     settings: Settings
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(msgspec.Struct, frozen=True):
     """The tree, the store, the files, what watches them, and the settings of the last reload."""
 
     tree: Tree
@@ -58,5 +55,5 @@ class Context:
     take_over: TakeOver
     interference: Interference
     machine: Machine
-    memory: Memory = field(default_factory=Memory)
-    watched: WatchedMembers = field(default_factory=WatchedMembers)
+    memory: Memory = msgspec.field(default_factory=Memory)
+    watched: WatchedMembers = msgspec.field(default_factory=WatchedMembers)

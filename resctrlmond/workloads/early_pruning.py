@@ -7,7 +7,8 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from resctrlmond.workloads.model import Workload
 from resctrlmond.workloads.snapshot import Snapshots
@@ -23,8 +24,7 @@ _INODE_BYTES = 1024
 _LOG_EVERY_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Run:
+class _Run(msgspec.Struct, frozen=True, order=True):
     """An ended run. ``is_current``: its files are in groups/, because no later run has its key."""
 
     completed_ns: int

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.arrivals import Arrival
@@ -35,8 +36,7 @@ log = logging.getLogger(__name__)
 _FORK_TICKS = TICKS_PER_S
 
 
-@dataclass(frozen=True, slots=True)
-class _Thread:
+class _Thread(msgspec.Struct, frozen=True):
     """The process of a thread, its start time (clock ticks since boot), and the folder of the group that it is in."""
 
     pid: int
@@ -44,13 +44,12 @@ class _Thread:
     folder: str
 
 
-@dataclass(slots=True)
-class _Listing:
+class _Listing(msgspec.Struct):
     """The threads in the groups of one run at a time (clock ticks since boot)."""
 
     generation: int
     at: int
-    threads: dict[int, _Thread] = field(default_factory=dict)
+    threads: dict[int, _Thread] = msgspec.field(default_factory=dict)
 
 
 class Inspector:
@@ -95,7 +94,8 @@ class Inspector:
                     thread = _Thread(processes.leader(tid), found.start_time, group.folder)
                     if self._was_moved_in(workload, group, tid, thread, before):
                         workload = downgraded_and_logged(workload, group, Quality.ESTIMATED, Reason.MOVED_IN.text())
-                now.threads[tid] = replace(thread, folder=group.folder) if thread.folder != group.folder else thread
+                is_same = thread.folder == group.folder
+                now.threads[tid] = thread if is_same else msgspec.structs.replace(thread, folder=group.folder)
         for folder in self._folders_left(workload, before, now):
             group = workload.group(folder) or workload.first
             workload = downgraded_and_logged(workload, group, Quality.LATE, Reason.MOVED_OUT.text())

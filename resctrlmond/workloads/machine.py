@@ -15,8 +15,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from decimal import Decimal, localcontext
+
+import msgspec
 
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.class_counters import ClassCounters, Counter, GroupCounters, read_class
@@ -48,8 +49,7 @@ _MAX_REASONS = 4
 _MORE = "and more of that kind"
 
 
-@dataclass(frozen=True, slots=True)
-class PoolUse:
+class PoolUse(msgspec.Struct, frozen=True):
     """The use of one event in one domain by one pool since ``MachineUse.since``; of a gauge, its present value.
 
     The true number differs from ``number`` by at most ``skew``, because counters are read one after the other.
@@ -64,8 +64,7 @@ class PoolUse:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class MachineUse:
+class MachineUse(msgspec.Struct, frozen=True):
     """The use of all pools between two times (RFC 3339, UTC)."""
 
     since: str
@@ -73,12 +72,11 @@ class MachineUse:
     pools: tuple[PoolUse, ...]
 
 
-@dataclass(slots=True)
-class _Sum:
+class _Sum(msgspec.Struct):
     number: int | Decimal = 0
     skew: int | Decimal = 0
     is_known: bool = False
-    reasons: dict[str, None] = field(default_factory=dict)
+    reasons: dict[str, None] = msgspec.field(default_factory=dict)
 
     def add(self, number: int | Decimal | None, skew: int | Decimal = 0, reason: str = "") -> None:
         if number is not None:
@@ -92,25 +90,22 @@ class _Sum:
 Sums = dict[Counter, _Sum]
 
 
-@dataclass(slots=True)
-class _OwnUse:
+class _OwnUse(msgspec.Struct):
     """The own use of a class: the reading that it is counted from, and the largest number found since."""
 
     base: int | Decimal
     base_width: int | Decimal
     highest: int | Decimal
     width: int | Decimal = 0
-    reasons: dict[str, None] = field(default_factory=dict)
+    reasons: dict[str, None] = msgspec.field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Class:
+class _Class(msgspec.Struct):
     inode: int
-    own: dict[Counter, _OwnUse] = field(default_factory=dict)
+    own: dict[Counter, _OwnUse] = msgspec.field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Other:
+class _Other(msgspec.Struct):
     """A group of another program, from its first reading to its last one."""
 
     first: dict[Counter, Value]

@@ -21,7 +21,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
@@ -49,8 +50,7 @@ SWEEP_ALL_S = 60.0
 _MAX_SKIPPED = 9
 
 
-@dataclass
-class _Checkpoint:
+class _Checkpoint(msgspec.Struct):
     """A checkpoint of ``workload``, and the CPU times of its tasks before the counters were read.
 
     ``is_final``: the tasks had not run since the checkpoint before it. So the readings include what the hardware

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True):
     """A group is the daemon's own if its directory has this group id, which the kernel sets at its creation.
 
     Records of another boot are about groups that ended with that boot.

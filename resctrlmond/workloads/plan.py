@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from resctrlmond.resctrl.tree import Found
 from resctrlmond.workloads.clock import seconds_since_ns
@@ -46,8 +47,7 @@ class InWorkload(NamedTuple):
     group: Group
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """One group, and what it needs."""
 
     do: Do
@@ -55,8 +55,7 @@ class Step:
     group: Group
 
 
-@dataclass(frozen=True, slots=True)
-class StartPlan:
+class StartPlan(msgspec.Struct, frozen=True):
     """The start-up plan: steps for every workload that is not over, and marked directories without a record."""
 
     steps: tuple[Step, ...]

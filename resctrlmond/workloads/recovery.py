@@ -8,7 +8,8 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Found
@@ -25,8 +26,7 @@ from resctrlmond.workloads.validation import canonical_key
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """A problem that the start found, as a sentence for an administrator, and whether it lasts."""
 
     text: str

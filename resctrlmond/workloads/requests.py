@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tasks import Moved
@@ -54,8 +56,7 @@ class Assignment:
     is_from_runtime: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Assigned:
+class Assigned(msgspec.Struct, frozen=True):
     """The reply of Assign. ``descendants_outside`` counts the processes below the target that stayed outside."""
 
     workload: Workload
@@ -63,8 +64,7 @@ class Assigned:
     descendants_outside: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(msgspec.Struct, frozen=True):
     """The reply of Release: ``completed`` if that was the last claim, and the totals so far."""
 
     workload: Workload
@@ -72,8 +72,7 @@ class Released:
     totals: list[Total]
 
 
-@dataclass(frozen=True, slots=True)
-class Reconciled:
+class Reconciled(msgspec.Struct, frozen=True):
     """The reply of Reconcile: the keys whose claims were kept and released; ``failures`` by key."""
 
     kept: list[str]

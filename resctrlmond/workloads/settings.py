@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     """The settings. All times are in seconds.
 
     ``group_prefix``: the beginning of a group's directory name, unless the workload's key is a pod UID.

@@ -17,7 +17,6 @@ import stat
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -55,8 +54,7 @@ class Limit(enum.Enum):
     WITH_RESERVE = "for the hook of a runtime"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Transaction:
+class Transaction(msgspec.Struct, frozen=True, eq=False):
     """The exclusive right to change one workload and its groups. Only ``Store.transaction`` creates one.
 
     ``workload`` is what was saved last, also after an exception.
@@ -422,8 +420,7 @@ class Store:
                 yield workload
 
 
-@dataclass(frozen=True, slots=True)
-class _Unsaved:
+class _Unsaved(msgspec.Struct, frozen=True):
     """The workload of the last record, and the groups in memory, by nonce, whose downgrades this record lacks."""
 
     on_disk: Workload

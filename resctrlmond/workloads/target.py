@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied
@@ -131,8 +132,7 @@ def _process(assignment: Assignment) -> Process:
     return Process.open(assignment.pid)
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
+class _Process(msgspec.Struct, frozen=True):
     _tree: Tree
     process: Process
     _own_cgroup: str
@@ -168,8 +168,7 @@ class _Process:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Cgroup:
+class _Cgroup(msgspec.Struct, frozen=True):
     _tree: Tree
     tasks: CgroupTasks
     process: None = None

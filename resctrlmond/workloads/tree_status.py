@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from resctrlmond.resctrl.bandwidth import Bandwidth
 from resctrlmond.resctrl.errors import NotMounted, ResctrlError, not_read
@@ -16,8 +17,7 @@ from resctrlmond.workloads.clock import utc_now
 PATIENCE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class TreeStatus:
+class TreeStatus(msgspec.Struct, frozen=True):
     """The status of the resctrl tree at ``time`` (RFC 3339, UTC).
 
     ``used`` is the number of RMIDs in use, ``foreign`` has each group without the daemon's mark, except in the place
@@ -37,12 +37,11 @@ class TreeStatus:
     inexact: str = ""
 
 
-@dataclass(slots=True)
-class _Look:
+class _Look(msgspec.Struct):
     begun_at: str
     thread: threading.Thread | None = None
     seen: TreeStatus | None = None
-    errors: list[ResctrlError] = field(default_factory=list)
+    errors: list[ResctrlError] = msgspec.field(default_factory=list)
 
 
 class TreeWatcher:
@@ -89,7 +88,7 @@ class TreeWatcher:
             f"{self._tree.path}: no answer since {since}, {shown}. A system call hangs: "
             "the kernel's log (journalctl -k) may show the reason"
         )
-        return replace(last, hangs=hangs)
+        return msgspec.structs.replace(last, hangs=hangs)
 
     def _look(self, look: _Look) -> None:
         try:

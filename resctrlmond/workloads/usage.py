@@ -6,8 +6,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import msgspec
 
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import NotRead
@@ -23,8 +24,7 @@ FORGET_S = 30.0
 PATIENCE_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """The use of one workload: its totals since the baseline, at ``read_at`` (RFC 3339, UTC).
 
     ``readings`` are the values of its counters at that time, summed over its groups. Without any group, there are
@@ -41,8 +41,7 @@ class Usage:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass(Generic[T]):
+class _Pass(msgspec.Struct, Generic[T], frozen=True):
     begun: float  # time.monotonic()
     found: T
 

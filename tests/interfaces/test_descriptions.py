@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
 from resctrlmond.api.dbus import interfaces as bus
@@ -44,7 +44,7 @@ def test_the_generated_files_are_up_to_date() -> None:
 
 
 def test_a_changed_description_is_out_of_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = dataclasses.replace(VERBS["Get"], description="Return something else.")
+    changed = msgspec.structs.replace(VERBS["Get"], description="Return something else.")
     monkeypatch.setitem(VERBS, "Get", changed)
     assert outdated() == [
         "resctrlmond/api/org.resctrlmon.Manager.varlink",

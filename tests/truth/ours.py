@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import random
 import signal
@@ -12,6 +11,8 @@ from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from resctrlmond.resctrl.counters import EVENTS, Kind, parse_value
 from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, NoSuchProcess
@@ -100,7 +101,7 @@ class Ours:
 
     def _time_for_checkpoints(self, now: bool) -> None:
         # Each record gets its first checkpoint at once, for any interval.
-        settings = dataclasses.replace(Settings(), checkpoint_interval_s=1e-9 if now else _NEVER)
+        settings = msgspec.structs.replace(Settings(), checkpoint_interval_s=1e-9 if now else _NEVER)
         self.host.settings = self.host.manager.settings = settings
 
     def _do(self, verb: Callable[[], T]) -> T:

@@ -10,9 +10,9 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resctrlmond.resctrl.membership import Membership
@@ -445,7 +445,7 @@ def test_an_unreadable_record_is_removed_after_the_snapshot_ttl_and_this_is_logg
     kept = Path(f"{path}.unreadable")
     host.manager.tick()
     assert kept.exists()
-    host.manager.settings = replace(host.manager.settings, snapshot_ttl_s=0.0)
+    host.manager.settings = msgspec.structs.replace(host.manager.settings, snapshot_ttl_s=0.0)
     with caplog.at_level("INFO"):
         host.manager.tick()
     assert not kept.exists()

@@ -28,8 +28,9 @@ import contextlib
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from resctrlmond.api.access import Caller, is_privileged
 from resctrlmond.api.dbus.callers import Callers
@@ -66,8 +67,7 @@ _MAX_UNKNOWN_BYTES = 8 * 1024 * 1024
 _MAX_UNKNOWN_BYTES_OF_ONE = 2 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True):
     """An admitted call, which the library decodes, with the credentials of its sender."""
 
     caller: Caller
@@ -245,7 +245,7 @@ class Admission:
             self._drop(call, None)
             return
         # Only Assign uses descriptors.
-        call = replace(call, descriptors=())
+        call = msgspec.structs.replace(call, descriptors=())
         queue = self._queues.get(caller.uid, ())
         error = self._denial(call.header, caller)
         size = call.size + sum(queued.size for queued, _ in queue)

@@ -16,9 +16,10 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
+
+import msgspec
 
 from resctrlmond.api.connections import receive
 from resctrlmond.resctrl.processes import Descriptor
@@ -185,8 +186,7 @@ class MessageSizes:
             yield fields.destination, whole + frame.body_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class HeldCall:
+class HeldCall(msgspec.Struct, frozen=True):
     """A method call that is complete but not decoded: its header, all its bytes, and its descriptors."""
 
     header: Header

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib import resources
 from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree
+
+import msgspec
 
 from resctrlmond.workloads.validation import MAX_KEY_LENGTH
 
@@ -39,16 +40,14 @@ _HEAD = """<!DOCTYPE node PUBLIC "-//freedesktop//DTD D-BUS Object Introspection
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(msgspec.Struct, frozen=True):
     """One argument: its name, and its D-Bus type."""
 
     name: str
     type: str
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
+class Method(msgspec.Struct, frozen=True):
     """The arguments of a method and of its reply."""
 
     inputs: tuple[Argument, ...]
@@ -65,8 +64,7 @@ class Method:
         return "".join(argument.type for argument in self.outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
+class Interface(msgspec.Struct, frozen=True):
     """An interface. ``properties`` are types by name; ``xml`` is its element without comments.
 
     ``invalidated`` are the properties whose change signals do not contain the new value.

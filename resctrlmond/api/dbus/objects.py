@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
+
+import msgspec
 
 from resctrlmond.api import types
 from resctrlmond.api.access import Access, Caller
@@ -48,8 +49,7 @@ _TO_SYSLOG = {"error": "err"}
 _FROM_SYSLOG = {"debug": "debug", "info": "info", "notice": "notice", "warning": "warning", "err": "error"}
 
 
-@dataclass(frozen=True, slots=True)
-class LogControl:
+class LogControl(msgspec.Struct, frozen=True):
     """The log level of the daemon, as a name of ``journal.LEVELS``. ``target`` is "journal" or "console"."""
 
     get_level: Callable[[], str]
@@ -70,8 +70,7 @@ class Header(Protocol):
     def signature(self) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """The method that a call names; ``verb`` is None for the standard interfaces, Subscribe and Unsubscribe."""
 
     interface: str

@@ -9,7 +9,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from resctrlmond.api.dbus.callers import Callers
 from resctrlmond.api.dbus.library import BUS_NAME, Bus, BusUnavailable, DBusError
@@ -47,8 +48,7 @@ _ROOT = 0
 _UNKNOWN_UID = -1
 
 
-@dataclass(slots=True)
-class _Receiver:
+class _Receiver(msgspec.Struct):
     """A connection: its user, the bytes sent to it, and the bytes that it has certainly read."""
 
     uid: int

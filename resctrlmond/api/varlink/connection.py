@@ -21,7 +21,6 @@ import dataclasses
 import logging
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -43,8 +42,7 @@ _log = logging.getLogger(__name__)
 _RECEIVE_BYTES = 65536
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Limits of the server for its clients.
 
     ``message_bytes`` limits a message of uid 0 and of the server's own user, ``message_bytes_of_others`` a message of

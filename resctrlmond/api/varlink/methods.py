@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -62,8 +61,7 @@ class Queued(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Method(Generic[P]):
+class Method(msgspec.Struct, Generic[P], frozen=True):
     """A method: the type of its parameters and its handler.
 
     ``parameters`` is a struct that forbids unknown fields. ``check`` fails if the caller may not call the method; it
@@ -89,8 +87,7 @@ class Method(Generic[P]):
             raise TypeError(f"{self.parameters.__name__} must be declared with forbid_unknown_fields=True")
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
+class Interface(msgspec.Struct, frozen=True):
     """An interface: its full name, its description (the text of its ``.varlink`` file) and its methods by name."""
 
     name: str
