@@ -8,21 +8,22 @@ import os
 import re
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import msgspec
-import yaml
 from msgspec import Meta
 
-from resctrlmond.yaml_file import (
+from resctrlmond.config_file import (
     ConfigError,
-    is_empty,
-    parse_mapping,
+    has_settings,
     quoted,
     read_contents,
     refuse_line,
     refuse_unknown_key,
 )
+
+if TYPE_CHECKING:
+    import yaml
 
 DEFAULT_PATH = "/etc/resctrlmond/resctrlmond.yaml"
 
@@ -182,11 +183,13 @@ def load(path: str | None = None) -> Config:
     Raises ConfigError if the file cannot be read or is wrong.
     """
     data = read_contents(path, DEFAULT_PATH, "the defaults apply")
-    return Config() if data is None else parse(data, path or DEFAULT_PATH)
+    return Config() if data is None or not has_settings(data) else parse(data, path or DEFAULT_PATH)
 
 
 def parse(data: bytes, path: str) -> Config:
     """Return the configuration from the bytes of a file; ``path`` is for messages only. Raises ConfigError."""
+    from resctrlmond.yaml_file import parse_mapping  # noqa: PLC0415 - see config_file.has_settings()
+
     nodes = {}
     for key, node in parse_mapping(data, path, max_depth=0, remedy='Write one "key: value" a line'):
         if key.value not in _FIELDS:
@@ -220,15 +223,16 @@ def parse_time_span(text: str) -> float:
 
 def _value(key: str, node: yaml.Node, path: str) -> Any:
     """Return the value of one key, of the key's type. Raises ConfigError."""
+    from resctrlmond.yaml_file import construct, is_empty  # noqa: PLC0415
+
     kind = _FIELDS[key].type
     expected = next(meta.description for meta in kind.__metadata__ if meta.description)
     try:
-        value = node.value if kind is FolderMode else yaml.SafeLoader("").construct_object(node)
+        value = node.value if kind is FolderMode else construct(node)
         if kind in (TimeSpan, HookTimeout) and isinstance(value, str):
             value = parse_time_span(value)
         return msgspec.convert(value, kind, strict=True)
-    except (msgspec.ValidationError, ValueError, OverflowError, yaml.YAMLError):
-        # PyYAML raises ValueError for 2026-99-99, OverflowError for an endless 1:59:59:..., ConstructorError for =.
+    except (msgspec.ValidationError, ValueError):
         remedy = f"Expected {expected}"
         if is_empty(node):
             refuse_line(path, node.start_mark.line, f"{key} has no value", remedy)

@@ -3,39 +3,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
-from resctrlmond.resctrl.errors import ResctrlError
-
-# The larger sample file, with every key and all comments, has about 4 KiB.
-MAX_BYTES = 64 * 1024
-
-
-class ConfigError(ResctrlError):
-    """The configuration is wrong. ``message`` begins with the file and, if there is one, the line."""
-
-
-def read_contents(path: str | None, default: str, otherwise: str) -> bytes | None:
-    """Return the bytes of a configuration file; None if ``path`` is None and the ``default`` file does not exist.
-
-    Returns at most MAX_BYTES + 1 bytes. ``otherwise`` is the part of the message for a missing file. Raises
-    ConfigError.
-    """
-    name = default if path is None else path
-    try:
-        with open(name, "rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except OSError as error:
-        if path is None and isinstance(error, FileNotFoundError):
-            return None
-        remedy = f"Check the file. Without --config and without {default}, {otherwise}"
-        raise ConfigError(
-            "cannot read the configuration", path=name, errno=error.errno or 0, remedy=remedy
-        ) from error
+from resctrlmond.config_file import MAX_BYTES, ConfigError, quoted, refuse_line
 
 
 def parse_mapping(data: bytes, path: str, *, max_depth: int, remedy: str) -> list[tuple[yaml.Node, yaml.Node]]:
@@ -84,21 +56,13 @@ def is_empty(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and not node.value and node.style is None
 
 
-def refuse_unknown_key(path: str, line: int, key: str, known: Collection[str]) -> NoReturn:
-    """Raise ConfigError for a key that is not known, with the known key that is most like it."""
-    close = difflib.get_close_matches(key[:64], known, n=1)
-    remedy = f"Did you mean {close[0]}?" if close else f"Known keys are {', '.join(sorted(known))}"
-    refuse_line(path, line, f"unknown key {quoted(key)}", remedy)
-
-
-def quoted(text: str) -> str:
-    """Return a text from a file in quotes, cut to 64 characters."""
-    return repr(text if len(text) <= 64 else text[:61] + "...")
-
-
-def refuse_line(path: str, line: int, problem: str, remedy: str) -> NoReturn:
-    """Raise ConfigError for a line, which is counted from 0 like YAML's marks."""
-    raise ConfigError(f"{path}:{line + 1}: {problem}", path=path, remedy=remedy) from None
+def construct(node: yaml.Node) -> Any:
+    """Return the plain value of a node. Raises ValueError."""
+    try:
+        return yaml.SafeLoader("").construct_object(node)
+    except (OverflowError, yaml.YAMLError) as error:
+        # OverflowError for an endless 1:59:59:..., ConstructorError for =. ValueError for 2026-99-99 is PyYAML's own.
+        raise ValueError(f"not a plain value: {error}") from error
 
 
 class _DuplicateKey(Exception):

@@ -13,9 +13,9 @@ from resctrlctl.doctor import kernel
 from resctrlctl.doctor.finding import Finding, Severity
 from resctrlctl.doctor.host import Host
 from resctrlmond import config
+from resctrlmond.config_file import ConfigError
 from resctrlmond.resctrl.bandwidth import Mode, by_domain, can_assign, mode_of
 from resctrlmond.resctrl.tree import MODALIAS, Tree
-from resctrlmond.yaml_file import ConfigError
 
 # Flags of /proc/cpuinfo for monitoring; the first is required.
 _FLAGS = ("cqm_llc", "cqm_occup_llc", "cqm_mbm_total", "cqm_mbm_local")

@@ -20,7 +20,7 @@ from resctrlctl.errors import CommandError
 from resctrlctl.format import format_count
 from resctrlmond import config
 from resctrlmond.api.types import NoParameters, StatusReply
-from resctrlmond.yaml_file import ConfigError
+from resctrlmond.config_file import ConfigError
 
 UNIT = "resctrlmond.service"
 _PROPERTIES = (

@@ -23,6 +23,7 @@ from resctrlmond.api.varlink import interfaces as varlink_interfaces
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.config import Config, is_within
+from resctrlmond.config_file import ConfigError
 from resctrlmond.daemon.group_losses import GroupLosses
 from resctrlmond.daemon.ledger import Ledger
 from resctrlmond.daemon.notices import Notices
@@ -35,7 +36,6 @@ from resctrlmond.notify import Notify, watchdog_interval_s
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.start_lock import StartLock
 from resctrlmond.workloads.model import Workload
-from resctrlmond.yaml_file import ConfigError
 
 if TYPE_CHECKING:
     from resctrlmond.api.dbus.server import DBusServer

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import msgspec
 
 from resctrlmond.config import Config
+from resctrlmond.config_file import ConfigError
 from resctrlmond.resctrl.errors import MonitoringUnavailable, NotMounted, PermissionDenied, ResctrlError, reading
 from resctrlmond.resctrl.mounts import boot_id, fstype_of
 from resctrlmond.resctrl.tree import Tree
@@ -22,7 +23,6 @@ from resctrlmond.workloads.mark import Mark
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.store import Store
-from resctrlmond.yaml_file import ConfigError
 
 
 class Exit(enum.IntEnum):

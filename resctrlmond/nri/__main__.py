@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from resctrlmond import __version__, config, journal
 from resctrlmond.arguments import not_empty
+from resctrlmond.config_file import ConfigError
 from resctrlmond.notify import Notify
 from resctrlmond.nri import launched, settings
 from resctrlmond.nri.connector import Connector
@@ -24,7 +25,6 @@ from resctrlmond.nri.rate_limit import RateLimit
 from resctrlmond.nri.rival import Watch
 from resctrlmond.nri.selection import Selection
 from resctrlmond.nri.updater import Updater
-from resctrlmond.yaml_file import ConfigError
 
 log = logging.getLogger("resctrlmond.nri")
 

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from resctrlmond import journal
+from resctrlmond.config_file import ConfigError
 from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import place, settings
 from resctrlmond.nri.manager import Unavailable
@@ -25,7 +26,6 @@ from resctrlmond.nri.search import CONFIRM_S, Search
 from resctrlmond.nri.updater import Updater
 from resctrlmond.workloads.errors import InvalidKey
 from resctrlmond.workloads.pods import ContainerState
-from resctrlmond.yaml_file import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import yaml
 
+from resctrlmond.config_file import read_contents, refuse_line, refuse_unknown_key
 from resctrlmond.nri.selection import Requirement, Selection, SelectorError, equal_labels, parse_selector
-from resctrlmond.yaml_file import is_empty, parse_mapping, read_contents, refuse_line, refuse_unknown_key
+from resctrlmond.yaml_file import is_empty, parse_mapping
 
 DEFAULT_PATH = "/etc/resctrlmond/nri.yaml"
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from resctrlmond import config
 from resctrlmond.config import Config, load, parse, parse_time_span
+from resctrlmond.config_file import MAX_BYTES, ConfigError, has_settings
 from resctrlmond.daemon.startup import group_settings
 from resctrlmond.workloads.settings import Settings
-from resctrlmond.yaml_file import ConfigError
 
 ROOT = Path(__file__).parents[2]
 FILE = "/etc/test.yaml"
@@ -63,6 +63,23 @@ def test_defaults() -> None:
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n", "\ufeff# with a byte order mark\n", "{}"])
 def test_file_without_keys_has_the_defaults(text: str) -> None:
     assert parsed(text) == Config()
+
+
+def test_installed_file_sets_nothing() -> None:
+    assert not has_settings((ROOT / "systemd" / "resctrlmond.yaml").read_bytes())
+
+
+@pytest.mark.parametrize(
+    "text", ["dbus: no", "---", "# a\n{}", "# \u00e9", "# \x07", "#\r\nlinger: 5s", "\t# a", "#" * (MAX_BYTES + 1)]
+)
+def test_text_that_may_set_something_or_be_wrong_is_parsed(text: str) -> None:
+    assert has_settings(text.encode())
+
+
+@given(st.text(alphabet="# \n\r\ta:-", max_size=40))
+def test_text_that_sets_nothing_is_parsed_to_the_defaults(text: str) -> None:
+    if not has_settings(text.encode()):
+        assert parsed(text) == Config()
 
 
 def test_paths_follow_the_runtime_directory_unless_set() -> None:

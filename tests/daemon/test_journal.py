@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from resctrlmond import journal
 from resctrlmond.config import parse
+from resctrlmond.config_file import ConfigError
 from resctrlmond.journal import NOTICE, ConsoleHandler, JournalHandler, fields, setup
 from resctrlmond.resctrl.errors import KernelRefused
-from resctrlmond.yaml_file import ConfigError
 
 LOG = logging.getLogger("resctrlmond.test")
 

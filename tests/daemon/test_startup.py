@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.config_file import ConfigError
 from resctrlmond.daemon.startup import Exit, StartupError, as_startup_error, check_host, check_in_memory
 from resctrlmond.resctrl.errors import (
     KernelRefused,
@@ -15,7 +16,6 @@ from resctrlmond.resctrl.errors import (
     PermissionDenied,
     ResctrlError,
 )
-from resctrlmond.yaml_file import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import resources
 from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree
 
 import msgspec
 
+from resctrlmond.api import definitions
 from resctrlmond.workloads.validation import MAX_KEY_LENGTH
 
 NAME = "org.resctrlmon1"
@@ -79,7 +79,7 @@ class Interface(msgspec.Struct, frozen=True):
 
 
 def _read() -> dict[str, Interface]:
-    xml = resources.files("resctrlmond.api").joinpath("org.resctrlmon1.xml").read_text(encoding="utf-8")
+    xml = definitions.read("org.resctrlmon1.xml")
     # A file of the package, not input from outside.
     return {element.attrib["name"]: _interface(element) for element in ElementTree.fromstring(xml)}  # noqa: S314
 

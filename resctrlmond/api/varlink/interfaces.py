@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib import resources
 from typing import Any, NoReturn
 
 from resctrlmond import __version__
+from resctrlmond.api import definitions
 from resctrlmond.api.access import Caller
 from resctrlmond.api.varlink.messages import EXPECTED_MORE
 from resctrlmond.api.varlink.server import Interface, Method, Server, VarlinkError
@@ -19,7 +19,7 @@ URL = "https://github.com/resctrlmon/resctrlmond"
 
 def description(interface: str) -> str:
     """Return the description of an interface in varlink's interface definition language."""
-    return resources.files("resctrlmond.api").joinpath(f"{interface}.varlink").read_text(encoding="utf-8")
+    return definitions.read(f"{interface}.varlink")
 
 
 def server(service: Service) -> Server:
