@@ -177,8 +177,9 @@ class Maintenance:
     def begin(self) -> None:
         """Look for what other programs have done to the groups while no daemon ran."""
         for workload in self._store.unfinished():
-            with self._guarded(workload.key, "inspecting"):
-                self.inspect(workload.key, is_thorough=True)
+            with self._guarded(workload.key, "inspecting"), self._store.transaction(workload.key) as txn:
+                # The recovery has just found the groups.
+                self._inspect(txn, is_found=True, is_thorough=True)
 
     def sweep(self, key: str) -> None:
         """Move tasks that joined the workload's members from outside into its groups."""
@@ -228,8 +229,11 @@ class Maintenance:
         if not is_thorough and not self._ctx.interference.must_inspect(workload):
             return
         with contextlib.suppress(NoSuchGroup, NotMounted):  # its loss is about to be recorded
-            if not is_found:
-                group_ops.follow(self._ctx, txn)
+            if is_found:
+                with contextlib.suppress(NoSuchGroup):  # another program may have renamed it since
+                    self._ctx.interference.inspect(txn, is_thorough=is_thorough)
+                    return
+            group_ops.follow(self._ctx, txn)
             self._ctx.interference.inspect(txn, is_thorough=is_thorough)
 
     @contextlib.contextmanager

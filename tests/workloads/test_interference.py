@@ -25,6 +25,7 @@ from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads import attribution, inspection, interference
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.errors import ForeignGroup
+from resctrlmond.workloads.maintenance import Maintenance
 from resctrlmond.workloads.model import Workload
 from tests.sim.conftest import Puppet
 from tests.workloads.conftest import Host, assignment, join
@@ -514,6 +515,26 @@ def test_task_moved_in_without_a_daemon_is_found_by_its_age(
     record = host.manager.assign(assignment("k", member)).workload
     Control(host.mountpoint).steal(stranger, record.first.ref.path)
     host.restart()
+    found(host, Quality.ESTIMATED, "another program moved tasks into the group")
+
+
+def test_group_that_is_renamed_during_the_start_is_inspected(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "_FORK_TICKS", 0)
+    stranger, member = process().pid, process().pid
+    wait_a_tick()
+    record = host.manager.assign(assignment("k", member)).workload
+    Control(host.mountpoint).steal(stranger, record.first.ref.path)
+    begin = Maintenance.begin
+
+    def rename_first(maintenance: Maintenance) -> None:
+        os.rename(host.tree.full_path(record.first.ref), os.path.join(host.mountpoint, "mon_groups/renamed"))
+        begin(maintenance)
+
+    monkeypatch.setattr(Maintenance, "begin", rename_first)
+    host.restart()
+    assert host.manager.get("k").first.name == "renamed"
     found(host, Quality.ESTIMATED, "another program moved tasks into the group")
 
 
