@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.bench.host import compile_modules
 from tests.bench.measure import Row, table
 from tests.bench.sections import SAMPLE, SECTIONS, WHOLE, measured
 
@@ -43,6 +44,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.sections) - set(SECTIONS):
         parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    compile_modules()
     where = machine()
     rows: list[Row] = []
     for name in arguments.sections or SECTIONS:

@@ -27,7 +27,7 @@ from resctrlmond.resctrl.tasks import ProcessTasks, move
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.usage import INTERVAL_S
 from tests.api import private_bus
-from tests.bench.host import IDLE, ROOT, Host, python, resident, spawn, spawn_at_once, threaded
+from tests.bench.host import AS_INSTALLED, IDLE, ROOT, Host, python, resident, spawn, spawn_at_once, threaded
 from tests.bench.measure import BYTES, COUNT, MEBIBYTES, SECONDS, Row, interleaved
 from tests.daemon.containers import containers, state_of
 from tests.hook.forms import command_of, file_of
@@ -104,21 +104,27 @@ def calls_of(pid: int, work: Callable[[], object]) -> float:
     return float(calls)
 
 
-def starts(host: Host, rounds: int, groups: int) -> Iterator[Row]:
-    """Start-up and memory of the daemon on the tree and records as they stand."""
-    ready, memory, imports, idle = [], [], [], []
+def starts(host: Host, rounds: int, groups: int, ready_s: float | None, memory_mib: int) -> Iterator[Row]:
+    """Start-up and memory of the daemon on the tree and records as they stand, with their goals."""
+    ready, memory, without_dbus, imports, idle = [], [], [], [], []
     for _ in range(rounds):
         with host.daemon() as (pid, took):
             ready.append(took)
             memory.append(resident(pid))
             with Client(host.varlink) as client:
                 assert client.call(f"{MANAGER}Status")["groups"] == groups
-        started = time.perf_counter()
+        with host.daemon(dbus=False) as (pid, _):
+            without_dbus.append(resident(pid))
+        began = time.perf_counter()
         with python(*IDLE) as pid:
-            imports.append(time.perf_counter() - started)
+            imports.append(time.perf_counter() - began)
             idle.append(resident(pid))
-    yield Row(f"daemon's start to READY, {groups} groups", ready, "python -c 'import asyncio'", imports, SECONDS)
-    yield Row(f"daemon's memory (RSS), {groups} groups", memory, "python with asyncio that waits", idle, MEBIBYTES)
+    what, bare_is = f"daemon's start to READY, {groups} groups", "python -c 'import asyncio'"
+    yield Row(what, ready, bare_is, imports, SECONDS, goal=ready_s, goal_is_ours=True)
+    what, bare_is = f"daemon's memory (RSS), {groups} groups", "python with asyncio that waits"
+    yield Row(what, memory, bare_is, idle, MEBIBYTES)
+    goal = memory_mib * 2.0**20
+    yield Row(f"{what}, no D-Bus", without_dbus, bare_is, idle, MEBIBYTES, goal=goal, goal_is_ours=True)
 
 
 # -- a daemon that runs
@@ -318,10 +324,7 @@ def mounts(host: Host, client: Client, daemon: int, pid: int, rounds: int) -> It
 
 def commands(host: Host, rounds: int) -> Iterator[Row]:
     """Verbs of resctrlctl as processes: the least time of all rounds."""
-    # msgspec imports typing_extensions if it is there: with the tools of this folder, but not where only the package
-    # is installed.
-    installed = "import sys; sys.modules['typing_extensions'] = None"
-    main = [sys.executable, "-c", f"{installed}; from resctrlctl.__main__ import main; raise SystemExit(main())"]
+    main = [sys.executable, "-c", f"{AS_INSTALLED}; from resctrlctl.__main__ import main; raise SystemExit(main())"]
     socket = ["--socket", host.varlink]
     bare, version, listed, ran = interleaved(
         rounds,

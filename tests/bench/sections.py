@@ -32,7 +32,7 @@ SAMPLE = Effort(rounds=1, calls=2, groups=3, burst=3, cycles=2, idle_s=0.1)
 
 
 def _start(host: Host, effort: Effort) -> Iterator[Row]:
-    yield from rows.starts(host, effort.rounds, 0)
+    yield from rows.starts(host, effort.rounds, 0, None, 28)
 
 
 def _hook(host: Host, effort: Effort) -> Iterator[Row]:
@@ -78,7 +78,7 @@ def _groups(host: Host, effort: Effort) -> Iterator[Row]:
         yield from rows.listing(host, client, effort.rounds)
         yield from rows.reading_all(host, client, daemon, pid, effort.rounds)
         yield from rows.idle(daemon, effort.groups, effort.idle_s)
-    yield from rows.starts(host, effort.rounds, effort.groups)
+    yield from rows.starts(host, effort.rounds, effort.groups, 0.4, 32)
     yield from rows.ground(host, effort.rounds)
 
 

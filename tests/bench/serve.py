@@ -19,9 +19,9 @@ from resctrlmond.workloads.atomic_files import set_umask
 MARK = 65534
 
 
-def main(folder: str) -> None:
+def main(folder: str, *, dbus: bool = True) -> None:
     """Serve until SIGTERM."""
-    config = Config(resctrl=f"{folder}/resctrl", runtime_dir=f"{folder}/run", log_level="warning")
+    config = Config(resctrl=f"{folder}/resctrl", runtime_dir=f"{folder}/run", log_level="warning", dbus=dbus)
     journal.setup(config.log_level)
     set_umask(0o022)
     ground = prepare(config, MARK, allow_simulation=True)
