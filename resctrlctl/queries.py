@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import glob
 import os
 import time
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from resctrlctl.daemon import Daemon
 from resctrlctl.defaults import SOCKET
 from resctrlctl.errors import OK, USAGE, CommandError, DaemonDown, print_error
 from resctrlctl.layout import Block
-from resctrlctl.machine import bar
 from resctrlctl.output import Json, Output
 from resctrlctl.selectors import call_for
 from resctrlctl.width import has_blocks
@@ -337,6 +335,8 @@ def status(args: argparse.Namespace, output: Output) -> int:
 
 def _use_of_machine(socket: str) -> tuple[str, ...]:
     """Return the shares of the machine's pools, or why they are not known: status must not hang as the kernel may."""
+    from resctrlctl.machine import bar  # noqa: PLC0415 - list does not need it
+
     daemon = Daemon(socket, _MACHINE_S)
     try:
         reply = daemon.call("read what the machine used", "Machine", NoParameters(), MachineReply)
@@ -347,6 +347,8 @@ def _use_of_machine(socket: str) -> tuple[str, ...]:
 
 def runtimes_without_hook(root: str = "/") -> list[str]:
     """Return the container runtimes of this host that never call the OCI hook, detected by their files in /run."""
+    import glob  # noqa: PLC0415 - list does not need it
+
     found = ["Docker"] if os.path.exists(os.path.join(root, "run/docker.sock")) else []
     # Rootless Podman creates /run/user/UID/libpod.
     return [*found, *(["rootless Podman"] if glob.glob(os.path.join(root, "run/user/*/libpod")) else [])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import queue
 import shlex
@@ -90,9 +91,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """
     with _report_file(args.output, is_appended=args.append) as file, opened(args) as target:
         reports: list[Report] = []
-        on_interval = _interval_writer(args, output, file)
+        is_hidden = _is_hidden(args, output, file)
+        on_interval = None if is_hidden else _interval_writer(args, output, file)
         for _ in range(args.repeat):
-            report = _run_once(args, target, output, on_interval)
+            report = _run_once(args, target, output, on_interval, is_hidden=is_hidden)
             if isinstance(report, int):
                 return report
             reports.append(report)
@@ -103,9 +105,17 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _run_once(
-    args: argparse.Namespace, target: Target | None, output: Output, on_interval: Callable[[Interval], None] | None
+    args: argparse.Namespace,
+    target: Target | None,
+    output: Output,
+    on_interval: Callable[[Interval], None] | None,
+    *,
+    is_hidden: bool,
 ) -> Report | int:
-    """Run the command; return its report, or the exit status if it was not executed."""
+    """Run the command; return its report, or the exit status if it was not executed.
+
+    ``is_hidden``: only the status and the problem of the report are needed.
+    """
     daemon = Daemon(args.socket)
     events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
     try:
@@ -135,7 +145,7 @@ def _run_once(
             output.note(f"{problem}. The totals will be those of workload {around.workload.key!r} meanwhile")
         else:
             output.note(f"{problem}. The command runs unmonitored")
-    sampler = _sampler(daemon, measured, args, on_interval)
+    sampler = None if is_hidden else _sampler(daemon, measured, args, on_interval)
     try:
         begun = child.execute()
         # In a thread beside the command, which never waits for it.
@@ -151,7 +161,7 @@ def _run_once(
         return error.status
     if measured.workload is None:
         return _report(measured, result, problem=problem)
-    finish = _release if measured.begin is None else _read_end
+    finish = functools.partial(_release, is_hidden=is_hidden) if measured.begin is None else _read_end
     report = _finish_unless_interrupted(lambda: finish(daemon, measured, result, sampler), measured, result, events)
     return _selected(report, args.events)
 
@@ -190,7 +200,7 @@ def _sampler(
 
 def _interval_writer(args: argparse.Namespace, output: Output, file: TextIO) -> Callable[[Interval], None] | None:
     """Return the function that writes an interval; None if none is to be written."""
-    if args.interval_ms is None or _is_hidden(args, output, file):
+    if args.interval_ms is None:
         return None
     form = "json" if output.json is not Json.OFF else "text"
 
@@ -362,11 +372,13 @@ def _finish_unless_interrupted(
             return _report(measured, result, problem=problem)
 
 
-def _release(daemon: Daemon, measured: _Measurement, result: CommandResult, sampler: Sampler | None) -> Report:
+def _release(
+    daemon: Daemon, measured: _Measurement, result: CommandResult, sampler: Sampler | None, *, is_hidden: bool
+) -> Report:
     """Release the workload; return the report. If the release fails, the report has the reason and no totals."""
     assert measured.workload is not None
     key = measured.workload.key
-    now = _workload_now(Daemon(daemon.socket, _CHECK_TIMEOUT_S), key)
+    now = None if is_hidden else _workload_now(Daemon(daemon.socket, _CHECK_TIMEOUT_S), key)
     # The tasks of a target run on.
     tasks_left = _count_tasks(now) if now is not None and measured.target is None else None
     request = types.ReleaseRequest(key=key, claim=CLAIM, reason=f"ended with status {result.status}")

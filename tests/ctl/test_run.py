@@ -284,6 +284,15 @@ def test_bytes_that_are_not_utf8_are_escaped_in_the_command(manager: FakeManager
     assert request.attributes == {"command": r"true '\xff\xfe'"}
 
 
+def test_quiet_run_asks_only_what_it_needs(ctl: Ctl, manager: FakeManager) -> None:
+    ctl("run", "-q", "--", "sleep", "0.8")
+    assert [method for method, _ in manager.calls] == ["Get", "Assign", "Release"]
+    manager.calls.clear()
+    ctl("run", "--", "sleep", "0.8")
+    asked = [method for method, _ in manager.calls]
+    assert [method for method in asked if method != "Read"] == ["Get", "Assign", "Get", "Release"]
+
+
 def test_quiet_run_prints_nothing_but_writes_the_file(ctl: Ctl, tmp_path: Path) -> None:
     done = ctl("run", "-q", "--", "true")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
