@@ -20,7 +20,7 @@ Medians and 99th percentiles of interleaved rounds; ratio: ours to bare in a rou
 * Calls into a look-alike of resctrl with constant counters are much of both sides: each crosses FUSE.
   In the rows on plain files, a copy in memory, a read takes less time than on hardware.
 resctrlctl: the least of all rounds on both sides, because nearly all of it is imports.
-Release waits 4 ms for the last energy counts of the cores. Start-up and memory are with the D-Bus interface.
+Release waits 4 ms for the last energy counts of the cores. The daemon has the D-Bus interface unless a row differs.
 """
 
 

@@ -106,10 +106,11 @@ def calls_of(pid: int, work: Callable[[], object]) -> float:
 
 def starts(host: Host, rounds: int, groups: int, ready_s: float | None, memory_mib: int) -> Iterator[Row]:
     """Start-up and memory of the daemon on the tree and records as they stand, with their goals."""
-    ready, memory, without_dbus, imports, idle = [], [], [], [], []
+    ready, used, memory, without_dbus, imports, importing, idle = [], [], [], [], [], [], []
     for _ in range(rounds):
         with host.daemon() as (pid, took):
             ready.append(took)
+            used.append(cpu_s(pid))
             memory.append(resident(pid))
             with Client(host.varlink) as client:
                 assert client.call(f"{MANAGER}Status")["groups"] == groups
@@ -118,9 +119,11 @@ def starts(host: Host, rounds: int, groups: int, ready_s: float | None, memory_m
         began = time.perf_counter()
         with python(*IDLE) as pid:
             imports.append(time.perf_counter() - began)
+            importing.append(cpu_s(pid))
             idle.append(resident(pid))
     what, bare_is = f"daemon's start to READY, {groups} groups", "python -c 'import asyncio'"
     yield Row(what, ready, bare_is, imports, SECONDS, goal=ready_s, goal_is_ours=True)
+    yield Row(f"daemon's CPU time to READY, {groups} groups", used, bare_is, importing, SECONDS)
     what, bare_is = f"daemon's memory (RSS), {groups} groups", "python with asyncio that waits"
     yield Row(what, memory, bare_is, idle, MEBIBYTES)
     goal = memory_mib * 2.0**20
