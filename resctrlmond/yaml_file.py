@@ -14,6 +14,8 @@ from resctrlmond.resctrl.errors import ResctrlError
 # The larger sample file, with every key and all comments, has about 4 KiB.
 MAX_BYTES = 64 * 1024
 
+PLAIN_VALUE_EXPECTED = "a list or a mapping where a plain value is expected"
+
 
 class ConfigError(ResctrlError):
     """The configuration is wrong. ``message`` begins with the file and, if there is one, the line."""
@@ -125,8 +127,8 @@ class _Loader(yaml.SafeLoader):
             problem = "a tag is not allowed"
         elif not isinstance(event, yaml.ScalarEvent) and self._depth > self._max_depth:
             problem = "lists and mappings are nested too deeply"
-            if self._max_depth == 0:
-                problem = "a list or a mapping where a plain value is expected"
+            if self._max_depth <= 1:
+                problem = PLAIN_VALUE_EXPECTED
         if problem:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         self._depth += 1

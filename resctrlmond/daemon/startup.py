@@ -80,7 +80,7 @@ def group_settings(config: Config) -> Settings:
 
 def needs_restart() -> list[str]:
     """Return the configuration keys that a reload cannot apply."""
-    reloaded = {"groups_mode", "log_level", *(field.name.removesuffix("_s") for field in fields(Settings))}
+    reloaded = {"groups_mode", "log_level", "units", *(field.name.removesuffix("_s") for field in fields(Settings))}
     return [name for name in Config.__struct_fields__ if name not in reloaded]
 
 
