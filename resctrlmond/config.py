@@ -163,12 +163,17 @@ def load(path: str | None = None) -> Config:
 
     ``DEFAULT_PATH`` is read with its drop-ins. Raises ConfigError if a file cannot be read or is wrong.
     """
+    return merge(files(path))
+
+
+def files(path: str | None = None) -> list[tuple[str, bytes]]:
+    """Return the path and the contents of each file that ``load`` reads, in their order. Raises ConfigError."""
     data = read_contents(path, DEFAULT_PATH, "the defaults apply")
-    files = [] if data is None else [(path or DEFAULT_PATH, data)]
-    return merge(files + (drop_ins() if path is None else []))
+    first = [] if data is None else [(path or DEFAULT_PATH, data)]
+    return first + (_drop_ins() if path is None else [])
 
 
-def drop_ins() -> list[tuple[str, bytes]]:
+def _drop_ins() -> list[tuple[str, bytes]]:
     """Return the path and the contents of each drop-in, in the order in which they apply. Raises ConfigError."""
     try:
         names = sorted(name for name in os.listdir(DROP_INS) if name.endswith(".yaml") and not name.startswith("."))
@@ -188,14 +193,14 @@ def parse(data: bytes, path: str) -> Config:
     return merge([(path, data)])
 
 
-def merge(files: Iterable[tuple[str, bytes]]) -> Config:
+def merge(contents: Iterable[tuple[str, bytes]]) -> Config:
     """Return the configuration from several files, each with its path: the last one that sets a key applies.
 
     The globs of units are those of all files. Raises ConfigError.
     """
     values: dict[str, Any] = {}
     places: dict[str, tuple[str, int]] = {}
-    for path, data in files:
+    for path, data in contents:
         for key, node in parse_mapping(data, path, max_depth=1, remedy='Write one "key: value" a line'):
             for part in (key, node):
                 if isinstance(part, yaml.MappingNode) or (part is key and not isinstance(part, yaml.ScalarNode)):
@@ -228,11 +233,6 @@ def parse_time_span(text: str) -> float:
     if not text or position != len(text):
         raise ValueError(f"not a time span: {text!r}")
     return float(total / 1_000_000)
-
-
-def globs_in(data: bytes, path: str) -> tuple[str, ...]:
-    """Return the globs of units that a file sets. Raises ConfigError."""
-    return merge([(path, data)]).units
 
 
 def _globs(node: yaml.Node, path: str) -> tuple[str, ...]:
