@@ -31,6 +31,11 @@ def problem_of(glob: str) -> str:
     return ""
 
 
+def is_of_user(name: str) -> bool:
+    """Return whether a name, or a glob, is that of units of users."""
+    return _USER.match(name) is not None
+
+
 class UnitGlobs:
     """Selects units by globs, the most important first. A unit that a glob with "!" matches is never selected.
 
@@ -45,12 +50,12 @@ class UnitGlobs:
     @property
     def of_system(self) -> list[str]:
         """The globs for system units."""
-        return [glob for glob in self.wanted if not _USER.match(glob)]
+        return [glob for glob in self.wanted if not is_of_user(glob)]
 
     @property
     def has_users(self) -> bool:
         """Whether a glob selects units of users."""
-        return any(map(_USER.match, self.wanted))
+        return any(map(is_of_user, self.wanted))
 
     def rank(self, name: str) -> int | None:
         """Return the index of the first glob that selects the unit; None if none does."""
@@ -62,4 +67,4 @@ class UnitGlobs:
 
 
 def _matches(name: str, glob: str) -> bool:
-    return bool(_USER.match(name)) == bool(_USER.match(glob)) and fnmatch.fnmatchcase(name, glob)
+    return is_of_user(name) == is_of_user(glob) and fnmatch.fnmatchcase(name, glob)

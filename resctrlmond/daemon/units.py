@@ -17,7 +17,7 @@ from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.daemon.systemd import Systemd, Unit
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NoSuchProcess, ResctrlError
-from resctrlmond.unit_globs import UnitGlobs
+from resctrlmond.unit_globs import UnitGlobs, is_of_user
 from resctrlmond.workloads.errors import AlreadyMonitored
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import State, Workload
@@ -220,7 +220,7 @@ class UnitWatch:
         selected = None if names is None else [name for name in names if globs.rank(name) is not None]
         units = await systemd.units(globs.of_system if selected is None else selected)
         living = {unit.name: unit for unit in units if globs.rank(unit.name) is not None and not unit.has_ended}
-        known = [key for key in self._claimed() if not _is_of_user(key)] if names is None else names
+        known = [key for key in self._claimed() if not is_of_user(key)] if names is None else names
         for key in known:
             if key not in living:
                 await self._release(key)
@@ -243,7 +243,7 @@ class UnitWatch:
                     found += await self._call(_units_of_user, self._globs, user[1], top)
         living = {unit.key for unit in found}
         for key in self._claimed():
-            if _is_of_user(key) and key not in living:
+            if is_of_user(key) and key not in living:
                 await self._release(key)
         await self._assign(found)
 
@@ -308,10 +308,6 @@ def _has(workload: Workload | None, unit: _RunningUnit) -> bool:
 
 def _path_of(inner: str) -> str:
     return cgroups.path_of(inner) if inner.strip("/") else ""
-
-
-def _is_of_user(key: str) -> bool:
-    return ":" in key and key.startswith("user-")
 
 
 def _units_of_user(globs: UnitGlobs, uid: str, top: str) -> list[_RunningUnit]:

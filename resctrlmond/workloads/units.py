@@ -11,17 +11,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from resctrlmond.resctrl import cgroups, processes
-from resctrlmond.resctrl.errors import KernelRefused, NoSuchClass, NoSuchProcess, PermissionDenied, printable
+from resctrlmond.resctrl.errors import (
+    KernelRefused,
+    NoSuchClass,
+    NoSuchGroup,
+    NoSuchProcess,
+    NotMounted,
+    NotRead,
+    PermissionDenied,
+    printable,
+)
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import Elsewhere
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import AlreadyMonitored
-from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.model import Group, Member, Workload
 from resctrlmond.workloads.plan import SYSTEMD
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Transaction
@@ -84,12 +93,11 @@ def drop_strays(ctx: Context, txn: Transaction) -> None:
     if workload is None or not is_unit(workload):
         return
     members = [member for member in workload.members if member.cgroup]
-    inside = {tid for member in members for tid in cgroups.tasks(member.cgroup)}
-    for group in workload.existing_groups:
-        strays = [tid for tid in ctx.tree.tasks(group.ref) if tid not in inside]
-        # Created only for a task that is not in the list: it may have been started since then.
-        tests = [cgroups.member_test(member.cgroup) for member in members] if strays else []
-        strays = [tid for tid in strays if _runs(tid) and not any(holds(tid) for holds in tests)]
+    try:
+        found = [(group, _strays(ctx, group, members)) for group in workload.existing_groups]
+    except (NoSuchGroup, NotMounted, NotRead):
+        return  # a loss is about to be recorded; the sweep has recorded that a control group cannot be read
+    for group, strays in found:
         if not strays:
             continue
         why = Reason.LEFT_CGROUP.text(member=members[0].id if members else txn.key)
@@ -100,6 +108,15 @@ def drop_strays(ctx: Context, txn: Transaction) -> None:
                 # Not one that another workload has taken meanwhile.
                 if ctx.tree.membership(tid) == Membership(group.class_, group.name):
                     ctx.tree.write_task(group.class_, tid)
+
+
+def _strays(ctx: Context, group: Group, members: Sequence[Member]) -> list[int]:
+    """Return the threads in the group that are in no control group of the members."""
+    inside = {tid for member in members for tid in cgroups.tasks(member.cgroup)}
+    strays = [tid for tid in ctx.tree.tasks(group.ref) if tid not in inside]
+    # Created only for a task that is not in the list: it may have been started since then.
+    tests = [cgroups.member_test(member.cgroup) for member in members] if strays else []
+    return [tid for tid in strays if _runs(tid) and not any(holds(tid) for holds in tests)]
 
 
 def _runs(tid: int) -> bool:

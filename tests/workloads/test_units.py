@@ -184,3 +184,20 @@ def test_client_takes_a_unit_but_no_unit_below_its_control_group(
     assert group_of(host, child) == "mine"
     sweep(host, SERVICE, "mine")
     assert group_of(host, child) == "mine"
+
+
+def test_unit_is_late_also_if_its_tasks_have_ended_before_the_assign(host: Host, cgroup: str) -> None:
+    record = unit(host, SERVICE, cgroup)
+    assert record.first.baseline is Quality.LATE
+
+
+def test_unit_whose_control_groups_cannot_be_listed_ends(
+    host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = process()
+    join(cgroup, child.pid)
+    unit(host, SERVICE, cgroup)
+    monkeypatch.setattr("resctrlmond.resctrl.cgroups.MAX_BELOW", 0)
+    released = host.manager.release(SERVICE, owner=SYSTEMD)
+    assert released.completed
+    assert {total.quality for total in released.totals} == {Quality.LATE}
