@@ -512,6 +512,11 @@ def _hooks(verb: argparse.ArgumentParser) -> None:
     )
 
 
+def _units(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("action", choices=("enable", "disable", "status"), help="the action on globs of units")
+    verb.add_argument("glob", metavar="GLOB", nargs="*", help="units, as nginx.service, '*.service' or '!getty@*'")
+
+
 def _root(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--root",
@@ -661,6 +666,7 @@ VERBS = {
     "release": ("end a claim; the workload ends with its last claim", "control:release", _release),
     "move": ("move a workload's group to another class, with its counters", "control:move", _move),
     "hooks": ("enable or disable the OCI hooks of Podman and CRI-O, or show their state", "hooks:hooks", _hooks),
+    "units": ("watch systemd units that globs select, or show the globs", "units:units", _units),
     "report": ("add up what ended workloads used, from the journal", "report:report", _report),
     "run": ("run a command as a workload, and print what it used", "run:run", _run),
 }

@@ -11,7 +11,7 @@ import msgspec
 
 from resctrlctl.format import format_count, format_duration, shorten
 from resctrlctl.layout import ELLIPSIS, Column, Row, Table, Tone, cell_width, column_widths, cut, line_of
-from resctrlctl.units import unit_path
+from resctrlctl.unit_path import unit_path
 from resctrlctl.workload_table import CACHE, ENERGY, QUALITIES, TRAFFIC, Line, class_names, tone_of
 from resctrlmond.api.types import StatusReply
 from resctrlmond.resctrl.errors import printable

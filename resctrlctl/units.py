@@ -1,39 +1,168 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The systemd units of a workload, from its attribute or from the control groups of its members."""
+"""The verb ``units``: add and remove globs of systemd units that the daemon watches, or show them."""
 
 from __future__ import annotations
 
-import itertools
-import re
+import argparse
+import os
+import subprocess
+from collections.abc import Iterable
 
-from resctrlmond.api.types import Workload
+import msgspec
 
-# The units that have control groups (systemd.unit(5)).
-_WITH_CGROUP = re.compile(r"[A-Za-z0-9:_.\\@-]{1,248}\.(slice|service|scope|socket|mount|swap)")
-# As in the field "unit" of an entry in the journal (resctrlmond/daemon/ledger.py).
-_OF_LEDGER = (".service", ".scope")
+from resctrlctl.errors import OK, CommandError
+from resctrlctl.layout import Column, Row, Table
+from resctrlctl.output import Json, Output
+from resctrlmond import config
+from resctrlmond.api.exit_codes import DENIED
+from resctrlmond.config_file import ConfigError
+from resctrlmond.resctrl.errors import printable
+from resctrlmond.unit_globs import problem_of
 
-
-def unit_path(workload: Workload) -> tuple[str, ...]:
-    """Return the units in which all members are, the outermost first; () if none is known.
-
-    For example ``("system.slice", "web.service")``. The unit of a process without a control group of its own is not
-    known.
-    """
-    paths = [
-        [name for name in member.cgroup.split("/") if _WITH_CGROUP.fullmatch(name)]
-        for member in workload.members
-        if member.cgroup
-    ]
-    levels = zip(*paths, strict=False)
-    common = tuple(names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, levels))
-    if common:
-        return common
-    unit = workload.attributes.get("unit", "")
-    return (unit,) if unit else ()
+# The drop-in that this verb writes.
+FILE = "units.yaml"
+_HEAD = "# Written by 'resctrlctl units'. See resctrlmond.yaml(5).\n"
+_SERVICE = "resctrlmond.service"
+# systemctl waits for the bus, which may hang, and for the daemon's READY=1.
+_SYSTEMCTL_TIMEOUT_S = 60
 
 
-def unit_of(workload: Workload) -> str:
-    """Return the unit of the workload: its attribute, or the service or scope of all its members; "" for none."""
-    attribute = workload.attributes.get("unit", "")
-    return attribute or next((name for name in unit_path(workload) if name.endswith(_OF_LEDGER)), "")
+class Glob(msgspec.Struct, frozen=True, rename="camel"):
+    """A glob, and the file that sets it."""
+
+    glob: str
+    path: str
+
+
+class Units(msgspec.Struct, frozen=True, rename="camel"):
+    """All globs, in their order."""
+
+    globs: list[Glob]
+
+
+def units(args: argparse.Namespace, output: Output) -> int:
+    """Add globs to the drop-in, or remove them, and reload the daemon; or show all globs. Return the exit status."""
+    if args.action != "status" and not args.glob:
+        raise CommandError(
+            f"units {args.action} needs a glob, for example: resctrlctl units {args.action} '*.service'"
+        )
+    if args.action == "status" and args.glob:
+        raise CommandError("units status has no arguments: it shows all globs")
+    failed = {"enable": "cannot watch units", "disable": "cannot stop watching units"}.get(args.action, "")
+    try:
+        match args.action:
+            case "enable":
+                _enable(args.glob, output)
+            case "disable":
+                _disable(args.glob, output)
+        if args.action == "status" or output.json is not Json.OFF:
+            _show(output)
+    except ConfigError as error:
+        raise CommandError(str(error)) from error
+    except PermissionError as error:
+        message = f"{failed}: access to {printable(str(error.filename))} is denied. Run resctrlctl as root"
+        raise CommandError(message, DENIED) from error
+    except OSError as error:
+        raise CommandError(f"{failed}: {printable(str(error.filename))}: {error.strerror}") from error
+    return OK
+
+
+def _enable(globs: Iterable[str], output: Output) -> None:
+    for glob in globs:
+        if problem := problem_of(glob):
+            raise CommandError(f"{printable(glob)!r} is {problem}")
+    own, set_in = _own(), {of.glob: of.path for of in _globs()}
+    new = [glob for glob in dict.fromkeys(globs) if glob not in set_in]
+    if new:
+        _write([*own, *new])
+    _confirm(globs, new, "enabled", output)
+
+
+def _disable(globs: Iterable[str], output: Output) -> None:
+    own, set_in = _own(), {of.glob: of.path for of in _globs()}
+    for glob in globs:
+        if glob in set_in and glob not in own:
+            path = printable(set_in[glob])
+            raise CommandError(f"{printable(glob)!r} is set in {path}: remove it there, and reload resctrlmond")
+    left = [glob for glob in own if glob not in globs]
+    if left != own:
+        _write(left)
+    _confirm(globs, [glob for glob in own if glob not in left], "disabled", output)
+
+
+def _confirm(globs: Iterable[str], changed: list[str], state: str, output: Output) -> None:
+    if output.json is Json.OFF:
+        for glob in globs:
+            already = "" if glob in changed else " already"
+            output.confirm(f"{printable(glob)}: {state}{already}")
+    if changed:
+        _reload(output)
+
+
+def _path() -> str:
+    return os.path.join(config.DROP_INS, FILE)
+
+
+def _own() -> list[str]:
+    """Return the globs in the drop-in of this verb. Raises ConfigError."""
+    return [of.glob for of in _globs() if of.path == _path()]
+
+
+def _globs() -> list[Glob]:
+    """Return the globs of all files. Raises ConfigError."""
+    return [Glob(glob, path) for path, data in config.files() for glob in config.parse(data, path).units]
+
+
+def _write(globs: list[str]) -> None:
+    """Replace the drop-in in one step; remove it if there are no globs."""
+    path = _path()
+    if not globs:
+        os.unlink(path)
+        return
+    os.makedirs(config.DROP_INS, exist_ok=True)
+    # In single quotes a backslash is a backslash; no glob has a quote.
+    text = _HEAD + "units:\n" + "".join(f"- '{glob}'\n" for glob in globs)
+    temporary = os.path.join(config.DROP_INS, f".{FILE}.new")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, path)
+
+
+def _reload(output: Output) -> None:
+    """Reload the daemon, if it runs. Raises CommandError."""
+    failed = "the drop-in is written, but resctrlmond could not be reloaded"
+    try:
+        if _systemctl("is-active", "--quiet").returncode:
+            output.note("resctrlmond is not running: the change applies when it starts")
+            return
+        done = _systemctl("reload")
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CommandError(f"{failed}: {error}. Reload it: systemctl reload resctrlmond") from error
+    if done.returncode:
+        raise CommandError(f"{failed}: {printable(done.stderr.strip())}. See: systemctl status resctrlmond")
+
+
+def _systemctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["systemctl", *arguments, _SERVICE],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_SYSTEMCTL_TIMEOUT_S,
+        check=False,
+    )
+
+
+def _show(output: Output) -> None:
+    found = _globs()
+    if output.json is not Json.OFF:
+        output.print_json(Units(found))
+        return
+    if not found:
+        output.confirm("no units are watched. Watch some: resctrlctl units enable '*.service'")
+        return
+    columns = (Column("GLOB"), Column("SET IN"))
+    output.print_blocks([Table(columns, tuple(Row((printable(of.glob), printable(of.path))) for of in found))])

@@ -14,7 +14,7 @@ from resctrlctl.errors import USAGE, CommandError
 from resctrlctl.format import format_duration, format_time, shorten
 from resctrlctl.layout import Column, Row, Table, Tone, cell_width
 from resctrlctl.selectors import selectors_of
-from resctrlctl.units import unit_of
+from resctrlctl.unit_path import unit_of
 from resctrlmond.api.types import Level, Total, Usage, Workload
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.states import Quality, State

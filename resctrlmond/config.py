@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the daemon's configuration: one YAML file. Check each key, and report errors with their line."""
+"""Read the daemon's configuration: YAML files. Check each key, and report errors with their line."""
 
 from __future__ import annotations
 
 import grp
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import msgspec
 from msgspec import Meta
 
+from resctrlmond import unit_globs
 from resctrlmond.config_file import (
+    PLAIN_VALUE_EXPECTED,
     ConfigError,
     has_settings,
     quoted,
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     import yaml
 
 DEFAULT_PATH = "/etc/resctrlmond/resctrlmond.yaml"
+# The folder of drop-ins. Each file sets keys again; globs of units are added.
+DROP_INS = "/etc/resctrlmond/resctrlmond.d"
 
 # Created with the package. Without it, a host that updates only the code would not start.
 DEFAULT_READ_GROUP = "resctrlmon-read"
@@ -87,6 +91,7 @@ LogLevel = Annotated[
     Meta(description="one of debug, info, notice, warning, error"),
 ]
 Switch = Annotated[bool, Meta(description="true or false")]
+Units = Annotated[tuple[str, ...], Meta(description='a list of globs, as in ["*.service", "!getty@*.service"]')]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +118,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     hook does not wait longer than others.
     ``log_level``: the least severe messages to log.
     ``dbus``: whether to serve ``org.resctrlmon1`` on the system bus.
+    ``units``: the systemd units to watch, as globs (``unit_globs.UnitGlobs``).
     """
 
     resctrl: AbsolutePath = "/sys/fs/resctrl"
@@ -130,6 +136,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     hook_queue_timeout: HookTimeout = 30.0
     log_level: LogLevel = "info"
     dbus: Switch = True
+    units: Units = ()
 
     def __post_init__(self) -> None:
         if not self.groups_dir:
@@ -180,24 +187,60 @@ _FIELDS = {field.name: field for field in msgspec.structs.fields(Config)}
 def load(path: str | None = None) -> Config:
     """Return the configuration of a file; without ``path`` of ``DEFAULT_PATH``, which need not exist.
 
-    Raises ConfigError if the file cannot be read or is wrong.
+    ``DEFAULT_PATH`` is read with its drop-ins. Raises ConfigError if a file cannot be read or is wrong.
     """
+    return merge(files(path))
+
+
+def files(path: str | None = None) -> list[tuple[str, bytes]]:
+    """Return the path and the contents of each file that ``load`` reads, in their order. Raises ConfigError."""
     data = read_contents(path, DEFAULT_PATH, "the defaults apply")
-    return Config() if data is None or not has_settings(data) else parse(data, path or DEFAULT_PATH)
+    first = [] if data is None else [(path or DEFAULT_PATH, data)]
+    return first + (_drop_ins() if path is None else [])
+
+
+def _drop_ins() -> list[tuple[str, bytes]]:
+    """Return the path and the contents of each drop-in, in the order in which they apply. Raises ConfigError."""
+    try:
+        names = sorted(name for name in os.listdir(DROP_INS) if name.endswith(".yaml") and not name.startswith("."))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        remedy = "Check the directory, or remove it: it need not exist"
+        raise ConfigError(
+            "cannot list the drop-ins of the configuration", path=DROP_INS, errno=error.errno or 0, remedy=remedy
+        ) from error
+    paths = [os.path.join(DROP_INS, name) for name in names]
+    return [(path, read_contents(path, path, "the other files apply") or b"") for path in paths]
 
 
 def parse(data: bytes, path: str) -> Config:
     """Return the configuration from the bytes of a file; ``path`` is for messages only. Raises ConfigError."""
-    from resctrlmond.yaml_file import parse_mapping  # noqa: PLC0415 - see config_file.has_settings()
+    return merge([(path, data)])
 
-    nodes = {}
-    for key, node in parse_mapping(data, path, max_depth=0, remedy='Write one "key: value" a line'):
-        if key.value not in _FIELDS:
-            refuse_unknown_key(path, key.start_mark.line, key.value, _FIELDS)
-        nodes[key.value] = node
-    values = {key: _value(key, node, path) for key, node in nodes.items()}
+
+def merge(contents: Iterable[tuple[str, bytes]]) -> Config:
+    """Return the configuration from several files, each with its path: the last one that sets a key applies.
+
+    The globs of units are those of all files. Raises ConfigError.
+    """
+    values: dict[str, Any] = {}
+    places: dict[str, tuple[str, int]] = {}
+    for path, data in contents:
+        if not has_settings(data):
+            continue
+        from resctrlmond.yaml_file import is_plain, parse_mapping  # noqa: PLC0415 - see has_settings()
+
+        for key, node in parse_mapping(data, path, max_depth=1, remedy='Write one "key: value" a line'):
+            if not is_plain(key):
+                refuse_line(path, key.start_mark.line, PLAIN_VALUE_EXPECTED, 'Write one "key: value" a line')
+            if key.value not in _FIELDS:
+                refuse_unknown_key(path, key.start_mark.line, key.value, _FIELDS)
+            places[key.value] = path, node.start_mark.line
+            value = _globs(node, path) if key.value == "units" else _value(key.value, node, path)
+            values[key.value] = (*values.get("units", ()), *value) if key.value == "units" else value
     config = Config(**values)
-    _check_paths(config, {key: node.start_mark.line for key, node in nodes.items()}, path)
+    _check_paths(config, places)
     return config
 
 
@@ -221,32 +264,62 @@ def parse_time_span(text: str) -> float:
     return float(total / 1_000_000)
 
 
+def _globs(node: yaml.Node, path: str) -> tuple[str, ...]:
+    """Return the globs of units in a list. Raises ConfigError, at the line of a wrong glob."""
+    from resctrlmond.yaml_file import entries, is_empty, is_plain  # noqa: PLC0415
+
+    line = node.start_mark.line
+    found = entries(node)
+    if found is None:
+        remedy = f"Expected {_description('units')}"
+        refuse_line(path, line, "units has no value" if is_empty(node) else "units is not a list", remedy)
+    for entry in found:
+        line = entry.start_mark.line
+        if not is_plain(entry):
+            refuse_line(path, line, PLAIN_VALUE_EXPECTED, f"Expected {_description('units')}")
+        problem, _, remedy = unit_globs.problem_of(entry.value).partition(". ")
+        if problem:
+            remedy = remedy or "See resctrlmond.yaml(5)"
+            refuse_line(path, line, f"units: {quoted(entry.value)} is {problem}", remedy)
+    return tuple(entry.value for entry in found)
+
+
+def _description(key: str) -> str:
+    kind = _FIELDS[key].type
+    return str(next(meta.description for meta in kind.__metadata__ if meta.description))
+
+
 def _value(key: str, node: yaml.Node, path: str) -> Any:
     """Return the value of one key, of the key's type. Raises ConfigError."""
-    from resctrlmond.yaml_file import construct, is_empty  # noqa: PLC0415
+    from resctrlmond.yaml_file import construct, is_empty, is_plain  # noqa: PLC0415
 
+    if not is_plain(node):
+        refuse_line(path, node.start_mark.line, PLAIN_VALUE_EXPECTED, f"Expected {_description(key)}")
     kind = _FIELDS[key].type
-    expected = next(meta.description for meta in kind.__metadata__ if meta.description)
     try:
         value = node.value if kind is FolderMode else construct(node)
         if kind in (TimeSpan, HookTimeout) and isinstance(value, str):
             value = parse_time_span(value)
         return msgspec.convert(value, kind, strict=True)
     except (msgspec.ValidationError, ValueError):
-        remedy = f"Expected {expected}"
+        remedy = f"Expected {_description(key)}"
         if is_empty(node):
             refuse_line(path, node.start_mark.line, f"{key} has no value", remedy)
         refuse_line(path, node.start_mark.line, f"{key} cannot be {quoted(node.value)}", remedy)
 
 
-def _check_paths(config: Config, lines: Mapping[str, int], path: str) -> None:
-    """Check the paths against each other. A path that depends on runtime_dir is reported at that key's line.
+def _check_paths(config: Config, places: Mapping[str, tuple[str, int]]) -> None:
+    """Check the paths against each other. ``places`` are the file and the line that set a key.
+
+    A path that depends on runtime_dir is reported at that key's line.
 
     Raises ConfigError.
     """
 
     def refuse(key: str, what: str, remedy: str) -> NoReturn:
-        refuse_line(path, lines.get(key, lines.get("runtime_dir", lines.get("resctrl", 0))), f"{key} {what}", remedy)
+        # The defaults are not refused, so one of these keys is set.
+        path, line = next(places[name] for name in (key, "runtime_dir", "resctrl") if name in places)
+        refuse_line(path, line, f"{key} {what}", remedy)
 
     for key in ("runtime_dir", "groups_dir", "varlink_socket"):
         if is_within(getattr(config, key), config.resctrl):

@@ -11,6 +11,8 @@ from resctrlmond.resctrl.errors import ResctrlError
 # The larger sample file, with every key and all comments, has about 4 KiB.
 MAX_BYTES = 64 * 1024
 
+PLAIN_VALUE_EXPECTED = "a list or a mapping where a plain value is expected"
+
 
 class ConfigError(ResctrlError):
     """The configuration is wrong. ``message`` begins with the file and, if there is one, the line."""

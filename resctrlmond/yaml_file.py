@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from resctrlmond.config_file import MAX_BYTES, ConfigError, quoted, refuse_line
+from resctrlmond.config_file import MAX_BYTES, PLAIN_VALUE_EXPECTED, ConfigError, quoted, refuse_line
 
 
 def parse_mapping(data: bytes, path: str, *, max_depth: int, remedy: str) -> list[tuple[yaml.Node, yaml.Node]]:
@@ -56,6 +56,16 @@ def is_empty(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and not node.value and node.style is None
 
 
+def is_plain(node: yaml.Node) -> bool:
+    """Return whether a node is a plain value: neither a list nor a mapping."""
+    return isinstance(node, yaml.ScalarNode)
+
+
+def entries(node: yaml.Node) -> list[yaml.Node] | None:
+    """Return the entries of a list; None for a node of another kind."""
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else None
+
+
 def construct(node: yaml.Node) -> Any:
     """Return the plain value of a node. Raises ValueError."""
     try:
@@ -89,8 +99,8 @@ class _Loader(yaml.SafeLoader):
             problem = "a tag is not allowed"
         elif not isinstance(event, yaml.ScalarEvent) and self._depth > self._max_depth:
             problem = "lists and mappings are nested too deeply"
-            if self._max_depth == 0:
-                problem = "a list or a mapping where a plain value is expected"
+            if self._max_depth <= 1:
+                problem = PLAIN_VALUE_EXPECTED
         if problem:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         self._depth += 1

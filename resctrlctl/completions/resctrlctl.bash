@@ -60,11 +60,12 @@ _resctrlctl() {
         [release]='--claim --reason'
         [move]=''
         [hooks]='--hooks-dir'
+        [units]=''
         [report]='--since --until --by --csv'
         [run]='--key --pid --cgroup --unit --class --take-over --best-effort --output --append --repeat --interval-print --events --field-separator'
     )
     local socket=''
-    local verbs='list top watch record plot show status doctor classes machine create assign release move hooks report run'
+    local verbs='list top watch record plot show status doctor classes machine create assign release move hooks units report run'
     local typed=${COMP_LINE:0:COMP_POINT} verb='' count=0 index word
     local -a words
     read -ra words <<<"$typed"
@@ -176,7 +177,7 @@ _resctrlctl() {
             run:0)
                 mapfile -t COMPREPLY < <(compgen -c -- "$current")
                 ;;
-            hooks:0)
+            hooks:0 | units:0)
                 __resctrlctl_words $'enable\ndisable\nstatus' "$current"
                 ;;
             move:1)

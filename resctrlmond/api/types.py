@@ -44,8 +44,8 @@ class Common(Reply, frozen=True, kw_only=True):
     returned in lower case with dashes.
     """
     claim: str
-    """The owner of the claim. Default: _uid:_ and the caller's user id. The names _oci_ and _recovered_ are reserved
-    for the daemon: only *Release* accepts them. The daemon does not interpret any other name.
+    """The owner of the claim. Default: _uid:_ and the caller's user id. The names _oci_, _recovered_ and _systemd_
+    are reserved for the daemon: only *Release* accepts them. The daemon does not interpret any other name.
     """
     end_rule: EndRule
     """The rule by which the claim ends. Default: _release_ for a new claim; an existing claim keeps its rule. A

@@ -31,6 +31,7 @@ class Lane(enum.Enum):
     RECORDS = ("records", 4)  # verbs that are answered from memory
     ENDS = ("ends", 4)  # detected ends of members and pods
     WRITES = ("writes", 1)  # the reaction to writes of other programs to resctrl
+    UNITS = ("units", 1)  # starts and ends of systemd units
     UPKEEP = ("upkeep", 4)  # ticks; several run only if one hangs
 
 

@@ -39,6 +39,7 @@ from resctrlmond.workloads.model import Workload
 
 if TYPE_CHECKING:
     from resctrlmond.api.dbus.server import DBusServer
+    from resctrlmond.daemon.units import UnitWatch
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class Daemon:
         self._ledger = ledger
         self._losses = GroupLosses(lambda folder: is_within(config.groups_dir, folder))
         self._ticker = Ticker(self._workers, self._tick, last_progress=lambda: self._manager.last_progress)
+        self._units: UnitWatch | None = None
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -115,6 +117,8 @@ class Daemon:
             await varlink.start(self._varlink_socket())
             if dbus is not None:
                 await self._start_dbus(dbus)
+            opened.push_async_callback(self._close_units)
+            self._watch_units()
             loop.add_signal_handler(signal.SIGHUP, self._on_reload)
             self._start_lock.release()
             self._notify.ready(self._status())
@@ -227,6 +231,21 @@ class Daemon:
         except NameTaken as error:
             raise StartupError(error, Exit.ALREADY_RUNNING) from error
 
+    def _watch_units(self) -> None:
+        """Watch the units that the configuration selects."""
+        globs = self._config.units
+        if self._units is None and globs:
+            # Not at the top: it needs the D-Bus library.
+            from resctrlmond.daemon.units import UnitWatch  # noqa: PLC0415
+
+            self._units = UnitWatch(self._manager, self._workers, folder=self._config.runtime_dir, address=self._bus)
+        if self._units is not None:
+            self._units.configure(globs)
+
+    async def _close_units(self) -> None:
+        if self._units is not None:
+            await self._units.close()
+
     def _follow_changes(self, loop: asyncio.AbstractEventLoop, watch: Watch, dbus: DBusServer | None) -> None:
         # By key: the workloads that have changed since the loop was woken.
         unseen: dict[str, Workload | None] = {}
@@ -235,6 +254,8 @@ class Daemon:
             # The workload may be outdated by now: the watch needs the newest one.
             watch.update(key, self._manager.find(key))
             self._service.watches.changed(key, workload)
+            if self._units is not None:
+                self._units.changed(key, workload)
             if dbus is not None:
                 dbus.changed(key, workload)
 
@@ -335,6 +356,7 @@ class Daemon:
                 log.error("cannot apply groups_mode to every folder: %s", error)
         self._manager.settings = group_settings(new)
         journal.set_level(new.log_level)
+        self._watch_units()
         log.info("configuration reloaded")
 
 

@@ -31,7 +31,10 @@ def session_bus() -> str:
 
 
 def config_below(directory: str, loaded: Config) -> Config:
-    """Return the configuration with all paths below the directory; D-Bus is off if there is no session bus."""
+    """Return the configuration with all paths below the directory; D-Bus is off if there is no session bus.
+
+    The units of the host are not watched: they use nothing in a simulation.
+    """
     top = os.path.abspath(directory)
     return msgspec.structs.replace(
         loaded,
@@ -41,6 +44,7 @@ def config_below(directory: str, loaded: Config) -> Config:
         groups_dir="",
         varlink_socket="",
         dbus=loaded.dbus and bool(session_bus()),
+        units=(),
     )
 
 

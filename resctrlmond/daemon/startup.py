@@ -80,7 +80,8 @@ def group_settings(config: Config) -> Settings:
 
 def needs_restart() -> list[str]:
     """Return the configuration keys that a reload cannot apply."""
-    reloaded = {"groups_mode", "log_level", *(name.removesuffix("_s") for name in Settings.__struct_fields__)}
+    of_settings = (name.removesuffix("_s") for name in Settings.__struct_fields__)
+    reloaded = {"groups_mode", "log_level", "units", *of_settings}
     return [name for name in Config.__struct_fields__ if name not in reloaded]
 
 

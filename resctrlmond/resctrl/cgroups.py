@@ -55,6 +55,21 @@ def cgroup_of(pid: int) -> str:
     return found[1] if found else ""
 
 
+def path_of(inner: str) -> str:
+    """Return the absolute path of a control group that systemd names relative to the root; "" if there is none.
+
+    Raises NotRead.
+    """
+
+    def path_in(hierarchies: Iterable[_Hierarchy]) -> tuple[_Hierarchy, str] | None:
+        ordered = sorted(hierarchies, key=lambda found: "" not in found.names)
+        named = [found for found in ordered if found.names & {"", "systemd"}]
+        return next(((found, found.point + inner) for found in named if _identity(found.point + inner)), None)
+
+    found = _find(path_in)
+    return found[1] if found else ""
+
+
 def member_test(cgroup: str) -> Callable[[int], bool]:
     """Return a test whether a thread is in the control group or below it; False for a thread that has ended.
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -31,12 +32,20 @@ MAX_PASSES = 10
 Origins = dict[int, tuple[int, Membership]]
 
 
+class Elsewhere(enum.Enum):
+    """The treatment, by a move, of a thread that is in another monitoring group."""
+
+    OUTSIDE = "it stays there, and is reported as outside"
+    LEAVE = "it stays there, because it is counted there, and is not a part of the move"
+    TAKE = "it is moved like a thread in no group"
+
+
 class Moved(msgspec.Struct, frozen=True):
     """The result of a move: the number of ``moved`` threads and of ``passes``, and the threads that are outside.
 
-    ``in_other_groups``: threads in other monitoring groups, which are moved only with ``may_take``. ``not_moved``:
-    threads that are outside after the last pass. ``in_other_classes``: threads of other classes, by class, with
-    ``among``.
+    ``in_other_groups``: threads in other monitoring groups (Elsewhere.OUTSIDE), which are moved only with
+    ``may_take``. ``not_moved``: threads that are outside after the last pass. ``in_other_classes``: threads of other
+    classes, by class, with ``among``.
     """
 
     moved: int
@@ -54,7 +63,8 @@ class Moved(msgspec.Struct, frozen=True):
 class MoveOptions(msgspec.Struct, frozen=True):
     """Options of a move into a group.
 
-    ``may_take``: move threads of other monitoring groups too, if this returns true for the group; None moves none.
+    ``may_take``: move threads of other monitoring groups too, if this returns true for the group; None leaves it to
+    ``elsewhere``, which decides by the group.
     ``own``: the groups of the workload itself, whose threads are moved like threads in no group.
     ``through_class``: first write each thread to the group's class, which changes its allocation; without it the
     kernel refuses a thread of another class (ClassMismatch).
@@ -64,6 +74,7 @@ class MoveOptions(msgspec.Struct, frozen=True):
     """
 
     may_take: Callable[[Membership], bool] | None = None
+    elsewhere: Callable[[Membership], Elsewhere] = lambda _where: Elsewhere.OUTSIDE
     own: Collection[Membership] = frozenset()
     through_class: bool = False
     among: Collection[GroupRef] | None = None
@@ -202,7 +213,11 @@ class _Move(msgspec.Struct):
                 continue
             if where in targets:
                 continue
-            if where.group and where not in self.options.own and self.options.may_take is None:
+            is_elsewhere = where.group and where not in self.options.own and self.options.may_take is None
+            kind = self.options.elsewhere(where) if is_elsewhere else Elsewhere.TAKE
+            if kind is Elsewhere.LEAVE:
+                continue
+            if kind is Elsewhere.OUTSIDE:
                 self.in_other_groups.add(tid)
             elif self.options.among is not None and where.class_ != self.ref.class_:
                 self.in_other_classes.setdefault(where.class_, set()).add(tid)

@@ -368,6 +368,18 @@ class Tree:
                 error.message, path=path, errno=error.errno, remedy=errors.OTHER_CLASS_REMEDY
             ) from error
 
+    def take_out(self, ref: GroupRef, tid: int) -> None:
+        """Move one thread out of a group, to the default group of its class, unless it is in another group by now.
+
+        A concurrent ``write_task`` prevails: it comes before the look or after the move. Raises NoSuchProcess,
+        NoSuchGroup, PermissionDenied, KernelRefused.
+        """
+        path = os.path.join(self.path, ref.class_, "tasks")
+        with self._command(f"move task {tid}", path):
+            if self.membership(tid) == Membership(ref.class_, ref.name):
+                with self.own_writes.counted(ref.class_, tid):
+                    _write(path, b"%d\n" % tid)
+
     def assign_counter(self, ref: GroupRef, event: str, domain: int) -> bool:
         """Assign a bandwidth counter of one L3 to the group; False if all counters there are in use.
 

@@ -7,13 +7,14 @@ import dataclasses
 from collections.abc import Collection
 
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.resctrl.tasks import Moved, MoveOptions, Origins, move, put_back
+from resctrlmond.resctrl.tasks import CgroupTasks, Elsewhere, Moved, MoveOptions, Origins, move, put_back
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads import group_ops
+from resctrlmond.workloads import group_ops, units
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, Workload, replace
 from resctrlmond.workloads.placement import outside_of, spread, why_outside
+from resctrlmond.workloads.plan import SYSTEMD
 from resctrlmond.workloads.reasons import Reason, ran_before
 from resctrlmond.workloads.requests import FOLLOW, Assigned, Assignment
 from resctrlmond.workloads.runs import check_has_rmid, claimed, continue_run, move_empty, new_run, start_run
@@ -30,7 +31,7 @@ def assign(
 ) -> Assigned:
     """Put the target, whose first task is at ``where``, into the workload. See ``Manager.assign``."""
     before = continue_run(ctx, txn)
-    check_free(before, where, assignment)
+    _check_free(ctx, before, target, where, assignment)
     if assignment.late is False and outside_of(ctx, before, target.children()):
         assignment = dataclasses.replace(assignment, late=True)  # a process has no child before it runs
     new = target.member(assignment)
@@ -103,6 +104,22 @@ def assign(
         raise
 
 
+def _check_free(
+    ctx: Context, before: Workload | None, target: Target, where: Membership | None, assignment: Assignment
+) -> None:
+    """Raise AlreadyMonitored if the target is in a group that it must not be taken out of. See ``check_free``."""
+    path = target.tasks.path if isinstance(target.tasks, CgroupTasks) else assignment.own_cgroup
+    is_unit = assignment.owner == SYSTEMD
+    if is_unit:
+        units.check_not_a_member(ctx, assignment.key, path)
+    if where is not None and where.group:
+        paths = (path,) if path else ()
+        kind = units.elsewhere(ctx, assignment.key, is_unit_itself=is_unit, paths=paths)(where)
+        if is_unit or kind is Elsewhere.TAKE:
+            where = None
+    check_free(before, where, assignment)
+
+
 def _known_member(workload: Workload | None, member: Member) -> Member:
     """Return the workload's living member, if it is this very process or control group, else ``member``."""
     known = workload.member(member.id) if workload else None
@@ -166,6 +183,7 @@ def _move(
         origins.append((group.nonce, here))
         options = MoveOptions(
             may_take=ctx.take_over.may_take_for(txn.key) if member.take_over else None,
+            elsewhere=units.of_members(ctx, txn.workload),
             own=txn.workload.memberships,
             through_class=member.allow_class_change,
             origins=here,

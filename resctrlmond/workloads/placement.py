@@ -23,7 +23,7 @@ from resctrlmond.resctrl.errors import (
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import CgroupTasks, Moved, MoveOptions, Origins, ProcessTasks, Tasks, move
-from resctrlmond.workloads import group_ops
+from resctrlmond.workloads import group_ops, units
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, State, Workload, replace
@@ -50,12 +50,13 @@ def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bo
         return  # its loss is about to be recorded
     for member in workload.living:
         _sweep_and_record(ctx, txn, member, is_last=is_last)
+    units.drop_strays(ctx, txn)
 
 
 def sweep_last(ctx: Context, txn: Transaction) -> None:
     """Move tasks that have joined since the last sweep, because the workload ends now. Its totals become late."""
     wake_dormant(ctx, txn)
-    if txn.workload.living:
+    if txn.workload.living or units.is_unit(txn.workload):
         sweep(ctx, txn, is_last=True)
 
 
@@ -261,6 +262,7 @@ def _move_into(
         origins.append((group.nonce, here))
     options = MoveOptions(
         may_take=ctx.take_over.may_take_for(txn.key) if member.take_over else None,
+        elsewhere=units.of_members(ctx, txn.workload),
         through_class=member.allow_class_change,
         among=None if member.allow_class_change else [group.ref for group in txn.workload.existing_groups],
         before_first=make_late if late else None,

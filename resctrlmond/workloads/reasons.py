@@ -95,6 +95,10 @@ class Reason(enum.Enum):
         Quality.ESTIMATED,
         "tasks that do not belong to it were in the group at its baseline and could not be moved out: {count}",
     )
+    LEFT_CGROUP = (
+        Quality.ESTIMATED,
+        "tasks left the control group of {member}, and their use is counted until they were moved out of the group",
+    )
     MOVED_IN = Quality.ESTIMATED, "another program moved tasks into the group, and their use is counted"
     WRITTEN = (
         Quality.ESTIMATED,

@@ -19,6 +19,7 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup, InvalidRequest
 from resctrlmond.workloads.model import Member, Workload
+from resctrlmond.workloads.plan import SYSTEMD
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.validation import check_word
 
@@ -192,12 +193,12 @@ class _Cgroup(msgspec.Struct, frozen=True):
         return []
 
     def member(self, assignment: Assignment) -> Member:
-        # Tasks of a control group ran before the assignment.
+        # Tasks of a control group ran before the assignment. Those of a unit may have ended meanwhile.
         return Member(
             id=assignment.member or os.path.basename(self.tasks.path),
             kind=assignment.kind,
             owner=assignment.owner,
             cgroup=self.tasks.path,
             started_at=utc_now(),
-            late=cgroups.is_populated(self.tasks.path),
+            late=assignment.owner == SYSTEMD or cgroups.is_populated(self.tasks.path),
         )

@@ -16,7 +16,7 @@ from resctrlctl import arguments
 from resctrlctl.format import shorten
 from resctrlctl.layout import cell_width
 from resctrlctl.top_view import COLUMNS, By, View, entries, screen
-from resctrlctl.units import unit_of
+from resctrlctl.unit_path import unit_of
 from resctrlctl.workload_table import lines, selected
 from resctrlmond.api.types import DomainUse, Foreign, Member, StatusReply, Usage
 from resctrlmond.resctrl.kinds import Kind

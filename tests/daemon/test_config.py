@@ -57,6 +57,7 @@ def test_defaults() -> None:
         "hook_queue_timeout": 30.0,
         "log_level": "info",
         "dbus": True,
+        "units": (),
     }
 
 
@@ -101,6 +102,33 @@ def test_missing_file_of_the_command_line_is_an_error(tmp_path: Path) -> None:
         load(str(tmp_path))
 
 
+def test_drop_ins_set_keys_again_and_add_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, folder = tmp_path / "resctrlmond.yaml", tmp_path / "resctrlmond.d"
+    monkeypatch.setattr(config, "DEFAULT_PATH", str(file))
+    monkeypatch.setattr(config, "DROP_INS", str(folder))
+    file.write_text("linger: 1s\nunits: [a.service]\nlog_level: debug")
+    folder.mkdir()
+    (folder / "20.yaml").write_text("linger: 3s\nunits:\n- '!b*'\n")
+    (folder / "10.yaml").write_text("linger: 2s\nunits: ['*.scope']\ndbus: false")
+    (folder / ".hidden.yaml").write_text("lingr: 1")
+    (folder / "30.yaml~").write_text("lingr: 1")
+    expected = Config(linger=3.0, units=("a.service", "*.scope", "!b*"), log_level="debug", dbus=False)
+    assert load() == expected
+    file.unlink()
+    assert load() == Config(linger=3.0, units=("*.scope", "!b*"), dbus=False)
+    assert load(str(folder / "10.yaml")) == Config(linger=2.0, units=("*.scope",), dbus=False), "without drop-ins"
+    (folder / "10.yaml").write_text("\nrunite_dir: /run/x")
+    with pytest.raises(ConfigError, match=r"10\.yaml:2: unknown key 'runite_dir'. Did you mean runtime_dir\?"):
+        load()
+    (folder / "10.yaml").write_text("runtime_dir: /sys/fs/resctrl/x")
+    with pytest.raises(ConfigError, match=r"10\.yaml:1: runtime_dir is in resctrl"):
+        load()
+    (folder / "10.yaml").unlink()
+    (folder / "10.yaml").mkdir()
+    with pytest.raises(ConfigError, match="EISDIR"):
+        load()
+
+
 def test_default_file_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "resctrlmond.yaml"
     monkeypatch.setattr(config, "DEFAULT_PATH", str(file))
@@ -125,6 +153,15 @@ def test_default_file_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("1: 2", "unknown key '1'"),
         ("k" * 500 + ": 2", r"unknown key 'k{61}\.\.\.'\. Known"),
         ("k" * 5000 + ": 2", "mapping values are not allowed here"),
+        ("units: '*.service'", r"1: units is not a list. Expected a list of globs, as in"),
+        ("units:", "1: units has no value. Expected a list of globs"),
+        ("units: []\nlinger: [1s]", "2: a list or a mapping where a plain value is expected. Expected a time span"),
+        ("units: {a: b}", "1: a list or a mapping where a plain value is expected"),
+        ("units: [[a]]", "1: a list or a mapping where a plain value is expected"),
+        ("linger: 1s\nunits:\n- a.service\n- nginx", r"4: units: 'nginx' is not a glob .* mean nginx.service\?"),
+        ("units: ['!cups.socket']", r"Did you mean !cups.service\?"),
+        ("units: [init.scope]", "1: units: 'init.scope' is never watched"),
+        ("units: [a b]", r"'a b' is not the name or glob of a unit.*See resctrlmond.yaml\(5\)"),
         ("linger: 1s\ndbus: true\nlinger: 2s", "3: 'linger' is set a second time. Line 1 sets it already"),
         ('linger: 1s\n"linger": 1s', "2: 'linger' is set a second time"),
         ("dbus: maybe", "1: dbus cannot be 'maybe'. Expected true or false"),
@@ -391,6 +428,7 @@ _VALUES = {
     "hook_queue_timeout": st.integers(0, 60_000).map(lambda number: (f"{number}ms", number / 1000)),
     "log_level": st.sampled_from(["debug", "info", "notice", "warning", "error"]),
     "dbus": st.booleans(),
+    "units": st.lists(st.sampled_from(["*.service", "!getty@*", "user-*:*.scope", r"a\x2db@.slice"]), max_size=3),
 }
 
 

@@ -143,16 +143,19 @@ def test_daemon_whose_bus_name_is_taken_ends_as_a_second_daemon(unmounted: Machi
     assert (code, "the name org.resctrlmon1 belongs to process" in stderr) == (Exit.ALREADY_RUNNING, True)
 
 
-def test_simulation_has_every_key_of_the_configuration_except_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_has_every_key_of_the_configuration_except_paths_and_units(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(SESSION_BUS, "unix:path=/none")
     paths = {"resctrl", "runtime_dir", "groups_dir", "varlink_socket"}
     other = {"str": "other", "int": 7, "float": 7.0, "bool": False}
     fields: dict[str, Any] = {
         field.name: other[type(value).__name__]
         for field in msgspec.structs.fields(Config)
-        if (value := getattr(Config(), field.name)) is not None and field.name not in paths
+        if (value := getattr(Config(), field.name)) is not None and field.name not in paths | {"units"}
     } | {"groups_mode": "0700"}
-    config = config_below("/tmp/sim", Config(**fields))
+    config = config_below("/tmp/sim", Config(**fields, units=("*.service",)))
+    assert config.units == (), "the units of the host are not in the simulation"
     assert {name: getattr(config, name) for name in fields} == fields
     assert {getattr(config, name).split("/")[2] for name in paths} == {"sim"}
 

@@ -335,6 +335,8 @@ def _fish_arguments(name: str, verb: argparse.ArgumentParser) -> Iterator[str]:
         if action.dest in _FILES:
             yield f"complete -c resctrlctl -n {_quoted(condition)} -F"
             continue
+        if action.dest not in _FUNCTIONS and not action.choices:
+            continue  # any text
         words = " ".join(action.choices or (f"(__resctrlctl_{_FUNCTIONS[action.dest]})",))
         keep = "-k " if action.dest == "key" else ""
         yield f"complete -c resctrlctl -n {_quoted(condition)} {keep}-a {_quoted(words)}"

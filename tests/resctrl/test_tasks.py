@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +49,37 @@ def test_moving_again_moves_nothing(tree: Tree, make: Make, held: Process) -> No
     ref = make("a")
     move(tree, ProcessTasks(held), ref)
     assert move(tree, ProcessTasks(held), ref) == Moved(0, 1)
+
+
+def test_thread_that_is_taken_out_is_in_no_group(tree: Tree, make: Make, puppet: Puppet, held: Process) -> None:
+    ref = make("a")
+    move(tree, ProcessTasks(held), ref)
+    tree.take_out(ref, puppet.pid)
+    assert tree.membership(puppet.pid) == Membership("", "")
+    tree.write_task(make("b").path, puppet.pid)
+    tree.take_out(ref, puppet.pid)
+    assert tree.membership(puppet.pid) == Membership("", "b")
+
+
+def test_concurrent_move_of_a_thread_that_is_taken_out_prevails(
+    tree: Tree, make: Make, puppet: Puppet, held: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref, other = make("a"), make("b")
+    move(tree, ProcessTasks(held), ref)
+    mover = threading.Thread(target=tree.write_task, args=(other.path, puppet.pid))
+    membership = tree.membership
+
+    def after_a_move(tid: int) -> Membership:
+        found = membership(tid)
+        monkeypatch.undo()
+        mover.start()
+        mover.join(0.2)  # it moves the thread now, or waits for the end of this call
+        return found
+
+    monkeypatch.setattr(tree, "membership", after_a_move)
+    tree.take_out(ref, puppet.pid)
+    mover.join()
+    assert tree.membership(puppet.pid) == Membership("", "b")
 
 
 def test_children_that_are_forked_later_are_in_the_group(

@@ -60,7 +60,7 @@ _FIELDS = {
 
 
 # The name of the socket at which the library connects.
-_ENTRANCE = ".dbus"
+ENTRANCE = ".dbus"
 
 
 class BadAddress(ValueError):
@@ -202,10 +202,10 @@ class HeldCall(msgspec.Struct, frozen=True):
 class Gate:
     """Relays one connection to the bus. Belongs to the event loop.
 
-    Relays the messages of the bus itself, and of other senders only method calls. ``wants_call`` decides by the
-    header of a call: if it returns False, the body is discarded as it arrives; otherwise ``on_call`` gets the
-    complete call. The gate never waits for the library, so it sees a call of root at once, however many calls came
-    before it. Therefore it must read faster than the bus sends.
+    Relays the messages of ``senders``, at first only of the bus itself, and method calls of others. ``wants_call``
+    decides by the header of a call: if it returns False, the body is discarded as it arrives; otherwise ``on_call``
+    gets the complete call. The gate never waits for the library, so it sees a call of root at once, however many
+    calls came before it. Therefore it must read faster than the bus sends.
 
     File descriptors are removed from the stream and belong to their call: the library gets none.
 
@@ -217,6 +217,7 @@ class Gate:
         self.wants_call: Callable[[Header], bool] = lambda _header: False
         self.on_call: Callable[[HeldCall], None] = lambda _call: None
         self.on_sent: Callable[[str, int], None] = lambda _destination, _size: None
+        self.senders = {BUS_NAME}
         self._bus = connection
         self._library: socket.socket | None = None
         self._begun = False
@@ -249,12 +250,13 @@ class Gate:
         raise trouble or BadAddress("the address does not name a Unix socket")
 
     @contextlib.contextmanager
-    def entrance(self, folder: str) -> Iterator[str]:
+    def entrance(self, folder: str, name: str = ENTRANCE) -> Iterator[str]:
         """Listen on an address for the one connection of the library, and yield the address.
 
-        The address is a socket in ``folder`` to which only the daemon's user can connect. It is removed afterwards.
+        The address is the socket ``name`` in ``folder``, to which only the daemon's user can connect. It is removed
+        afterwards.
         """
-        path = os.path.join(folder, _ENTRANCE)
+        path = os.path.join(folder, name)
         with contextlib.suppress(FileNotFoundError):
             # A daemon that was killed left it.
             os.unlink(path)
@@ -359,7 +361,7 @@ class Gate:
             is_wanted = self.wants_call(header)
         else:
             # Other senders are refused too: a signal to one connection needs no match rule.
-            is_wanted = header.sender == BUS_NAME and frame.body_bytes <= MAX_LARGE_BODY
+            is_wanted = header.sender in self.senders and frame.body_bytes <= MAX_LARGE_BODY
         if not is_wanted:
             await self._skip(frame.body_bytes)
             return

@@ -10,7 +10,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from resctrlmond.api.dbus.gate import BUS_NAME, SEND_BUFFER_BYTES, Gate
+from resctrlmond.api.dbus.gate import BUS_NAME, ENTRANCE, SEND_BUFFER_BYTES, Gate
 
 __all__ = [
     "BUS_NAME",
@@ -86,13 +86,13 @@ class Bus(MessageBus):
             raise
 
     @classmethod
-    async def open(cls, address: str | None, folder: str) -> Bus:
+    async def open(cls, address: str | None, folder: str, entrance_name: str = ENTRANCE) -> Bus:
         """Connect to a bus (None: the system bus), with a socket in ``folder``. Raises BusUnavailable."""
         bus = gate = None
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 gate = await Gate.open(address)
-                with gate.entrance(folder) as entrance:
+                with gate.entrance(folder, entrance_name) as entrance:
                     bus = cls(entrance, gate)
                     await bus.connect()
         except BaseException as error:
@@ -172,11 +172,17 @@ class Bus(MessageBus):
 
         Without a reply in time, the error is ``NO_REPLY``.
         """
+        return await self.ask_peer(BUS_NAME, _BUS_PATH, interface, member, signature, *body)
+
+    async def ask_peer(
+        self, destination: str, path: str, interface: str, member: str, signature: str = "", *body: Any
+    ) -> Any:
+        """Call a method of a sender whose messages the gate relays. See ``ask``."""
         if not self.connected:
             raise BusUnavailable("the connection to the bus was lost")
         call = Message(
-            destination=BUS_NAME,
-            path=_BUS_PATH,
+            destination=destination,
+            path=path,
             interface=interface,
             member=member,
             signature=signature,
@@ -186,7 +192,8 @@ class Bus(MessageBus):
             async with asyncio.timeout(REPLY_TIMEOUT_S):
                 reply = await self.call(call)
         except TimeoutError as error:
-            raise DBusError(NO_REPLY, f"the bus did not reply to {member} within {REPLY_TIMEOUT_S:.0f} s") from error
+            who = "the bus" if destination == BUS_NAME else destination
+            raise DBusError(NO_REPLY, f"{who} did not reply to {member} within {REPLY_TIMEOUT_S:.0f} s") from error
         except (OSError, EOFError) as error:
             raise BusUnavailable(f"the connection to the bus was lost: {_words(error)}") from error
         if reply is None:

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client of systemd's manager on the bus: the state of units, and which of them have changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from resctrlmond.api.dbus.library import BUS_NAME, Bus, Message, MessageType
+
+NAME = "org.freedesktop.systemd1"
+ROOT = "/org/freedesktop/systemd1"
+MANAGER = f"{NAME}.Manager"
+UNIT = f"{NAME}.Unit"
+PROPERTIES = "org.freedesktop.DBus.Properties"
+# The socket of this connection in the daemon's folder, beside that of the D-Bus interface.
+_ENTRANCE = ".systemd"
+_UNIT_PATH = f"{ROOT}/unit/"
+_SIGNALS = (
+    f"interface='{MANAGER}',member='UnitNew'",
+    f"interface='{MANAGER}',member='UnitRemoved'",
+    f"interface='{MANAGER}',member='Reloading'",
+    # Each change of ActiveState and Job.
+    f"interface='{PROPERTIES}',member='PropertiesChanged',arg0='{UNIT}'",
+)
+_INTERFACES = {".service": f"{NAME}.Service", ".scope": f"{NAME}.Scope", ".slice": f"{NAME}.Slice"}
+_ENDED = ("inactive", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A loaded unit, as ListUnitsByPatterns describes it (org.freedesktop.systemd1(5))."""
+
+    name: str
+    active_state: str
+    sub_state: str
+    path: str
+    job_type: str
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no process of the unit runs, and no job is about to start it again.
+
+        A service with RemainAfterExit= is active after its processes have exited.
+        """
+        is_over = self.active_state in _ENDED or (self.active_state, self.sub_state) == ("active", "exited")
+        return is_over and self.job_type in ("", "stop")
+
+
+class Systemd:
+    """A connection to the manager. ``open`` creates it. ``on_change`` is called with the name of a unit that may have
+    changed, and with "" if any unit may have. Belongs to the event loop.
+    """
+
+    def __init__(self, bus: Bus, owner: str, on_change: Callable[[str], None]) -> None:
+        self._bus = bus
+        self._owner = owner
+        self._on_change = on_change
+
+    @classmethod
+    async def open(cls, address: str | None, folder: str, on_change: Callable[[str], None]) -> Self:
+        """Connect to the bus (None: the system bus), and subscribe to the signals of systemd.
+
+        While it connects, there is a socket in ``folder``. Raises BusUnavailable, DBusError.
+        """
+        bus = await Bus.open(address, folder, _ENTRANCE)
+        try:
+            changes = f"type='signal',sender='{BUS_NAME}',member='NameOwnerChanged',arg0='{NAME}'"
+            await bus.ask("AddMatch", "s", changes)
+            owner = await bus.ask("GetNameOwner", "s", NAME)
+            systemd = cls(bus, owner, on_change)
+            bus.gate.senders.add(owner)
+            bus.add_message_handler(systemd._on_message)
+            for signal in _SIGNALS:
+                await bus.ask("AddMatch", "s", f"type='signal',sender='{NAME}',{signal}")
+            await systemd._ask(ROOT, MANAGER, "Subscribe")
+        except BaseException:
+            await bus.close()
+            raise
+        return systemd
+
+    async def until_disconnected(self) -> str:
+        """Wait until the connection has ended, also because systemd has another one now; return the cause."""
+        await self._bus.until_disconnected()
+        return self._bus.cause
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._bus.close()
+
+    async def units(self, patterns: Sequence[str]) -> list[Unit]:
+        """Return the loaded units whose names match one of the patterns. Raises BusUnavailable, DBusError."""
+        # An empty list would match all units. The other call for names, ListUnitsByNames, loads those that are not.
+        found = await self._ask(ROOT, MANAGER, "ListUnitsByPatterns", "asas", [], [*patterns]) if patterns else []
+        return [Unit(name, active, sub, path, job_type) for name, _, _, active, sub, _, path, _, job_type, _ in found]
+
+    async def control_group(self, unit: Unit) -> str:
+        """Return the control group of a service, scope or slice, relative to the root; "" if it has none.
+
+        Raises BusUnavailable, DBusError.
+        """
+        interface = _INTERFACES["." + unit.name.rpartition(".")[2]]
+        value = await self._ask(unit.path, PROPERTIES, "Get", "ss", interface, "ControlGroup")
+        return str(value.value)
+
+    async def _ask(self, path: str, interface: str, member: str, signature: str = "", *body: Any) -> Any:
+        return await self._bus.ask_peer(self._owner, path, interface, member, signature, *body)
+
+    def _on_message(self, message: Message) -> bool:
+        if message.message_type is not MessageType.SIGNAL:
+            return False
+        if (message.sender, message.member) == (BUS_NAME, "NameOwnerChanged"):
+            # After daemon-reexec systemd has another connection, and has forgotten the subscription.
+            self._bus.disconnect()
+        elif message.sender == self._owner:
+            match message.member, message.body:
+                case "UnitNew" | "UnitRemoved", [str(name), *_]:
+                    self._on_change(name)
+                case "Reloading", [False]:
+                    self._on_change("")
+                case "PropertiesChanged", _ if (message.path or "").startswith(_UNIT_PATH):
+                    self._on_change(unit_of_path(message.path or ""))
+        return False
+
+
+def unit_of_path(path: str) -> str:
+    """Return the unit of an object path, in which "_" and two hexadecimal digits stand for other characters."""
+    escaped = path.removeprefix(_UNIT_PATH)
+    return re.sub("_([0-9a-f]{2})", lambda found: chr(int(found[1], 16)), escaped)

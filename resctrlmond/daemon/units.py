@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watch systemd's units: assign the control group of each selected unit that runs, and release it at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from resctrlmond.api.dbus.library import BusUnavailable, DBusError
+from resctrlmond.api.workers import Lane, Workers
+from resctrlmond.daemon.systemd import Systemd, Unit
+from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl.errors import NoSuchProcess, ResctrlError
+from resctrlmond.unit_globs import UnitGlobs, is_of_user
+from resctrlmond.workloads.errors import AlreadyMonitored
+from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.model import State, Workload
+from resctrlmond.workloads.plan import SYSTEMD
+from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.units import is_unit
+from resctrlmond.workloads.validation import MAX_PRIORITY
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+KIND = "unit"
+# Signals come in bursts: a start changes a unit several times.
+_BATCH_S = 0.05
+# All units are looked at so often: a slice may have got its first task, and no signal reports units of users.
+_LOOK_AT_ALL_S = 60.0
+_LOOK_AT_USERS_S = 5.0
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+# The unit of a user's service manager, below which that has created the control groups of the user's units.
+_USER_MANAGER = re.compile(r"user@([0-9]{1,10})\.service")
+# A user may create any number of control groups.
+_MAX_UNITS_OF_USER = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _RunningUnit:
+    """A selected unit that runs: the key of its workload, its control group, its rank, and the user's number."""
+
+    key: str
+    cgroup: str
+    rank: int
+    user: str = ""
+
+    @property
+    def priority(self) -> int:
+        """The priority of its workload: below that of containers, in the order of the globs."""
+        return max(-1 - self.rank, -MAX_PRIORITY)
+
+    @property
+    def assignment(self) -> Assignment:
+        """The request that brings the unit into its workload."""
+        attributes = {"unit": self.key.rpartition(":")[2] if self.user else self.key}
+        if self.user:
+            attributes["user"] = self.user
+        return Assignment(
+            key=self.key,
+            owner=SYSTEMD,
+            cgroup=self.cgroup,
+            kind=KIND,
+            member=self.key,
+            attributes=attributes,
+            priority=self.priority,
+        )
+
+
+class UnitWatch:
+    """Keeps a workload with a claim of SYSTEMD for each selected unit that runs. Belongs to the event loop.
+
+    Systemd's signals state which units to look at; all are looked at after a connection, a reload, and once a
+    minute. Nothing waits for the bus: without it, workloads stay as they are. ``folder`` and ``address`` are those
+    of ``Systemd.open``.
+    """
+
+    def __init__(self, manager: Manager, workers: Workers, *, folder: str, address: str | None = None) -> None:
+        self._manager = manager
+        self._workers = workers
+        self._folder = folder
+        self._address = address
+        self._globs = UnitGlobs(())
+        # The units to look at, and whether to look at all.
+        self._changed: set[str] = set()
+        self._is_any_changed = False
+        self._wake = asyncio.Event()
+        # By control group: the key of the unit's workload.
+        self._paths: dict[str, str] = {}
+        # The units whose control group another workload has as well.
+        self._contested: set[str] = set()
+        self._trouble = ""
+        self._was_connected = False
+        # By key: the last error.
+        self._failures: dict[str, str] = {}
+        self._task: asyncio.Task[None] | None = None
+        for workload in manager.workloads():
+            self.changed(workload.key, workload)
+
+    def configure(self, globs: Sequence[str]) -> None:
+        """Select units by these globs from now on. Without globs, the claims on all units are released."""
+        self._globs = UnitGlobs(globs)
+        self._look_at("")
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+    def changed(self, key: str, workload: Workload | None) -> None:
+        """Release a unit whose control group a container, or a client, has assigned to another workload."""
+        if workload is None or workload.state.is_over:
+            return
+        paths = [member.cgroup for member in workload.living if member.cgroup]
+        if is_unit(workload):
+            self._paths.update(dict.fromkeys(paths, key))
+            return
+        for path in paths:
+            other = self._paths.pop(path, key)
+            if other != key:
+                self._contested.add(other)
+                self._look_at(other)
+
+    async def close(self) -> None:
+        """Stop watching. The claims stay for the next start."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _look_at(self, name: str) -> None:
+        if name:
+            self._changed.add(name)
+        else:
+            self._is_any_changed = True
+        self._wake.set()
+
+    async def _run(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while True:
+            self._wake.clear()
+            if not self._globs.wanted:
+                await self._release_all()
+                self._log_trouble("")
+                await self._wake.wait()
+                pause = _FIRST_PAUSE_S
+                continue
+            try:
+                await self._connect_and_serve()
+                continue
+            except (BusUnavailable, DBusError, ResctrlError) as error:
+                self._log_trouble(f"systemd's units are not watched: {error}")
+            except Exception as error:
+                log.exception("the watch of systemd's units failed unexpectedly")
+                self._log_trouble(f"systemd's units are not watched, because of a defect of resctrlmond: {error!r}")
+            if self._was_connected:
+                pause = _FIRST_PAUSE_S
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    async def _connect_and_serve(self) -> None:
+        """Follow the changes of units until no glob is left. Raises BusUnavailable, DBusError."""
+        self._was_connected = False
+        systemd = await Systemd.open(self._address, self._folder, self._look_at)
+        try:
+            await self._serve(systemd)
+        finally:
+            await systemd.close()
+
+    def _log_trouble(self, trouble: str) -> None:
+        if trouble and trouble != self._trouble:
+            log.warning("%s", trouble)
+        elif self._trouble and not trouble:
+            log.info("systemd's units are watched again")
+        self._trouble = self._manager.alerts["units"] = trouble
+
+    async def _serve(self, systemd: Systemd) -> None:
+        loop = asyncio.get_running_loop()
+        ended = asyncio.create_task(systemd.until_disconnected())
+        all_at = users_at = loop.time()
+        try:
+            while self._globs.wanted:
+                is_all = self._is_any_changed or loop.time() >= all_at
+                names, self._changed, self._is_any_changed = self._changed, set(), False
+                if is_all:
+                    all_at = loop.time() + _LOOK_AT_ALL_S
+                    await self._settle(systemd, None)
+                elif names:
+                    await self._settle(systemd, names)
+                if is_all or loop.time() >= users_at:
+                    await self._settle_users(systemd)
+                    users_at = loop.time() + (_LOOK_AT_USERS_S if self._globs.has_users else _LOOK_AT_ALL_S)
+                self._was_connected = True
+                self._log_trouble("")
+                await self._wait(ended, min(all_at, users_at) - loop.time())
+        finally:
+            ended.cancel()
+
+    async def _wait(self, ended: asyncio.Task[str], seconds: float) -> None:
+        """Wait until a unit has changed, or for some time. Raises BusUnavailable if the connection has ended."""
+        woken = asyncio.create_task(self._wake.wait())
+        try:
+            await asyncio.wait([ended, woken], timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            woken.cancel()
+        if ended.done():
+            raise BusUnavailable(ended.result())
+        self._wake.clear()
+        await asyncio.sleep(_BATCH_S)
+
+    async def _settle(self, systemd: Systemd, names: set[str] | None) -> None:
+        """Assign and release the units of these names, or all (None), as systemd states. Raises BusUnavailable."""
+        globs = self._globs
+        selected = None if names is None else [name for name in names if globs.rank(name) is not None]
+        units = await systemd.units(globs.of_system if selected is None else selected)
+        living = {unit.name: unit for unit in units if globs.rank(unit.name) is not None and not unit.has_ended}
+        known = [key for key in self._claimed() if not is_of_user(key)] if names is None else names
+        for key in known:
+            if key not in living:
+                await self._release(key)
+        running = [await self._running(systemd, unit) for unit in living.values()]
+        await self._assign(unit for unit in running if unit.cgroup)
+
+    async def _running(self, systemd: Systemd, unit: Unit) -> _RunningUnit:
+        rank = self._globs.rank(unit.name)
+        path = await systemd.control_group(unit)
+        return _RunningUnit(unit.name, await self._call(_path_of, path), 0 if rank is None else rank)
+
+    async def _settle_users(self, systemd: Systemd) -> None:
+        """Assign and release the units of users, which are found by their control groups. Raises BusUnavailable."""
+        found: list[_RunningUnit] = []
+        if self._globs.has_users:
+            for manager in await systemd.units(["user@*.service"]):
+                user = _USER_MANAGER.fullmatch(manager.name)
+                if user and not manager.has_ended:
+                    top = await systemd.control_group(manager)
+                    found += await self._call(_units_of_user, self._globs, user[1], top)
+        living = {unit.key for unit in found}
+        for key in self._claimed():
+            if is_of_user(key) and key not in living:
+                await self._release(key)
+        await self._assign(found)
+
+    def _claimed(self) -> list[str]:
+        return [workload.key for workload in self._manager.unfinished() if workload.is_claimed_by(SYSTEMD)]
+
+    async def _assign(self, running: Iterable[_RunningUnit]) -> None:
+        """Assign units that are not in their workloads yet, in the order of their globs, which is that of RMIDs."""
+        for unit in sorted(running, key=lambda unit: (unit.rank, unit.key)):
+            is_contested = unit.key in self._contested
+            self._contested.discard(unit.key)
+            if self._globs.rank(unit.key) is None or (not is_contested and _has(self._manager.find(unit.key), unit)):
+                continue
+            try:
+                if await self._call(cgroups.is_populated, unit.cgroup):
+                    await self._call(self._manager.assign, unit.assignment)
+            except AlreadyMonitored as error:
+                # Its scope is that of a container, which has a workload of its own.
+                log.debug("%s: %s", unit.key, error)
+                await self._release(unit.key)
+            except (cgroups.NoSuchCgroup, NoSuchProcess):
+                pass  # it has just ended, which a signal reports
+            except ResctrlError as error:
+                self._log_failure(unit.key, error)
+            else:
+                self._failures.pop(unit.key, None)
+
+    async def _release(self, key: str) -> None:
+        workload = self._manager.find(key)
+        if workload is None or not workload.is_claimed_by(SYSTEMD) or workload.is_finished:
+            return
+        try:
+            reason = "the unit is not active or not selected"
+            await self._call(self._manager.release, key, owner=SYSTEMD, reason=reason)
+        except ResctrlError as error:
+            self._log_failure(key, error)
+        for path in [path for path, of in self._paths.items() if of == key]:
+            del self._paths[path]
+
+    async def _release_all(self) -> None:
+        for key in self._claimed():
+            await self._release(key)
+
+    def _log_failure(self, key: str, error: ResctrlError) -> None:
+        if self._failures.get(key) != str(error):
+            log.warning("%s: %s", key, error)
+        self._failures[key] = str(error)
+
+    async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._workers.run(Lane.UNITS, function, *args, **kwargs)
+
+
+def _has(workload: Workload | None, unit: _RunningUnit) -> bool:
+    """Whether the unit is in its workload, and nothing is to be changed there."""
+    if workload is None or workload.state.is_over or not workload.is_claimed_by(SYSTEMD):
+        return False
+    if workload.state is State.PENDING and workload.priority != unit.priority:
+        return False
+    member = workload.member(unit.key)
+    return member is not None and member.is_living and member.cgroup == unit.cgroup
+
+
+def _path_of(inner: str) -> str:
+    return cgroups.path_of(inner) if inner.strip("/") else ""
+
+
+def _units_of_user(globs: UnitGlobs, uid: str, top: str) -> list[_RunningUnit]:
+    """Return the selected units of a user's service manager that have tasks, by their control groups below ``top``.
+
+    Units are in slices only: the control groups below a service are its own.
+    """
+    found: list[_RunningUnit] = []
+    waiting = list(filter(None, [_path_of(top)]))
+    while waiting and len(found) < _MAX_UNITS_OF_USER:
+        for name, path in _directories(waiting.pop()):
+            key = f"user-{uid}:{name}"
+            rank = globs.rank(key)
+            if rank is not None and cgroups.is_populated(path):
+                found.append(_RunningUnit(key, path, rank, uid))
+            if name.endswith(".slice") and len(waiting) < _MAX_UNITS_OF_USER:
+                waiting.append(path)
+    return found[:_MAX_UNITS_OF_USER]
+
+
+def _directories(path: str) -> Iterator[tuple[str, str]]:
+    # A control group that was removed has none.
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield entry.name, entry.path

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Globs that select systemd units: the value of the configuration key ``units``."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+
+# The types of units with control groups of processes that belong together. A glob may also end with "*" or "]".
+TYPES = (".service", ".scope", ".slice")
+# A glob for units of users has the prefix "user-UID:". The characters of a name are those of systemd.unit(5).
+_GLOB = re.compile(r"[A-Za-z0-9:_.\\@*?\[\]!-]{1,255}")
+# Process 1 starts each service: if it were in a group, all of them would start there. The root slice is the host.
+_NEVER = frozenset({"init.scope", "-.slice"})
+
+_USER = re.compile(r"\Auser-[0-9*?\[\]-]*:")
+
+
+def problem_of(glob: str) -> str:
+    """Return why the text is not a valid glob, with the nearest valid one if there is one; "" if it is valid."""
+    text = glob.removeprefix("!")
+    if not _GLOB.fullmatch(text):
+        return "not the name or glob of a unit, as nginx.service, *.service or !getty@*.service"
+    if text in _NEVER:
+        return "never watched: it has the tasks of the whole host, or process 1, which starts all services"
+    if not text.endswith((*TYPES, "*", "]")):
+        stem, dot, _ = text.rpartition(".")
+        near = f"{glob[: len(glob) - len(text)]}{stem if dot and stem else text}.service"
+        return f"not a glob of services, scopes or slices. Did you mean {near}?"
+    return ""
+
+
+def is_of_user(name: str) -> bool:
+    """Return whether a name, or a glob, is that of units of users."""
+    return _USER.match(name) is not None
+
+
+class UnitGlobs:
+    """Selects units by globs, the most important first. A unit that a glob with "!" matches is never selected.
+
+    A name is that of a system unit, or "user-UID:" and the name of a unit of that user. Only a glob with such a
+    prefix selects units of users.
+    """
+
+    def __init__(self, globs: Sequence[str]) -> None:
+        self.wanted = tuple(dict.fromkeys(glob for glob in globs if not glob.startswith("!")))
+        self._excluded = tuple(glob[1:] for glob in globs if glob.startswith("!"))
+
+    @property
+    def of_system(self) -> list[str]:
+        """The globs for system units."""
+        return [glob for glob in self.wanted if not is_of_user(glob)]
+
+    @property
+    def has_users(self) -> bool:
+        """Whether a glob selects units of users."""
+        return any(map(is_of_user, self.wanted))
+
+    def rank(self, name: str) -> int | None:
+        """Return the index of the first glob that selects the unit; None if none does."""
+        if _USER.sub("", name) in _NEVER or not name.endswith(TYPES):
+            return None
+        if any(_matches(name, glob) for glob in self._excluded):
+            return None
+        return next((index for index, glob in enumerate(self.wanted) if _matches(name, glob)), None)
+
+
+def _matches(name: str, glob: str) -> bool:
+    return is_of_user(name) == is_of_user(glob) and fnmatch.fnmatchcase(name, glob)

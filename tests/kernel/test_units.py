@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Systemd units that the configuration selects: watched from start to end, over restarts and reloads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from resctrlmond.message_ids import MessageId
+
+from .host import Host
+from .machine import Guest
+
+DROP_IN = "/etc/resctrlmond/resctrlmond.d/test.yaml"
+UNITS = "/run/systemd/system"
+GLOBS = ["shop*.service", "late@*.service", "caller.service", "shop.slice", "user@*.service", "user-*:*.service"]
+
+FILES = {
+    "shop-simple.service": "[Service]\nExecStart=sleep 600\nExecReload=kill -CONT $MAINPID\nSlice=shop.slice",
+    "shop-fork.service": "[Service]\nType=forking\nExecStart=sh -c 'sleep 600 & exit 0'",
+    "shop-crash.service": "[Service]\nExecStart=sh -c 'sleep 600; exit 1'\nRestart=on-failure\nRestartSec=100ms",
+    "shop-once.service": "[Service]\nType=oneshot\nExecStart=sh -c 'while test ! -e /run/once; do sleep 0.1; done'",
+    "shop-stays.service": "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=sleep 1",
+    "shop-delegate.service": "[Service]\nDelegate=yes\nExecStart=sh -c 'cd /sys/fs/cgroup/system.slice/"
+    "shop-delegate.service && mkdir below && (echo 0 >below/cgroup.procs; exec sleep 601) & exec sleep 600'",
+    "late@.service": "[Service]\nExecStart=sleep 60%i",
+    "unseen.service": "[Service]\nExecStart=sleep 600\nSlice=shop.slice",
+    "shop-socket.socket": "[Socket]\nListenStream=/run/shop.socket\nAccept=no",
+    "shop-socket.service": "[Service]\nExecStart=sleep 600",
+    "caller.service": "[Service]\nExecStart=sh -c 'while test ! -e /run/call; do sleep 0.1; done; "
+    "systemd-run --scope --unit=session sleep 600'",
+}
+
+
+@pytest.fixture(scope="module")
+def host(installed_guest: Guest) -> Host:
+    """A host with the daemon, which watches these units."""
+    host = Host(installed_guest)
+    for name, text in FILES.items():
+        host.guest.write(f"{UNITS}/{name}", text + "\n")
+    host.run("useradd --create-home --uid 1000 shopper && systemctl daemon-reload")
+    select(host, GLOBS)
+    host.start()
+    return host
+
+
+def select(host: Host, globs: list[str]) -> None:
+    host.guest.write(DROP_IN, json.dumps({"units": globs}) + "\n")
+    if host.out("systemctl is-active resctrlmond || true") == "active":
+        host.run("systemctl reload resctrlmond", timeout=100)
+
+
+def workload(host: Host, key: str) -> dict[str, Any]:
+    found: dict[str, Any] = host.call("Get", key=key)["workload"]
+    return found
+
+
+def group_of(host: Host, unit: str) -> str:
+    return host.membership(host.out(f"systemctl show -P MainPID {unit}"))[1]
+
+
+def until_in_its_group(host: Host, unit: str) -> None:
+    host.until(lambda: group_of(host, unit) == unit, f"{unit} in its group")
+    host.until(lambda: host.state(unit) == "active", f"the state of {unit}")
+
+
+def until_ended(host: Host, *keys: str) -> None:
+    for key in keys:
+        host.until(lambda key=key: host.state(key) == "completed", f"the end of {key}")  # type: ignore[misc]
+    assert not set(keys) & set(host.groups())
+
+
+def test_service_keeps_its_workload_over_reload_restart_and_failure_until_it_stops(host: Host) -> None:
+    simple, crash, fork = "shop-simple.service", "shop-crash.service", "shop-fork.service"
+    host.run(f"systemctl start {simple} {crash} {fork}")
+    for unit in (simple, crash):
+        until_in_its_group(host, unit)
+    host.until(lambda: host.state(fork) == "active", "the forking service")
+    (sleeper,) = host.out("cat /sys/fs/cgroup/system.slice/shop-fork.service/cgroup.procs").split()
+    assert host.membership(sleeper)[1] == fork
+    found = workload(host, simple)
+    assert found["attributes"] == {"unit": simple}
+    assert [claim["owner"] for claim in found["claims"]] == ["systemd"]
+    totals = {total["event"]: total for total in host.call("Read", key=simple)["totals"]}
+    assert totals["mbm_total_bytes"]["quality"] == "late"
+    assert "of CPU time before" in totals["mbm_total_bytes"]["reason"]
+
+    host.run(f"systemctl reload {simple}")
+    assert group_of(host, simple) == simple
+    host.run(f"systemctl restart {simple}")
+    until_in_its_group(host, simple)
+    old = host.out(f"systemctl show -P MainPID {crash}")
+    host.run(f"pkill -P {old} sleep")
+    host.until(lambda: host.out(f"systemctl show -P MainPID {crash}") not in (old, "0"), "the automatic restart")
+    until_in_its_group(host, crash)
+    assert [workload(host, unit)["generation"] for unit in (simple, crash, fork)] == [1, 1, 1]
+
+    host.run(f"systemctl stop {simple} {fork}; systemctl set-property --runtime {crash} TasksMax=20")
+    host.run(f"systemctl kill --signal=KILL {crash}; systemctl stop {crash}")
+    until_ended(host, simple, fork, crash)
+    host.run("journalctl --sync")
+    query = f"journalctl --no-pager -o json -u {simple} MESSAGE_ID={MessageId.ENDED}"
+    (entry,) = map(json.loads, host.out(query).splitlines())
+    assert (entry["RESCTRLMON_UNIT"], entry["OBJECT_SYSTEMD_UNIT"]) == (simple, simple)
+
+
+def test_oneshot_socket_activated_template_and_delegated_services(host: Host) -> None:
+    once, stays, late, by_socket = "shop-once.service", "shop-stays.service", "late@1.service", "shop-socket.service"
+    delegate = "shop-delegate.service"
+    host.run(f"systemctl start --no-block {once}; systemctl start {late} {delegate} shop-socket.socket")
+    until_in_its_group(host, once)
+    until_in_its_group(host, late)
+    assert host.state(by_socket) == ""
+    host.run("python3 -c 'import socket; socket.socket(socket.AF_UNIX).connect(\"/run/shop.socket\")'")
+    until_in_its_group(host, by_socket)
+    below = f"/sys/fs/cgroup/system.slice/{delegate}/below/cgroup.procs"
+    host.until(lambda: bool(host.out(f"cat {below}")), "the delegated control group")
+    for pid in host.out(f"cat {below}").split():
+        host.until(lambda pid=pid: host.membership(pid)[1] == delegate, "its process")  # type: ignore[misc]
+    host.run(f"touch /run/once; systemctl start {stays}")
+    assert host.out(f"systemctl show -P ActiveState,SubState {stays}").split() == ["active", "exited"]
+    until_ended(host, once, stays)
+    host.run(f"systemctl stop shop-socket.socket {by_socket} {late} {delegate}")
+    until_ended(host, late, by_socket, delegate)
+
+
+def test_slice_counts_services_without_a_workload(host: Host) -> None:
+    host.run("systemctl start shop-simple.service unseen.service")
+    until_in_its_group(host, "shop-simple.service")
+    host.until(lambda: group_of(host, "unseen.service") == "shop.slice", "the task of the slice", 100)
+    (member,) = workload(host, "shop.slice")["members"]
+    assert "tasksOutside" not in member
+    host.run("systemctl stop shop-simple.service unseen.service")
+    until_ended(host, "shop-simple.service")
+    assert host.state("shop.slice") in ("active", "idle")
+    host.run("systemctl stop shop.slice")
+    until_ended(host, "shop.slice")
+
+
+def test_process_that_leaves_its_service_is_not_counted_there(host: Host) -> None:
+    host.run("rm -f /run/call; systemctl start caller.service")
+    until_in_its_group(host, "caller.service")
+    host.run("touch /run/call")
+    scope = "/sys/fs/cgroup/system.slice/session.scope/cgroup.procs"
+    host.until(lambda: bool(host.run(f"cat {scope}", check=False).stdout), "the scope")
+    (pid,) = host.out(f"cat {scope}").split()
+    host.until(lambda: host.membership(pid)[1] == "", "the process out of the service's group")
+    totals = host.call("Read", key="caller.service")["totals"]
+    assert {total["quality"] for total in totals if "mbm" in total["event"]} == {"estimated"}
+    host.run("systemctl stop caller.service session.scope")
+    until_ended(host, "caller.service")
+
+
+@pytest.mark.timeout(600)
+def test_units_of_a_user(host: Host) -> None:
+    key = "user-1000:mine.service"
+    run = "systemd-run --machine=1000@.host --user --quiet --collect --unit=mine sleep 600"
+    host.run("systemctl start user@1000.service", timeout=100)
+    host.run(
+        "setpriv --reuid 1000 --regid 1000 --clear-groups env XDG_RUNTIME_DIR=/run/user/1000 "
+        + run.replace(" --machine=1000@.host", ""),
+        timeout=100,
+    )
+    host.until(lambda: host.state(key) == "active", "the unit of the user")
+    path = host.out("find /sys/fs/cgroup/user.slice -name mine.service")
+    (pid,) = host.out(f"cat {path}/cgroup.procs").split()
+    host.until(lambda: host.membership(pid)[1] == key, "its process in the group")
+    assert workload(host, key)["attributes"] == {"unit": "mine.service", "user": "1000"}
+    assert host.state("user@1000.service") == "active"
+    host.run(f"kill {pid}")
+    until_ended(host, key)
+    host.run("systemctl stop user@1000.service", timeout=100)
+    until_ended(host, "user@1000.service")
+
+
+def test_units_that_change_while_no_daemon_runs_and_globs_that_are_removed(host: Host) -> None:
+    host.run("systemctl start shop-simple.service shop-fork.service")
+    until_in_its_group(host, "shop-simple.service")
+    host.until(lambda: host.state("shop-fork.service") == "active", "the forking service")
+    generation = workload(host, "shop-simple.service")["generation"]
+    host.run("systemctl stop resctrlmond resctrlmond.socket")
+    host.run(
+        "systemctl stop shop-fork.service; systemctl restart shop-simple.service; systemctl start late@2.service"
+    )
+    host.run("systemctl start resctrlmond.socket")
+    host.start()
+    until_ended(host, "shop-fork.service")
+    for unit in ("shop-simple.service", "late@2.service"):
+        until_in_its_group(host, unit)
+    assert workload(host, "shop-simple.service")["generation"] == generation
+    select(host, ["late@*"])
+    until_ended(host, "shop-simple.service")
+    host.run("systemctl daemon-reexec", timeout=100)
+    host.run("systemctl stop late@2.service; systemctl start late@3.service")
+    until_ended(host, "late@2.service")
+    until_in_its_group(host, "late@3.service")
+    host.guest.write(DROP_IN, "units:\n- late\n")
+    refused = host.run("systemctl reload resctrlmond", check=False, timeout=100)
+    assert refused.returncode != 0
+    assert "test.yaml:2: units: 'late' is not a glob" in host.out("journalctl --no-pager -u resctrlmond")
+    assert host.state("late@3.service") == "active"
+    select(host, [])
+    until_ended(host, "late@3.service")
+    host.run("systemctl stop late@3.service shop-simple.service")
+
+
+@pytest.mark.timeout(600)
+def test_every_service_also_the_daemon_itself(host: Host) -> None:
+    host.run("resctrlctl units enable '*.service'", timeout=100)
+    for unit in ("resctrlmond.service", "dbus.service", "systemd-journald.service"):
+        until_in_its_group(host, unit)
+    host.run("systemctl restart resctrlmond", timeout=200)
+    until_in_its_group(host, "resctrlmond.service")
+    host.run("resctrlctl units disable '*.service'", timeout=100)
+    until_ended(host, "resctrlmond.service", "dbus.service", "systemd-journald.service")

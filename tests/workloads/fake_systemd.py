@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A manager object of systemd on a private bus, with units that a test changes."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import dbus_fast
+import dbus_fast.aio
+
+NAME = "org.freedesktop.systemd1"
+ROOT = "/org/freedesktop/systemd1"
+MANAGER = f"{NAME}.Manager"
+PROPERTIES = "org.freedesktop.DBus.Properties"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A loaded unit: its control group relative to the root, and its states."""
+
+    cgroup: str
+    active: str = "active"
+    sub: str = "running"
+    job: str = ""
+
+
+def path_of(name: str) -> str:
+    return f"{ROOT}/unit/" + re.sub("[^A-Za-z0-9]", lambda found: f"_{ord(found[0]):02x}", name)
+
+
+class FakeSystemd:
+    """Owns the name of systemd, answers calls about ``units``, and sends the signals of changes to subscribers.
+
+    It does not reply while ``hangs``. ``calls`` are the names of the methods that were called.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.units: dict[str, Unit] = {}
+        self.calls: list[str] = []
+        self.hangs = False
+
+    async def __aenter__(self) -> Self:
+        self._bus = await dbus_fast.aio.MessageBus(bus_address=self._address).connect()
+        self._bus.add_message_handler(self._handle)
+        await self._bus.request_name(NAME)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._bus.disconnect()
+        with contextlib.suppress(EOFError, OSError):
+            await self._bus.wait_for_disconnect()  # type: ignore[no-untyped-call]  # dbus-fast declares no result
+        for part in (self._bus._stream, self._bus._sock):
+            if part is not None:
+                part.close()
+
+    async def reexecute(self) -> None:
+        """Connect to the bus again, as after daemon-reexec."""
+        await self.__aexit__()
+        await self.__aenter__()
+
+    def set(self, name: str, unit: Unit | None = None, **changes: str) -> None:
+        """Change, add or (without a unit or changes) remove a unit, and send the signal of that."""
+        if unit is None and not changes:
+            del self.units[name]
+            self.signal("UnitRemoved", "so", name, path_of(name))
+            return
+        is_new = name not in self.units
+        self.units[name] = unit or replace(self.units[name], **changes)
+        if is_new:
+            self.signal("UnitNew", "so", name, path_of(name))
+        body = [f"{NAME}.Unit", {"ActiveState": dbus_fast.Variant("s", self.units[name].active)}, []]
+        self.signal("PropertiesChanged", "sa{sv}as", *body, path=path_of(name), interface=PROPERTIES)
+
+    def signal(self, member: str, signature: str, *body: Any, path: str = ROOT, interface: str = MANAGER) -> None:
+        self._bus.send(dbus_fast.Message.new_signal(path, interface, member, signature, [*body]))
+
+    def _handle(self, message: dbus_fast.Message) -> dbus_fast.Message | bool | None:
+        if message.message_type is not dbus_fast.MessageType.METHOD_CALL:
+            return None
+        self.calls.append(message.member or "")
+        if self.hangs:
+            return True
+        reply = dbus_fast.Message.new_method_return
+        match message.member:
+            case "Subscribe":
+                return reply(message)
+            case "ListUnitsByPatterns":
+                return reply(message, "a(ssssssouso)", [self._listed(message.body[1])])
+            case "Get":
+                named = {path_of(name): unit for name, unit in self.units.items()}
+                return reply(message, "v", [dbus_fast.Variant("s", named[message.path or ""].cgroup)])
+        return None
+
+    def _listed(self, patterns: list[str]) -> list[list[Any]]:
+        return [
+            [name, "", "loaded", unit.active, unit.sub, "", path_of(name), int(bool(unit.job)), unit.job, "/"]
+            for name, unit in self.units.items()
+            if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        ]

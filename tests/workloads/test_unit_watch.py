@@ -1,0 +1,477 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watch of systemd's units, with a manager object on a private bus, and real control groups and processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dbus_fast
+import dbus_fast.aio
+import pytest
+
+import resctrlmond.api
+import resctrlmond.daemon
+from resctrlmond.api.workers import Workers
+from resctrlmond.resctrl.mounts import mounts
+from resctrlmond.unit_globs import UnitGlobs, problem_of
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import State, Workload
+from resctrlmond.workloads.plan import SYSTEMD, waiting
+from resctrlmond.workloads.requests import Assignment
+from tests.api.private_bus import PrivateBus
+from tests.workloads.conftest import Host, join, own_host
+from tests.workloads.fake_systemd import ROOT, FakeSystemd, Unit
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+SHOP, OTHER = "shop.service", "other@1.service"
+
+
+class Site:
+    """A host with a bus, on which a systemd runs and the watch is started by ``watching``."""
+
+    def __init__(self, host: Host, bus: PrivateBus, top: str, library: str) -> None:
+        self.host = host
+        self.bus = bus
+        self.top = top
+        self.systemd = FakeSystemd(bus.address)
+        self.library = library
+        self.watch: Any = None
+
+    def inner(self, path: str = "") -> str:
+        """Return a control group as systemd names it."""
+        root = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
+        return os.path.join(self.top, path).removeprefix(root).rstrip("/")
+
+    def run_in(self, path: str, child: subprocess.Popen[bytes]) -> str:
+        """Create a control group with a process, and return it as systemd names it."""
+        os.makedirs(os.path.join(self.top, path), exist_ok=True)
+        join(os.path.join(self.top, path), child.pid)
+        return self.inner(path)
+
+    def unit(self, name: str, child: subprocess.Popen[bytes], path: str = "") -> Unit:
+        """Start a unit with a process."""
+        unit = Unit(self.run_in(path or name, child))
+        self.systemd.set(name, unit)
+        return unit
+
+    @contextlib.asynccontextmanager
+    async def watching(self, *globs: str) -> AsyncIterator[None]:
+        """Watch units as the daemon does."""
+        module = importlib.import_module("resctrlmond.daemon.units")
+        assert self.library == importlib.import_module("resctrlmond.api.dbus.library").LIBRARY
+        loop = asyncio.get_running_loop()
+        with contextlib.closing(Workers()) as workers:
+            manager = self.host.manager
+            self.watch = module.UnitWatch(manager, workers, folder=self.bus.folder, address=self.bus.address)
+
+            def report(key: str, workload: Workload | None) -> None:
+                loop.call_soon_threadsafe(self.watch.changed, key, workload)
+
+            manager.context.store.on_change = report
+            self.watch.configure(globs)
+            try:
+                yield
+            finally:
+                await self.watch.close()
+                manager.context.store.on_change = lambda key, record: None
+
+    def claimed(self) -> list[str]:
+        """Return the keys of the workloads of units, without those of which an Assign runs."""
+        return [
+            of.key
+            for of in self.host.manager.unfinished()
+            if of.is_claimed_by(SYSTEMD)
+            and not any(member.joining for member in of.members)
+            and (of.state is not State.PENDING or of.reason)
+        ]
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline, self.host.manager.workloads()
+            await asyncio.sleep(0.01)
+
+    async def looked(self) -> None:
+        """Wait until the watch has handled all signals so far: it then assigns another unit."""
+        self.systemd.set("mark.service", Unit(self.inner("mark.service")))
+        await self.until(lambda: "mark.service" in self.claimed())
+        self.systemd.set("mark.service")
+        await self.until(lambda: "mark.service" not in self.claimed())
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[PrivateBus]:
+    with tempfile.TemporaryDirectory() as folder:
+        bus = PrivateBus(Path(folder))
+        yield bus
+        bus.stop()
+
+
+@pytest.fixture(params=["dbus_fast", "dbus_next"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Import the modules of the watch again, with each of the D-Bus libraries."""
+    monkeypatch.setenv("RESCTRLMOND_DBUS_LIBRARY", request.param)
+    for name in list(sys.modules):
+        if name.startswith(("resctrlmond.api.dbus", "resctrlmond.daemon.systemd", "resctrlmond.daemon.units")):
+            monkeypatch.delitem(sys.modules, name)
+    for package, name in ((resctrlmond.api, "dbus"), (resctrlmond.daemon, "systemd"), (resctrlmond.daemon, "units")):
+        monkeypatch.delattr(package, name, raising=False)
+    return str(request.param)
+
+
+@pytest.fixture
+def site(library: str, host: Host, bus: PrivateBus, cgroup: str, process: Start) -> Iterator[Site]:
+    """A site with a process for the unit of ``looked``."""
+    bus.start()
+    site = Site(host, bus, cgroup, library)
+    site.run_in("mark.service", process())
+    yield site
+    _remove_below(cgroup)
+
+
+def _remove_below(top: str) -> None:
+    for folder, _, _ in os.walk(top, topdown=False):
+        if folder != top:
+            for pid in Path(folder, "cgroup.procs").read_text().split():
+                join(top, int(pid))
+            os.rmdir(folder)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(test(), 120)
+
+    asyncio.run(limited())
+
+
+def test_selected_units_are_assigned_and_end_with_the_unit(site: Site, process: Start) -> None:
+    first, second, third = process(), process(), process()
+    host = site.host
+
+    async def test() -> None:
+        async with site.systemd as systemd:
+            site.unit(SHOP, first)
+            site.unit("getty@tty1.service", third)
+            async with site.watching("other@*.service", "*.service", "!getty@*"):
+                await site.until(lambda: site.claimed() == [SHOP])
+                site.unit(OTHER, second)
+                await site.until(lambda: len(site.claimed()) == 2)
+                assert (host.tree.membership(first.pid).group, host.tree.membership(second.pid).group) == (
+                    SHOP,
+                    OTHER,
+                )
+                shop, other = host.manager.get(SHOP), host.manager.get(OTHER)
+                assert (shop.priority, other.priority) == (-2, -1)
+                assert shop.attributes == {"unit": SHOP}
+                (member,) = shop.members
+                assert (member.id, member.kind, member.late) == (SHOP, "unit", True)
+                assert shop.first.baseline is Quality.LATE
+                assert "ran before" in shop.first.baseline_reasons[0]
+                systemd.set(SHOP, active="inactive", sub="dead")
+                systemd.set(OTHER)
+                await site.until(lambda: not site.claimed())
+        assert {host.manager.get(key).state for key in (SHOP, OTHER)} == {State.COMPLETED}
+        assert host.tree.membership(third.pid).group == ""
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["restart job", "automatic restart", "reload", "stop job"])
+def test_unit_that_changes_keeps_its_workload(site: Site, process: Start, how: str) -> None:
+    first, second = process(), process()
+    states: dict[str, Any] = {
+        "restart job": {"active": "inactive", "sub": "dead", "job": "start"},
+        "automatic restart": {"active": "activating", "sub": "auto-restart"},
+        "reload": {"active": "reloading", "sub": "reload"},
+        "stop job": {"active": "deactivating", "sub": "stop-sigterm", "job": "stop"},
+    }
+
+    async def test() -> None:
+        async with site.systemd as systemd:
+            site.unit(SHOP, first)
+            async with site.watching("*.service"):
+                await site.until(lambda: site.claimed() == [SHOP])
+                ends = how in ("restart job", "automatic restart")
+                if ends:
+                    first.kill()
+                    first.wait()
+                    site.host.manager.record_ends(SHOP)
+                systemd.set(SHOP, **states[how])
+                await site.looked()
+                assert site.claimed() == [SHOP]
+                if ends:
+                    site.run_in(SHOP, second)
+                systemd.set(SHOP, active="active", sub="running", job="")
+                await site.looked()
+                record = site.host.manager.get(SHOP)
+                assert (record.generation, record.state) == (1, State.ACTIVE)
+                if ends:
+                    await site.until(lambda: site.host.tree.membership(second.pid).group == SHOP)
+
+    run(test)
+
+
+@pytest.mark.parametrize(("active", "sub"), [("active", "exited"), ("failed", "failed")])
+def test_unit_without_processes_holds_no_rmid(site: Site, process: Start, active: str, sub: str) -> None:
+    child = process()
+
+    async def test() -> None:
+        async with site.systemd as systemd:
+            site.unit(SHOP, child)
+            async with site.watching("*"):
+                await site.until(lambda: site.claimed() == [SHOP])
+                systemd.set(SHOP, active=active, sub=sub)
+                await site.until(lambda: not site.claimed())
+
+    run(test)
+
+
+def test_units_that_stopped_while_no_daemon_ran_are_released(site: Site, process: Start) -> None:
+    first, second = process(), process()
+
+    async def test() -> None:
+        async with site.systemd as systemd:
+            site.unit(SHOP, first)
+            site.unit(OTHER, second)
+            async with site.watching("*.service"):
+                await site.until(lambda: len(site.claimed()) == 2)
+            first.kill()
+            first.wait()
+            systemd.set(SHOP)
+            site.host.restart()
+            assert len(site.claimed()) == 2
+            async with site.watching("*.service"):
+                await site.until(lambda: site.claimed() == [OTHER])
+        assert site.host.manager.get(SHOP).state is State.COMPLETED
+        assert (site.host.manager.get(OTHER).state, site.host.manager.get(OTHER).generation) == (State.ACTIVE, 1)
+
+    run(test)
+
+
+def test_a_reload_releases_units_that_no_glob_selects(site: Site, process: Start) -> None:
+    first, second = process(), process()
+
+    async def test() -> None:
+        async with site.systemd:
+            site.unit(SHOP, first)
+            site.unit(OTHER, second)
+            async with site.watching("shop.*", "other@*"):
+                await site.until(lambda: len(site.claimed()) == 2)
+                site.watch.configure(["other@*"])
+                await site.until(lambda: site.claimed() == [OTHER])
+                site.bus.stop()  # without a bus too
+                site.watch.configure([])
+                await site.until(lambda: not site.claimed())
+
+    run(test)
+
+
+@pytest.mark.parametrize("cause", ["bus", "systemd", "reload of systemd"])
+def test_units_are_looked_at_again_after(site: Site, process: Start, cause: str) -> None:
+    first, second = process(), process()
+
+    async def test() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            systemd = await stack.enter_async_context(site.systemd)
+            site.unit(SHOP, first)
+            async with site.watching("*.service"):
+                await site.until(lambda: site.claimed() == [SHOP])
+                del systemd.units[SHOP]  # without a signal
+                systemd.units[OTHER] = Unit(site.run_in(OTHER, second))
+                if cause == "bus":
+                    site.bus.stop()
+                    await site.until(lambda: "not watched" in site.host.manager.alerts["units"])
+                    site.bus.start()
+                    await systemd.__aenter__()
+                elif cause == "systemd":
+                    await systemd.reexecute()
+                else:
+                    systemd.signal("Reloading", "b", False)
+                await site.until(lambda: site.claimed() == [OTHER])
+                await site.until(lambda: not site.host.manager.alerts["units"])
+
+    run(test)
+
+
+def test_a_systemd_that_does_not_reply_delays_nothing(site: Site, process: Start) -> None:
+    child = process()
+
+    async def test() -> None:
+        async with site.systemd as systemd:
+            systemd.hangs = True
+            site.unit(SHOP, child)
+            async with site.watching("*.service"):
+                await site.until(lambda: "Subscribe" in systemd.calls)
+                site.host.manager.assign(Assignment(key="mine", owner="me", pid=child.pid))
+                site.host.manager.maintenance.tick()
+            assert site.claimed() == []
+
+    run(test)
+
+
+def test_other_senders_are_not_believed(site: Site, process: Start) -> None:
+    """A signal to one connection needs no match rule, and any user may send one."""
+    child = process()
+
+    async def test() -> None:
+        async with site.systemd as systemd:
+            site.unit(SHOP, child)
+            async with site.watching("*.service"):
+                await site.until(lambda: site.claimed() == [SHOP])
+                await site.looked()
+                before = len(systemd.calls)
+                stranger = await dbus_fast.aio.MessageBus(bus_address=site.bus.address).connect()
+                for name in await _names(stranger):
+                    signal = dbus_fast.Message.new_signal(ROOT, "org.freedesktop.systemd1.Manager", "Reloading")
+                    signal.signature, signal.body, signal.destination = "b", [False], name
+                    await stranger.send(signal)
+                await _names(stranger)
+                stranger.disconnect()
+                with contextlib.suppress(EOFError, OSError):
+                    await stranger.wait_for_disconnect()  # type: ignore[no-untyped-call]
+                await site.looked()
+                # Three for each of the two changes of its unit.
+                assert systemd.calls[before:].count("ListUnitsByPatterns") <= 4
+
+    run(test)
+
+
+async def _names(bus: dbus_fast.aio.MessageBus) -> list[str]:
+    place = "org.freedesktop.DBus"
+    call = dbus_fast.Message(destination=place, path="/org/freedesktop/DBus", interface=place, member="ListNames")
+    reply = await bus.call(call)
+    assert reply is not None
+    return [name for name in reply.body[0] if name.startswith(":")]
+
+
+def test_units_of_users_are_found_by_their_control_groups(
+    site: Site, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, app, init, inner = process(), process(), process(), process()
+
+    async def test() -> None:
+        monkeypatch.setattr(importlib.import_module("resctrlmond.daemon.units"), "_LOOK_AT_USERS_S", 0.02)
+        top = "user@1000.service"
+        async with site.systemd:
+            site.run_in(f"{top}/init.scope", init)
+            site.run_in(f"{top}/app.slice/app.service", app)
+            site.run_in(f"{top}/app.slice/app.service/below.service", inner)
+            site.unit(top, manager)
+            async with site.watching("*.service", "user-*:*"):
+                key = "user-1000:app.service"
+                await site.until(lambda: {key, "user-1000:app.slice", top} <= set(site.claimed()))
+                await site.looked()
+                assert len(site.claimed()) == 3
+                assert site.host.tree.membership(app.pid).group == key
+                assert site.host.tree.membership(inner.pid).group == key
+                assert site.host.tree.membership(init.pid).group == top
+                assert site.host.manager.get(key).attributes == {"unit": "app.service", "user": "1000"}
+                for child in (app, inner):
+                    child.kill()
+                    child.wait()
+                await site.until(lambda: key not in site.claimed())
+                site.watch.configure(["*.service"])
+                await site.until(lambda: site.claimed() == [top])
+
+    run(test)
+
+
+def test_unit_gives_its_control_group_to_a_container(site: Site, process: Start) -> None:
+    """The unit is watched before the runtime calls the hook."""
+    child = process()
+    scope = "libpod-abc.scope"
+
+    async def test() -> None:
+        async with site.systemd as systemd:
+            site.unit(scope, child)
+            async with site.watching("*.scope", "mark.service"):
+                await site.until(lambda: site.claimed() == [scope])
+                path = os.path.join(site.top, scope)
+                site.host.manager.assign(
+                    Assignment(key="abc", owner="oci", pid=child.pid, own_cgroup=path, member="abc", late=False)
+                )
+                await site.until(lambda: not site.claimed())
+                assert site.host.tree.membership(child.pid).group == "abc"
+                systemd.set(scope, job="stop")
+                await site.looked()
+                assert site.claimed() == []
+
+    run(test)
+
+
+def test_units_wait_for_rmids_in_the_order_of_their_globs(site: Site, process: Start, tmp_path: Path) -> None:
+    names = ["c.service", "b.service", "a.service"]
+    children = [process() for _ in names]
+
+    async def test() -> None:
+        async with site.systemd:
+            for name, child in zip(names, children, strict=True):
+                site.unit(name, child)
+            async with site.watching(*names):
+                await site.until(lambda: len(site.claimed()) == 3)
+                states = [site.host.manager.get(name).state for name in names]
+                assert states == [State.ACTIVE, State.PENDING, State.PENDING]
+                site.host.manager.create("container", owner="oci")
+                order = [of.workload.key for of in waiting(site.host.manager.unfinished())]
+                assert order == ["container", "b.service", "a.service"]
+
+    (tmp_path / "small").mkdir()
+    with own_host(tmp_path / "small", "monitoring-only", 2) as host:
+        site.host = host
+        run(test)
+        host.clean()
+
+
+@pytest.mark.parametrize(
+    ("globs", "name", "rank"),
+    [
+        (["*.service"], "a.service", 0),
+        (["b.service", "*.service"], "a.service", 1),
+        (["*.service", "!a*"], "a.service", None),
+        (["!a*", "*.service"], "a.service", None),
+        (["*"], "a.timer", None),
+        (["*"], "init.scope", None),
+        (["*"], "-.slice", None),
+        (["*"], "system.slice", 0),
+        (["*"], "user-1000.slice", 0),
+        (["*"], "user-1000:a.service", None),
+        (["user-*:*"], "user-1000:a.service", 0),
+        (["user-*:*"], "user-1000:init.scope", None),
+        (["user-*:*"], "user-1000.slice", None),
+        (["user-1001:*", "user-100[0-9]:*.service"], "user-1000:a.service", 1),
+        (["*.service", "user-*:*", "!user-*:a*"], "user-1000:a.service", None),
+        (["*.service", "user-*:*", "!user-*:a*"], "a.service", 0),
+        ([r"dev-disk\x2duuid.service"], r"dev-disk\x2duuid.service", 0),
+        ([], "a.service", None),
+    ],
+)
+def test_globs_select_units(globs: list[str], name: str, rank: int | None) -> None:
+    assert not any(map(problem_of, globs))
+    assert UnitGlobs(globs).rank(name) == rank
+
+
+@pytest.mark.parametrize(
+    ("glob", "expected"),
+    [
+        ("nginx", "Did you mean nginx.service?"),
+        ("!nginx", "Did you mean !nginx.service?"),
+        ("backup.timer", "Did you mean backup.service?"),
+        ("", "not the name or glob"),
+        ("a b.service", "not the name or glob"),
+        ("a/b.service", "not the name or glob"),
+        ("init.scope", "never watched"),
+        ("-.slice", "never watched"),
+    ],
+)
+def test_wrong_globs_are_refused_with_the_nearest_valid_one(glob: str, expected: str) -> None:
+    assert expected in problem_of(glob)

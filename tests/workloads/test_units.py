@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workloads of systemd units: each task is counted in the innermost workload, and in one that it belongs to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.errors import AlreadyMonitored
+from resctrlmond.workloads.model import State, Workload
+from resctrlmond.workloads.plan import SYSTEMD
+from resctrlmond.workloads.requests import Assignment
+from tests.workloads.conftest import UID, Host, assignment, join
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+SLICE, SERVICE = "web.slice", "shop.service"
+
+
+@pytest.fixture
+def service(cgroup: str) -> Iterator[str]:
+    """A control group below that of the slice."""
+    path = os.path.join(cgroup, SERVICE)
+    os.mkdir(path)
+    yield path
+    for pid in Path(path, "cgroup.procs").read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+        os.waitpid(int(pid), 0)
+    os.rmdir(path)
+
+
+def unit(host: Host, key: str, cgroup: str) -> Workload:
+    request = Assignment(key=key, owner=SYSTEMD, cgroup=cgroup, kind="unit", member=key, priority=-1)
+    return host.manager.assign(request).workload
+
+
+def group_of(host: Host, child: subprocess.Popen[bytes]) -> str:
+    return host.tree.membership(child.pid).group
+
+
+def sweep(host: Host, *keys: str) -> None:
+    for key in keys:
+        host.manager.maintenance.sweep(key)
+
+
+@pytest.mark.parametrize("first", [SLICE, SERVICE])
+def test_slice_counts_tasks_that_have_no_unit_of_their_own(
+    host: Host, process: Start, cgroup: str, service: str, first: str
+) -> None:
+    own, other = process(), process()
+    join(service, own.pid)
+    join(cgroup, other.pid)
+    for key, path in sorted([(SLICE, cgroup), (SERVICE, service)], key=lambda pair: pair[0] != first):
+        unit(host, key, path)
+    for _ in range(2):
+        assert (group_of(host, own), group_of(host, other)) == (SERVICE, SLICE)
+        sweep(host, SLICE, SERVICE)
+    for key in (SLICE, SERVICE):
+        record = host.manager.get(key)
+        assert (record.first.baseline, record.members[0].tasks_outside) == (Quality.LATE, 0)
+        assert not any("stayed outside" in reason for reason in record.first.baseline_reasons)
+    host.check()
+
+
+def test_task_that_starts_in_the_group_of_the_slice_goes_to_its_unit(
+    host: Host, process: Start, cgroup: str, service: str
+) -> None:
+    """A restarted unit of a user: the user's service manager is in the group of its own unit."""
+    first, second = process(), process()
+    join(service, first.pid)
+    unit(host, SLICE, cgroup)
+    unit(host, SERVICE, service)
+    host.tree.write_task(host.manager.get(SLICE).first.ref.path, second.pid)
+    join(service, second.pid)
+    sweep(host, SLICE, SERVICE)
+    assert group_of(host, second) == SERVICE
+    assert host.manager.get(SLICE).first.baseline is Quality.LATE
+
+
+def test_container_that_starts_in_the_group_of_a_unit_is_exact(host: Host, process: Start, cgroup: str) -> None:
+    """The unit is that of its runtime, or the session of the user that starts it."""
+    init, runtime = process(), process()
+    join(cgroup, runtime.pid)
+    join(cgroup, init.pid)
+    unit(host, SERVICE, cgroup)
+    assert group_of(host, init) == SERVICE
+    record = host.manager.assign(assignment(UID, init.pid, owner="oci", member="c1")).workload
+    assert record.first.baseline is Quality.EXACT
+    for _ in range(2):
+        assert (group_of(host, init), group_of(host, runtime)) == (UID, SERVICE)
+        sweep(host, SERVICE)
+    assert host.manager.get(SERVICE).members[0].tasks_outside == 0
+
+
+def test_task_that_leaves_the_control_group_is_moved_out_of_the_group(
+    host: Host, process: Start, cgroup: str
+) -> None:
+    """A session that a service started was counted in that service for as long as it lasted."""
+    daemon, session = process(), process()
+    home = Path(f"/proc/{session.pid}/cgroup").read_text()
+    above = os.path.dirname(cgroup)
+    for child in (daemon, session):
+        join(cgroup, child.pid)
+    unit(host, SERVICE, cgroup)
+    sweep(host, SERVICE)
+    assert host.manager.get(SERVICE).first.baseline is Quality.LATE
+    join(above, session.pid)
+    assert Path(f"/proc/{session.pid}/cgroup").read_text() == home
+    sweep(host, SERVICE)
+    assert host.tree.membership(session.pid) == Membership("", "")
+    assert group_of(host, daemon) == SERVICE
+    record = host.manager.get(SERVICE)
+    assert record.first.baseline is Quality.ESTIMATED
+    assert any("left the control group" in reason for reason in record.first.baseline_reasons)
+    sweep(host, SERVICE)
+    assert host.manager.get(SERVICE) == record
+
+
+def test_task_that_left_an_empty_control_group_is_found_at_the_release(
+    host: Host, process: Start, cgroup: str
+) -> None:
+    session = process()
+    join(cgroup, session.pid)
+    unit(host, SERVICE, cgroup)
+    join(os.path.dirname(cgroup), session.pid)
+    host.manager.maintenance.record_ends(SERVICE)
+    assert host.manager.get(SERVICE).state is State.IDLE
+    released = host.manager.release(SERVICE, owner=SYSTEMD)
+    assert {total.quality for total in released.totals} == {Quality.ESTIMATED}
+
+
+def test_only_tasks_of_units_are_moved_out(host: Host, process: Start, cgroup: str) -> None:
+    """Those of an administrator's workload are counted wherever they go, as before."""
+    child = process()
+    join(cgroup, child.pid)
+    unit(host, SERVICE, cgroup)
+    host.manager.assign(Assignment(key=SERVICE, owner="admin", cgroup=cgroup, kind="unit", member=SERVICE))
+    join(os.path.dirname(cgroup), child.pid)
+    sweep(host, SERVICE)
+    assert group_of(host, child) == SERVICE
+
+
+def test_unit_takes_no_task_of_another_workload(host: Host, process: Start, cgroup: str) -> None:
+    mine, free, foreign = process(), process(), process()
+    host.manager.assign(assignment("mine", mine.pid))
+    host.tree.write_task(host.make_foreign("theirs").path, foreign.pid)
+    for child in (foreign, mine, free):
+        join(cgroup, child.pid)
+    record = unit(host, SERVICE, cgroup)
+    sweep(host, SERVICE)
+    assert [group_of(host, child) for child in (mine, free, foreign)] == ["mine", SERVICE, "theirs"]
+    record = host.manager.get(SERVICE)
+    assert record.members[0].tasks_outside == 1, "that of another program"
+    assert host.manager.get("mine").first.baseline is Quality.EXACT
+
+
+def test_control_group_of_another_workload_is_not_assigned_again(host: Host, process: Start, cgroup: str) -> None:
+    """A scope of a container would hold an RMID without a task."""
+    child = process()
+    join(cgroup, child.pid)
+    host.manager.assign(assignment("c1", child.pid, own_cgroup=cgroup))
+    with pytest.raises(AlreadyMonitored, match="belongs to workload c1"):
+        unit(host, SERVICE, cgroup)
+    assert host.manager.find(SERVICE) is None
+    host.manager.release("c1", owner="test")
+    assert unit(host, SERVICE, cgroup).state is State.ACTIVE
+
+
+def test_client_takes_a_unit_but_no_unit_below_its_control_group(
+    host: Host, process: Start, cgroup: str, service: str
+) -> None:
+    child = process()
+    join(service, child.pid)
+    unit(host, SERVICE, service)
+    with pytest.raises(AlreadyMonitored):
+        host.manager.assign(Assignment(key="mine", owner="me", cgroup=cgroup))
+    host.manager.assign(Assignment(key="mine", owner="me", cgroup=service))
+    assert group_of(host, child) == "mine"
+    sweep(host, SERVICE, "mine")
+    assert group_of(host, child) == "mine"
+
+
+def test_unit_is_late_also_if_its_tasks_have_ended_before_the_assign(host: Host, cgroup: str) -> None:
+    record = unit(host, SERVICE, cgroup)
+    assert record.first.baseline is Quality.LATE
+
+
+def test_unit_whose_control_groups_cannot_be_listed_ends(
+    host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = process()
+    join(cgroup, child.pid)
+    unit(host, SERVICE, cgroup)
+    monkeypatch.setattr("resctrlmond.resctrl.cgroups.MAX_BELOW", 0)
+    released = host.manager.release(SERVICE, owner=SYSTEMD)
+    assert released.completed
+    assert {total.quality for total in released.totals} == {Quality.LATE}
