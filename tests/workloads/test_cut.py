@@ -20,7 +20,7 @@ from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import State
 from tests.workloads.builders import drop
-from tests.workloads.conftest import Host, assignment, join
+from tests.workloads.conftest import Host, assignment, join, own_host
 from tests.workloads.test_interference import react, write
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -471,17 +471,16 @@ def test_end_of_the_last_member_and_the_begin_of_the_end_of_its_workload_are_one
     assert [member.reason for member in host.manager.get(CTR).members] == ["ended"]
 
 
-def test_member_of_a_workload_that_never_had_a_group_ends_with_its_own_reason(
-    small_host: Host, process: Start
-) -> None:
-    manager, number = small_host.manager, 0
-    while manager.create(f"full{number}", owner="test").state is not State.PENDING:
-        number += 1
-    child = process()
-    assert manager.assign(assignment(CTR, child.pid, "oci", member="c1")).workload.state is State.PENDING
-    child.kill()
-    child.wait()
-    manager.record_ends(CTR)
-    workload = manager.get(CTR)
-    assert workload.state is State.COMPLETED
-    assert [member.reason for member in workload.members] == ["ended"]
+def test_member_of_a_workload_that_never_had_a_group_ends_with_its_own_reason(tmp_path: Path, process: Start) -> None:
+    # A machine with one RMID and root's. On a machine that other tests share, their groups would wait.
+    with own_host(tmp_path, "monitoring-only", 2) as host:
+        host.manager.create("one", owner="test")
+        child = process()
+        done = host.manager.assign(assignment(CTR, child.pid, "oci", member="c1"))
+        assert done.workload.state is State.PENDING
+        child.kill()
+        child.wait()
+        host.manager.record_ends(CTR)
+        workload = host.manager.get(CTR)
+        assert workload.state is State.COMPLETED
+        assert [member.reason for member in workload.members] == ["ended"]
