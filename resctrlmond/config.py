@@ -229,11 +229,12 @@ def merge(contents: Iterable[tuple[str, bytes]]) -> Config:
     for path, data in contents:
         if not has_settings(data):
             continue
-        from resctrlmond.yaml_file import is_plain, parse_mapping  # noqa: PLC0415 - see has_settings()
+        from resctrlmond.yaml_file import is_mapping, is_plain, parse_mapping  # noqa: PLC0415 - see has_settings()
 
         for key, node in parse_mapping(data, path, max_depth=1, remedy='Write one "key: value" a line'):
-            if not is_plain(key):
-                refuse_line(path, key.start_mark.line, PLAIN_VALUE_EXPECTED, 'Write one "key: value" a line')
+            if not is_plain(key) or is_mapping(node):
+                line = (node if is_plain(key) else key).start_mark.line
+                refuse_line(path, line, PLAIN_VALUE_EXPECTED, 'Write one "key: value" a line')
             if key.value not in _FIELDS:
                 refuse_unknown_key(path, key.start_mark.line, key.value, _FIELDS)
             places[key.value] = path, node.start_mark.line

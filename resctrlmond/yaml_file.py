@@ -61,6 +61,11 @@ def is_plain(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode)
 
 
+def is_mapping(node: yaml.Node) -> bool:
+    """Return whether a node is a mapping."""
+    return isinstance(node, yaml.MappingNode)
+
+
 def entries(node: yaml.Node) -> list[yaml.Node] | None:
     """Return the entries of a list; None for a node of another kind."""
     return list(node.value) if isinstance(node, yaml.SequenceNode) else None

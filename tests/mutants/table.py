@@ -561,8 +561,8 @@ MUTANTS = (
     Mutant(
         "threads in other groups are taken over unasked",
         _RESCTRL + "tasks.py",
-        "if where.group and where not in self.options.own and self.options.may_take is None:",
-        "if False:",
+        "is_elsewhere = where.group and where not in self.options.own and self.options.may_take is None",
+        "is_elsewhere = False",
         "tests/resctrl/test_tasks.py tests/resctrl",
     ),
     Mutant(
