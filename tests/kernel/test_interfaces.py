@@ -29,7 +29,8 @@ def bus(host: Host, call: str) -> str:
 def test_the_first_call_on_the_socket_starts_the_daemon(host: Host) -> None:
     assert host.out("systemctl show -P ActiveState resctrlmond") == "inactive"
     assert host.call("Status")["rmids"] == 64
-    assert host.out("systemctl show -P ActiveState resctrlmond") == "active"
+    # The daemon answers before ExecStartPost= has ended.
+    host.until(lambda: host.out("systemctl show -P ActiveState resctrlmond") == "active", "the start of the unit")
     assert host.out("systemctl show -P StatusText resctrlmond") == "0 groups"
 
 
@@ -66,7 +67,10 @@ def test_varlinkctl_introspects_both_interfaces(host: Host) -> None:
 def test_varlinkctl_follows_what_happens(host: Host) -> None:
     follow = f"varlinkctl call --more -j {SOCKET} org.resctrlmon.Manager.Watch {{}}"
     host.run(f"{follow} >/tmp/followed 2>&1 & {{ resctrlctl watch 'fol*' >/tmp/watched 2>&1 & }}")
+    # resctrlctl prints nothing before something happens, and must not connect after the end.
+    host.call("Create", key="folder", claim="me")
     host.until(lambda: '"listed":true' in host.out("cat /tmp/followed"), "the workloads that are present")
+    host.until(lambda: "folder" in host.out("cat /tmp/watched"), "the connection of resctrlctl")
     pid = host.process("sleep 300")
     host.call("Assign", key="followed", claim="me", pid=pid)
     host.call("Release", key="followed", claim="me")
@@ -79,6 +83,7 @@ def test_varlinkctl_follows_what_happens(host: Host) -> None:
     assert changes[-1]["change"] == "ended"
     assert {total["quality"] for total in changes[-1]["totals"]} == {"late"}
     host.until(lambda: " ended " in host.out("cat /tmp/watched"), "the line of the end")
+    host.call("Release", key="folder", claim="me")
     host.run("systemctl stop resctrlmond")
     host.until(lambda: "connection" in host.out("cat /tmp/watched"), "the end of resctrlctl watch")
     assert host.run("pgrep -f Manager.Watch", check=False).stdout == ""
