@@ -145,7 +145,8 @@ class DaemonHarness:
     def _traced(self, *tracing: str) -> Iterator[None]:
         pid = self.site.pid
         strace = subprocess.Popen(["strace", "-f", "-qq", *tracing, "-p", str(pid)], stderr=subprocess.PIPE)
-        while not _all_traced(pid, strace.pid):
+        # A thread beside the operation may meet the fault before all threads are traced.
+        while not self.site.is_dead() and not _all_traced(pid, strace.pid):
             assert strace.poll() is None, strace.communicate()[1]
             time.sleep(0.002)
         try:
@@ -165,7 +166,10 @@ class DaemonHarness:
 
 def _all_traced(pid: int, tracer: int) -> bool:
     line = f"TracerPid:\t{tracer}\n"
-    return all(line in status.read_text() for status in _threads(pid))
+    try:
+        return all(line in status.read_text() for status in _threads(pid))
+    except OSError:
+        return False  # a thread has ended since the listing
 
 
 def _all_asleep(pid: int) -> bool:
