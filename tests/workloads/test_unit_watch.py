@@ -290,7 +290,7 @@ def test_units_are_looked_at_again_after(site: Site, process: Start, cause: str)
                 systemd.units[OTHER] = Unit(site.run_in(OTHER, second))
                 if cause == "bus":
                     site.bus.stop()
-                    await site.until(lambda: "not watched" in site.host.manager.alerts["units"])
+                    await site.until(lambda: "not watched" in site.host.manager.alerts.get("units", ""))
                     site.bus.start()
                     await systemd.__aenter__()
                 elif cause == "systemd":
@@ -298,7 +298,7 @@ def test_units_are_looked_at_again_after(site: Site, process: Start, cause: str)
                 else:
                     systemd.signal("Reloading", "b", False)
                 await site.until(lambda: site.claimed() == [OTHER])
-                await site.until(lambda: not site.host.manager.alerts["units"])
+                await site.until(lambda: not site.host.manager.alerts.get("units", "?"))
 
     run(test)
 
