@@ -220,7 +220,6 @@ HOOKS = $(wildcard systemd/*.json)
 OLD_HOOK = resctrlmon-poststop.json
 HOOK_LINKS = $(DESTDIR)/usr/share/containers/oci/hooks.d
 SYSUSERS = $(DESTDIR)$(PREFIX)/lib/sysusers.d/resctrlmond.conf
-TMPFILES = $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/resctrlmond.conf
 HOOK = $(DESTDIR)$(PREFIX)/libexec/resctrlmon-oci-hook
 CATALOGDIR = $(DESTDIR)$(PREFIX)/lib/systemd/catalog
 POLICY = $(DESTDIR)$(PREFIX)/share/dbus-1/system.d/org.resctrlmon1.conf
@@ -249,7 +248,6 @@ install-modules: check-host
 # Without a C compiler, the hook is the Python file, which does the same and takes longer.
 install-files: check-host man
 	$(INSTALL) -D -m 644 systemd/resctrlmond.sysusers.conf $(SYSUSERS)
-	$(INSTALL) -D -m 644 systemd/resctrlmond.tmpfiles.conf $(TMPFILES)
 ifeq ($(DESTDIR),)
 	systemd-sysusers $(notdir $(SYSUSERS))
 endif

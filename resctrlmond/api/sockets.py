@@ -9,6 +9,7 @@ import fcntl
 import os
 import socket
 import stat
+import struct
 from collections.abc import Iterator
 
 # The kernel cuts it to net.core.somaxconn, which is 4096 by default.
@@ -16,6 +17,12 @@ BACKLOG = 4096
 
 # The first descriptor that systemd passes (sd_listen_fds(3), SD_LISTEN_FDS_START).
 _FIRST_PASSED = 3
+
+# include/uapi/linux/posix_acl.h and posix_acl_xattr.h: the tags of entries in their order, and the ID of entries
+# without one.
+_USER_OBJ, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 0x01, 0x04, 0x08, 0x10, 0x20
+_NO_ID = 0xFFFFFFFF
+_READ_WRITE = 6
 
 
 class AddressInUse(OSError):
@@ -51,6 +58,22 @@ def listen(path: str, mode: int = 0o660, gid: int = -1) -> socket.socket:
             number = error.errno or errno.ENAMETOOLONG
             raise OSError(number, f"cannot listen: {error.strerror or error}", path) from error
         return listener
+
+
+def let_connect(path: str, gid: int) -> None:
+    """Let the members of one more Unix group connect to the socket at ``path``, which stays that of its own group.
+
+    Replaces the access control list of the file. Raises OSError, for example if the file system has no such lists.
+    """
+    entries = [
+        (_USER_OBJ, _READ_WRITE, _NO_ID),
+        (_GROUP_OBJ, _READ_WRITE, _NO_ID),
+        (_GROUP, _READ_WRITE, gid),
+        (_MASK, _READ_WRITE, _NO_ID),
+        (_OTHER, 0, _NO_ID),
+    ]
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    os.setxattr(path, "system.posix_acl_access", acl, follow_symlinks=False)
 
 
 @contextlib.contextmanager

@@ -203,9 +203,17 @@ class Daemon:
             passed = sockets.passed_sockets()
         except ValueError as error:
             raise ResctrlError(str(error)) from error
-        if "varlink" in passed:
-            return passed["varlink"]
-        return sockets.listen(self._config.varlink_socket, 0o660, self._setup.gid)
+        gid = self._setup.gid
+        listener = passed.get("varlink") or sockets.listen(self._config.varlink_socket, 0o660, gid)
+        path = str(listener.getsockname())
+        for other in self._config.reader_ids(gid) - {gid}:
+            try:
+                sockets.let_connect(path, other)
+            except OSError as error:
+                # Not a reason to measure nothing: only readers are affected.
+                why = error.strerror or str(error)
+                log.warning("members of the group of 'read_group' (%d) cannot connect to %s: %s", other, path, why)
+        return listener
 
     def _dbus_server(self) -> DBusServer | None:
         if not self._config.dbus:

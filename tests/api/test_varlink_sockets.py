@@ -17,7 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.api.sockets import AddressInUse, listen, passed_sockets
+from resctrlmond.api.sockets import AddressInUse, let_connect, listen, passed_sockets
+from tests.api.private_bus import NOBODY
+from tests.api.varlink_server import public_directory
+
+CONNECT = f"""
+import os, socket, sys
+os.setgroups([int(gid) for gid in sys.argv[2:]]); os.setgid({NOBODY}); os.setuid({NOBODY})
+socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+"""
 
 
 def test_mode_group_and_type(tmp_path: Path) -> None:
@@ -48,6 +56,28 @@ def test_socket_has_no_wider_mode_before_it_has_its_group(tmp_path: Path, monkey
         os.umask(before)
     assert seen == [0o600]
     assert stat.S_IMODE((tmp_path / "socket").lstat().st_mode) == 0o640
+
+
+def can_connect(path: str, *gids: int) -> bool:
+    """Whether a process of another user with these supplementary groups can connect."""
+    command = [sys.executable, "-c", CONNECT, path, *map(str, gids)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.stderr or "PermissionError: [Errno 13]" in done.stderr
+    return done.returncode == 0
+
+
+def test_one_more_group_can_connect() -> None:
+    with public_directory() as directory:
+        path = f"{directory}/socket"
+        with listen(path, 0o660, 4242):
+            os.chmod(path, 0o600)
+            let_connect(path, 4243)
+            assert not can_connect(path)
+            assert [can_connect(path, gid) for gid in (4242, 4243, 4244)] == [True, True, False]
+            let_connect(path, 4244)  # replaces the list
+            assert [can_connect(path, gid) for gid in (4242, 4243, 4244)] == [True, False, True]
+            status = os.lstat(path)
+            assert (stat.S_IMODE(status.st_mode), status.st_gid) == (0o660, 4242)
 
 
 def test_stale_socket_is_replaced(tmp_path: Path) -> None:

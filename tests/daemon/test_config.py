@@ -472,8 +472,6 @@ def test_units_and_bus_policy_have_the_same_defaults() -> None:
     assert re.findall(r"^g ([\w-]+) ", texts["resctrlmond.sysusers.conf"], re.M) == readers
     policy = ElementTree.fromstring(texts["org.resctrlmon1.dbus.conf"])
     assert [rule.get("group") for rule in policy.iter("policy") if rule.get("group")] == readers
-    access = re.findall(r"^a\+ (\S+) - - - - group:(\S+):rw$", texts["resctrlmond.tmpfiles.conf"], re.M)
-    assert access == [(defaults.varlink_socket, defaults.read_group)]
 
 
 def test_no_descriptor_stays_open(tmp_path: Path) -> None:

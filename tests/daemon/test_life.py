@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from resctrlmond.api import sockets
 from resctrlmond.api.varlink.client import Client
 from resctrlmond.daemon.startup import Exit
 from tests.daemon.conftest import MANAGER, Machine, StartProcess, end, run_daemon
@@ -86,6 +88,30 @@ def test_socket_from_systemd_is_used_and_kept(machine: Machine) -> None:
     assert not os.path.exists(machine.socket)
     assert machine.stop() == Exit.OK
     assert os.path.exists(path)
+
+
+@pytest.mark.parametrize("is_passed", [False, True], ids=["own", "passed"])
+def test_members_of_the_reading_group_can_connect(machine: Machine, *, is_passed: bool) -> None:
+    machine.config.write_text("group: 4242\nread_group: 4243\n")
+    path = str(machine.top / "passed") if is_passed else machine.socket
+    if is_passed:
+        with sockets.listen(path) as listener:
+            machine.start_with_socket(listener)
+        assert machine.wait_for_notify("READY=1")
+    else:
+        machine.start()
+    assert struct.pack("<HHI", 0x08, 6, 4243) in os.getxattr(path, "system.posix_acl_access")
+
+
+def test_socket_without_a_file_is_served(machine: Machine) -> None:
+    machine.config.write_text("group: 4242\nread_group: 4243\n")
+    path = str(machine.top / "passed")
+    with sockets.listen(path) as listener:
+        os.unlink(path)
+        machine.start_with_socket(listener)
+    assert machine.wait_for_notify("READY=1")
+    why = f"members of the group of 'read_group' (4243) cannot connect to {path}: No such file or directory"
+    assert why in machine.log.read_text()
 
 
 # -- failed starts

@@ -27,7 +27,6 @@ def install(guest: Guest, staged: Path) -> None:
     compiled = " ".join(f"/usr/{path.relative_to(staged / 'usr')}" for path in _packages(staged))
     steps = [
         f"systemd-sysusers {_names(staged, 'usr/lib/sysusers.d')}",
-        f"systemd-tmpfiles --create {_names(staged, 'usr/lib/tmpfiles.d')}",
         f"python3 -m compileall -q {compiled}",
         "journalctl --update-catalog",
         "systemctl daemon-reload",

@@ -29,7 +29,7 @@ def bus(host: Host, call: str) -> str:
 def test_the_first_call_on_the_socket_starts_the_daemon(host: Host) -> None:
     assert host.out("systemctl show -P ActiveState resctrlmond") == "inactive"
     assert host.call("Status")["rmids"] == 64
-    # The daemon answers before ExecStartPost= has ended.
+    # The daemon answers before it reports READY=1.
     host.until(lambda: host.out("systemctl show -P ActiveState resctrlmond") == "active", "the start of the unit")
     assert host.out("systemctl show -P StatusText resctrlmond") == "0 groups"
 
