@@ -90,6 +90,7 @@ LogLevel = Annotated[
     Literal["debug", "info", "notice", "warning", "error"],
     Meta(description="one of debug, info, notice, warning, error"),
 ]
+RmidCount = Annotated[int, Meta(ge=0, le=2**16, description="a number of RMIDs from 0 to 65536")]
 Switch = Annotated[bool, Meta(description="true or false")]
 Units = Annotated[tuple[str, ...], Meta(description='a list of globs, as in ["*.service", "!getty@*.service"]')]
 
@@ -119,6 +120,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ``log_level``: the least severe messages to log.
     ``dbus``: whether to serve ``org.resctrlmon1`` on the system bus.
     ``units``: the systemd units to watch, as globs (``unit_globs.UnitGlobs``).
+    ``reserve``: the number of free RMIDs that workloads of a priority below 0, such as units, leave to others.
     """
 
     resctrl: AbsolutePath = "/sys/fs/resctrl"
@@ -137,6 +139,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     log_level: LogLevel = "info"
     dbus: Switch = True
     units: Units = ()
+    reserve: RmidCount = 16
 
     def __post_init__(self) -> None:
         if not self.groups_dir:

@@ -230,6 +230,16 @@ class Tree:
             for resource in resources
         ]
 
+    def free_rmids(self) -> int:
+        """Return the number of RMIDs that no class and no group has.
+
+        Includes those in limbo, which the kernel does not state (rdtgroup.c, alloc_rmid()). Raises
+        MonitoringUnavailable, NotMounted, NotRead.
+        """
+        total = min(resource.rmids for resource in self.capacity())
+        # Each class, including the root class, has one as well.
+        return total - len(self.classes()) - len(self.groups())
+
     def bandwidth_configuration(self) -> bandwidth.Configuration:
         """Return how the bandwidth events of groups count now. Raises NotRead, NotMounted."""
         mounting = self.mounting()

@@ -82,6 +82,8 @@ def create(
     txn.save(workload.with_group(group), limit)
     begin_quality = quality
     try:
+        if workload.priority < 0:
+            _check_reserve(ctx, group)
         # Earlier writes cannot have moved a task of the new group: their events are read at the end of the block.
         with ctx.interference.changing(), ctx.interference.creating(group.ref):
             found = ctx.tree.create(group.ref, group.nonce)
@@ -107,6 +109,17 @@ def create(
             with undoing(txn.key):
                 _remove_directory(ctx, group)
         raise
+
+
+def _check_reserve(ctx: Context, group: Group) -> None:
+    """Raise RmidsExhausted if a group of a priority below 0 would take an RMID that is kept for other workloads."""
+    reserve = ctx.config.settings.reserve
+    if reserve and (free := ctx.tree.free_rmids()) <= reserve:
+        raise RmidsExhausted(
+            f"cannot create the monitoring group: RMIDs are kept for workloads of priority 0 and above ({free} free)",
+            path=ctx.tree.full_path(group.ref),
+            remedy=f"Watch fewer systemd units, or lower 'reserve' ({reserve}) in resctrlmond.yaml",
+        )
 
 
 def add(ctx: Context, txn: Transaction, class_: str, *, may_wait: bool = True) -> Group:

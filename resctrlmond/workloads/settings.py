@@ -14,6 +14,7 @@ class Settings(msgspec.Struct, frozen=True):
     container's group is kept after the last member of its workload ended. ``pod_linger_s``: the same for a pod whose
     control group is not known, so that its end cannot be seen. ``checkpoint_interval_s``: the time between two
     checkpoints of a group, 0 for none. ``hook_queue_timeout_s``: the maximum duration of a hook whose call is queued.
+    ``reserve``: the number of free RMIDs that workloads of a priority below 0, such as units, leave to others.
     """
 
     group_prefix: str = ""
@@ -22,3 +23,4 @@ class Settings(msgspec.Struct, frozen=True):
     pod_linger_s: float = 300.0
     checkpoint_interval_s: float = 60.0
     hook_queue_timeout_s: float = 30.0
+    reserve: int = 16

@@ -58,6 +58,7 @@ def test_defaults() -> None:
         "log_level": "info",
         "dbus": True,
         "units": (),
+        "reserve": 16,
     }
 
 
@@ -167,6 +168,8 @@ def test_default_file_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("dbus: maybe", "1: dbus cannot be 'maybe'. Expected true or false"),
         ("dbus: 1", "dbus cannot be '1'"),
         ("hook_queue_timeout: 2min", "hook_queue_timeout cannot be '2min'. Expected a time span of at most a minute"),
+        ("reserve: -1", "reserve cannot be '-1'. Expected a number of RMIDs from 0 to 65536"),
+        ("reserve: many", "reserve cannot be 'many'. Expected a number of RMIDs"),
         ("hook_queue_timeout: -1", "hook_queue_timeout cannot be '-1'"),
         ("dbus:", "1: dbus has no value. Expected true or false"),
         ("dbus: null", "dbus cannot be 'null'"),
@@ -428,6 +431,7 @@ _VALUES = {
     "hook_queue_timeout": st.integers(0, 60_000).map(lambda number: (f"{number}ms", number / 1000)),
     "log_level": st.sampled_from(["debug", "info", "notice", "warning", "error"]),
     "dbus": st.booleans(),
+    "reserve": st.integers(0, 2**16),
     "units": st.lists(st.sampled_from(["*.service", "!getty@*", "user-*:*.scope", r"a\x2db@.slice"]), max_size=3),
 }
 
@@ -491,6 +495,7 @@ def test_settings_of_groups_have_the_values_of_the_configuration() -> None:
         pod_linger=3.0,
         checkpoint_interval=4.0,
         hook_queue_timeout=5.0,
+        reserve=6,
     )
-    assert group_settings(config) == Settings("rm-", 1.0, 2.0, 3.0, 4.0, 5.0)
+    assert group_settings(config) == Settings("rm-", 1.0, 2.0, 3.0, 4.0, 5.0, 6)
     assert group_settings(Config()) == Settings()

@@ -331,6 +331,13 @@ MUTANTS = (
         "tests/workloads/test_plan.py tests/workloads",
     ),
     Mutant(
+        "units take the RMIDs that are kept for containers",
+        _WORKLOADS + "group_ops.py",
+        "if workload.priority < 0:",
+        "if False:",
+        "tests/workloads/test_unit_watch.py tests/workloads",
+    ),
+    Mutant(
         "new requests overtake those that wait",
         _WORKLOADS + "plan.py",
         "of.workload.priority >= workload.priority",

@@ -28,6 +28,7 @@ from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State, Workload
 from resctrlmond.workloads.plan import SYSTEMD, waiting
 from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.settings import Settings
 from tests.api.private_bus import PrivateBus
 from tests.workloads.conftest import Host, join, own_host
 from tests.workloads.fake_systemd import ROOT, FakeSystemd, Unit
@@ -428,6 +429,42 @@ def test_units_wait_for_rmids_in_the_order_of_their_globs(site: Site, process: S
     (tmp_path / "small").mkdir()
     with own_host(tmp_path / "small", "monitoring-only", 2) as host:
         site.host = host
+        run(test)
+        host.clean()
+
+
+def test_units_leave_the_reserve_to_containers(site: Site, process: Start, tmp_path: Path) -> None:
+    names = ["a.service", "b.service", "c.service"]
+    children = [process() for _ in names]
+
+    async def test() -> None:
+        manager = site.host.manager
+        async with site.systemd:
+            for name, child in zip(names, children, strict=True):
+                site.unit(name, child)
+            async with site.watching(*names):
+                await site.until(lambda: len(site.claimed()) == 3)
+                assert [manager.get(name).state for name in names] == [State.ACTIVE, State.ACTIVE, State.PENDING]
+                assert "RMIDs are kept for workloads of priority 0 and above (3 free)" in manager.get(names[2]).reason
+                # A request of the same priority waits behind the unit; all others take what is kept.
+                manager.create("low", owner="me", priority=-3)
+                assert manager.get("low").state is State.PENDING
+                containers = [f"container{number}" for number in range(3)]
+                assert {manager.create(key, owner="oci").state for key in containers} == {State.IDLE}
+                assert manager.create("one-more", owner="oci").state is State.PENDING
+                # An RMID that becomes free is not for a unit while the reserve is not full.
+                manager.release("one-more", owner="oci")
+                manager.release(containers[0], owner="oci")
+                manager.maintenance.tick()
+                assert manager.get(names[2]).state is State.PENDING
+                manager.settings = Settings(reserve=0)
+                manager.maintenance.tick()
+                assert manager.get(names[2]).state is State.ACTIVE
+
+    (tmp_path / "small").mkdir()
+    with own_host(tmp_path / "small", "monitoring-only", 6) as host:
+        site.host = host
+        host.manager.settings = Settings(reserve=3)
         run(test)
         host.clean()
 
