@@ -11,7 +11,8 @@ from resctrlmond.resctrl.errors import printable
 
 # The symbols of the units in resctrlmond.resctrl.counters. Any other unit is its own symbol.
 SYMBOLS = {"bytes": "B", "joules": "J", "farads": "F", "cycles": "cycles"}
-_UTC_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
+# A text, which re compiles and keeps at the first use: most verbs do not need it.
+_UTC_TIME = r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z"
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _SMALL = ("n", "u", "m")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
@@ -91,7 +92,7 @@ def format_time(text: str | None) -> str:
 
 def format_message(text: str) -> str:
     """Return a message of the daemon with printable characters only, and with its times (RFC 3339, UTC) as local."""
-    return _UTC_TIME.sub(lambda found: format_time(found[0]), printable(text))
+    return re.sub(_UTC_TIME, lambda found: format_time(found[0]), printable(text))
 
 
 def format_count(number: int, noun: str, plural: str = "") -> str:

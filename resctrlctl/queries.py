@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from resctrlctl import render, workload_table
+from resctrlctl import workload_table
 from resctrlctl.daemon import Daemon
 from resctrlctl.defaults import SOCKET
 from resctrlctl.errors import OK, USAGE, CommandError, DaemonDown, print_error
@@ -198,7 +198,9 @@ def _print_list(
     else:
         blocks: list[Block] = [workload_table.table(found, args.columns, output.width)]
         if foreign and not args.filter:
-            blocks.append(render.render_foreign_list(foreign))
+            from resctrlctl.render import render_foreign_list  # noqa: PLC0415 - a list of workloads does not need it
+
+            blocks.append(render_foreign_list(foreign))
         output.print_blocks(blocks, is_screen=bool(args.watch))
 
 
@@ -210,7 +212,9 @@ def _list_pods(source: Source, output: Output) -> int:
         for pod in reply.pods:
             output.print_line(printable(pod.key))
     else:
-        output.print_blocks(render.render_pods(reply))
+        from resctrlctl.render import render_pods  # noqa: PLC0415 - a list of workloads does not need it
+
+        output.print_blocks(render_pods(reply))
     return OK
 
 
@@ -239,7 +243,9 @@ def show(args: argparse.Namespace, output: Output) -> int:
                 output.print_line("")
             printed = True
             if isinstance(report, ReadReply):
-                output.print_blocks(render.render_workload(report, is_raw=args.raw))
+                from resctrlctl.render import render_workload  # noqa: PLC0415 - list does not need it
+
+                output.print_blocks(render_workload(report, is_raw=args.raw))
             else:
                 from resctrlctl import render_directory  # noqa: PLC0415 - see _read_directories()
 
@@ -329,7 +335,9 @@ def status(args: argparse.Namespace, output: Output) -> int:
     if output.json is not Json.OFF:
         output.print_json(reply)
     elif not output.quiet:
-        output.print_blocks(render.render_status(reply, runtimes_without_hook(), _use_of_machine(args.socket)))
+        from resctrlctl.render import render_status  # noqa: PLC0415 - list does not need it
+
+        output.print_blocks(render_status(reply, runtimes_without_hook(), _use_of_machine(args.socket)))
     return OK
 
 

@@ -8,8 +8,8 @@ import re
 
 from resctrlmond.api.types import Workload
 
-# The units that have control groups (systemd.unit(5)).
-_WITH_CGROUP = re.compile(r"[A-Za-z0-9:_.\\@-]{1,248}\.(slice|service|scope|socket|mount|swap)")
+# The units that have control groups (systemd.unit(5)). re compiles and keeps it at the first use.
+_WITH_CGROUP = r"[A-Za-z0-9:_.\\@-]{1,248}\.(slice|service|scope|socket|mount|swap)"
 # As in the field "unit" of an entry in the journal (resctrlmond/daemon/ledger.py).
 _OF_LEDGER = (".service", ".scope")
 
@@ -21,7 +21,7 @@ def unit_path(workload: Workload) -> tuple[str, ...]:
     known.
     """
     paths = [
-        [name for name in member.cgroup.split("/") if _WITH_CGROUP.fullmatch(name)]
+        [name for name in member.cgroup.split("/") if re.fullmatch(_WITH_CGROUP, name)]
         for member in workload.members
         if member.cgroup
     ]

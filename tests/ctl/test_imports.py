@@ -128,6 +128,11 @@ def test_run_imports_neither_the_engine_nor_other_verbs(manager: FakeManager) ->
     assert sorted((modules - modules_of_msgspec()) & ENGINE) == []
 
 
+def test_list_of_workloads_does_not_import_the_screens_of_other_verbs(manager: FakeManager) -> None:
+    manager.add("web")
+    assert "resctrlctl.render" not in imported("--socket", manager.socket, "list")
+
+
 def test_exit_does_not_free_the_imported_modules() -> None:
     code = "import atexit; from resctrlctl.__main__ import main; atexit.register(print, 'freed'); main()"
     done = run(code, "--version")
