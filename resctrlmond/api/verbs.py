@@ -135,6 +135,7 @@ class Service:
         self.workers = workers
         self.budget = ReplyBudget()
         self.hooks = HookQueue(lambda: manager.settings.hook_queue_timeout_s)
+        manager.postpone_checkpoints(lambda: self.hooks.has_waiting)
         self.watches = Watches(manager, workers, partial(reported, manager))
         self._readers = asyncio.Semaphore(_READERS)
         # A semaphore exists as long as a call of its user runs.

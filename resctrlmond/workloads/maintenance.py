@@ -11,6 +11,11 @@ report was lost.
 A checkpoint is skipped if the CPU times of the workload's tasks are those before the last two checkpoints: the
 workload has slept, so the counters have counted nothing. None is skipped if tasks may run that no living member
 accounts for, or if groups can lose their counters (``mbm_event``).
+
+The first checkpoint of a run is taken by the next tick. While calls of hooks are queued, it waits for at most
+FIRST_CHECKPOINT_S after the start of the run: containers wait for these calls. A kill of the daemon before that
+loses nothing, because the group still has its counts. If the group is lost before that, its totals are unknown. None
+is postponed if groups can lose their counters.
 """
 
 from __future__ import annotations
@@ -46,6 +51,8 @@ log = logging.getLogger(__name__)
 SWEEP_S = 5.0
 # The interval of sweeps of all workloads, also of those of which no task has run.
 SWEEP_ALL_S = 60.0
+# How long after the start of a run its first checkpoint is taken at the latest, by the next tick.
+FIRST_CHECKPOINT_S = 5.0
 # How many checkpoints in a row are skipped if no task runs. The next one writes again what was removed from /run.
 _MAX_SKIPPED = 9
 
@@ -72,6 +79,7 @@ class Maintenance:
     """Does the work that no caller asks for. Each step is a transaction of one workload.
 
     ``on_failure`` is called once for work that failed and is tried again, with the key and the error.
+    ``has_queued_calls`` returns whether calls of hooks wait for others.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -81,6 +89,8 @@ class Maintenance:
         self._swept = self._swept_all = time.monotonic()
         # By key: the run (its generation) and the time.monotonic() of its last checkpoint, taken or skipped.
         self._checkpointed: dict[str, tuple[int, float]] = {}
+        # Whether this tick postponed a first checkpoint.
+        self._has_postponed = False
         # By key: the last checkpoint.
         self._last_checkpoint: dict[str, _Checkpoint] = {}
         # By key: the workload when its groups were last found, if they were not removed or renamed since then.
@@ -105,6 +115,7 @@ class Maintenance:
         self.last_progress = self._swept
         self.is_stopping = False
         self.on_failure: Callable[[str, ResctrlError | OSError], None] = _log_failure
+        self.has_queued_calls: Callable[[], bool] = lambda: False
 
     def tick(self) -> None:
         """Do the work of a second: ends, retries, losses, pruning; and each SWEEP_S search the control groups."""
@@ -137,6 +148,7 @@ class Maintenance:
     def _tick_all(self, settings: Settings, *, is_sweep: bool) -> bool:
         """Do the work of a second for each workload. Return whether nothing could have happened to any of them."""
         unsaved, is_all_unchanged = set(self._store.unsaved), True
+        self._has_postponed = False
         kept = [workload for workload in map(self._store.get, sorted(unsaved)) if workload and workload.is_finished]
         for workload in (*self._store.unfinished(), *kept):
             if self.is_stopping:
@@ -163,7 +175,7 @@ class Maintenance:
                 else:
                     if recorded is not None and not may_end_unseen(recorded, watched):
                         self._unchanged[workload.key] = recorded, watched
-        return is_all_unchanged
+        return is_all_unchanged and not self._has_postponed
 
     def react(self) -> float:
         """Downgrade workloads after writes of other programs to resctrl; see ``Interference.react``."""
@@ -418,12 +430,21 @@ class Maintenance:
         """Return whether to take a checkpoint now. One that is due and not needed counts as skipped from now on."""
         # The first one at once: so a short life has one too, and so has a workload after a restart.
         generation, last = self._checkpointed.get(workload.key, (0, -math.inf))
-        is_due = bool(interval_s) and (generation != workload.generation or time.monotonic() - last >= interval_s)
+        is_first = generation != workload.generation
+        if is_first and interval_s and self._may_postpone(workload, interval_s):
+            self._has_postponed = True
+            return False
+        is_due = bool(interval_s) and (is_first or time.monotonic() - last >= interval_s)
         if not is_due or self._is_needed(workload):
             return is_due
         self._last_checkpoint[workload.key].skipped += 1
         self._checkpointed[workload.key] = workload.generation, time.monotonic()
         return False
+
+    def _may_postpone(self, workload: Workload, interval_s: float) -> bool:
+        """Return whether the run's first checkpoint can wait, because calls of hooks are queued."""
+        is_new = seconds_since_ns(workload.first.created_ns) < min(FIRST_CHECKPOINT_S, interval_s)
+        return is_new and self.has_queued_calls() and not self._has_assigned_counters()
 
     def _next_checkpoint(self, interval_s: float) -> float:
         last = min((last for _, last in self._checkpointed.values()), default=math.inf)

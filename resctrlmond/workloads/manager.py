@@ -153,6 +153,13 @@ class Manager:
         """The problems that the start found and that last, and what fails at present."""
         return [*(problem.text for problem in self._found_at_start), *self.maintenance.problems]
 
+    def postpone_checkpoints(self, has_queued_calls: Callable[[], bool]) -> None:
+        """Postpone the first checkpoints of runs while calls of hooks are queued; see ``maintenance.py``.
+
+        ``has_queued_calls`` is called by the thread of a tick.
+        """
+        self.maintenance.has_queued_calls = has_queued_calls
+
     def tick(self) -> None:
         """Do the work of a second (``Maintenance.tick``), and forget the problems of the start that are over."""
         self.maintenance.tick()

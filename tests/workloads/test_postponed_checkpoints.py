@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first checkpoint of a run waits while calls of hooks are queued, and no longer than a few seconds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.workloads import group_ops
+from resctrlmond.workloads.accounting import Quality, Total
+from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.model import State
+from resctrlmond.workloads.settings import Settings
+from tests.workloads.conftest import Host, assignment, machine
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+def has_checkpoint(host: Host, key: str = "k") -> bool:
+    return bool(host.manager.context.snapshots.last_read(key))
+
+
+def totals(manager: Manager, key: str) -> list[Total]:
+    workload = manager.get(key)
+    return group_ops.totals(manager.context, workload, group_ops.readings(manager.context, workload))
+
+
+@pytest.fixture
+def queued(host: Host, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the queue of the hooks; no run is too old for a checkpoint to wait."""
+    monkeypatch.setattr("resctrlmond.workloads.maintenance.FIRST_CHECKPOINT_S", 3600.0)
+    host.manager.settings = Settings(checkpoint_interval_s=3600.0)
+    calls = ["a call"]
+    host.manager.postpone_checkpoints(lambda: bool(calls))
+    return calls
+
+
+def test_first_checkpoint_waits_until_no_call_is_queued(host: Host, process: Start, queued: list[str]) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    host.manager.report_watched("k", host.manager.get("k").living)
+    for _ in range(3):
+        host.manager.maintenance.tick()
+    assert not has_checkpoint(host)
+    queued.clear()
+    host.manager.maintenance.tick()
+    assert has_checkpoint(host)
+
+
+def test_first_checkpoint_of_an_older_run_does_not_wait(
+    host: Host, process: Start, queued: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    monkeypatch.setattr("resctrlmond.workloads.maintenance.FIRST_CHECKPOINT_S", 0.0)
+    host.manager.maintenance.tick()
+    assert has_checkpoint(host)
+
+
+def test_first_checkpoint_waits_for_a_checkpoint_interval_at_most(
+    host: Host, process: Start, queued: list[str]
+) -> None:
+    host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+    host.manager.assign(assignment("k", process().pid))
+    host.manager.maintenance.tick()
+    assert has_checkpoint(host)
+
+
+@pytest.mark.parametrize("profile", ["intel-aet", "amd-abmc"])
+def test_first_checkpoint_does_not_wait_if_groups_can_lose_their_counters(
+    tmp_path: Path, process: Start, profile: str
+) -> None:
+    child = process()
+    with machine(tmp_path, profile) as (host, control):
+        control.spawn(tid=child.pid)
+        host.manager.settings = Settings()
+        host.manager.postpone_checkpoints(lambda: True)
+        host.manager.assign(assignment("k", child.pid))
+        host.manager.maintenance.tick()
+        assert has_checkpoint(host) == (profile == "amd-abmc")
+        host.manager.context.interference.close()
+
+
+def test_kill_before_the_first_checkpoint_loses_nothing(tmp_path: Path, process: Start) -> None:
+    child = process()
+    with machine(tmp_path, "intel-aet") as (host, control):
+        control.spawn(tid=child.pid)
+        host.manager.settings = Settings()
+        host.manager.postpone_checkpoints(lambda: True)
+        host.manager.assign(assignment("k", child.pid))
+        control.run(child.pid, 1_000_000_000)
+        host.manager.maintenance.tick()
+        assert not has_checkpoint(host)
+        host.restart()
+        control.run(child.pid, 1_000_000_000)
+        host.manager.maintenance.tick()
+        (used,) = control.truth(tid=child.pid).tasks[0].used
+        traffic = next(total for total in totals(host.manager, "k") if total.event.name == "mbm_total_bytes")
+        assert (traffic.number, traffic.quality) == (used.bytes, Quality.EXACT)
+        host.check()
+        host.manager.context.interference.close()
+
+
+def test_totals_of_a_group_that_is_lost_before_its_first_checkpoint_are_unknown(
+    host: Host, process: Start, queued: list[str]
+) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    host.manager.maintenance.tick()
+    os.rmdir(host.tree.full_path(host.manager.get("k").first.ref))
+    host.restart()
+    assert host.manager.get("k").state is State.LOST
+    found = totals(host.manager, "k")
+    assert {total.quality for total in found} == {Quality.UNKNOWN}
+    assert all("never read before" in total.reason for total in found)
+    host.check()
