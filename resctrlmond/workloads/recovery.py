@@ -18,7 +18,7 @@ from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import InvalidKey
-from resctrlmond.workloads.model import ROOT_FOLDER, Claim, EndRule, Group, Workload, replace
+from resctrlmond.workloads.model import ROOT_FOLDER, Claim, EndRule, Group, GroupState, Workload, replace
 from resctrlmond.workloads.plan import RECOVERED, Do, Step, plan_start, why_late
 from resctrlmond.workloads.store import Transaction, UnreadableRecord
 from resctrlmond.workloads.validation import canonical_key
@@ -68,7 +68,15 @@ class Recovery:
         for found in plan.leftovers:
             with self._reported(found.path, problems, functools.partial(self._exists, found)):
                 problems.extend(self._leftover(found))
+        kept: dict[str, list[str]] = {}
+        for step in plan.steps:
+            if step.do is Do.KEEP:
+                kept.setdefault(step.key, []).append(step.group.folder)
         for workload in ctx.store.all():
+            # Just before the totals, which need the begin values too: only those of the last 16 runs stay decoded.
+            for folder in kept.get(workload.key, ()):
+                with self._reported(workload.key, problems), ctx.store.transaction(workload.key) as txn:
+                    self._load(txn, folder)
             with self._reported(workload.key, problems), ctx.store.transaction(workload.key) as txn:
                 self._complete(txn)
         with self._reported(ctx.snapshots.groups, problems, lambda: True):  # the next start tries it again
@@ -111,11 +119,6 @@ class Recovery:
             case Do.KEEP:
                 if not group.folder:
                     placement.rejoin(ctx, txn)  # for all groups
-                # A new path may have been recorded before the links were changed (ENOSPC, EIO).
-                now = txn.workload.group(group.folder)
-                if now is not None and now.state.has_directory:
-                    ctx.snapshots.load_begin(txn.workload.subfolder(now))
-                    group_ops.relink(ctx, txn.workload, now)
             case Do.RETRY:
                 pass  # with the RMID queue, after all others
             case Do.BASELINE:
@@ -132,6 +135,15 @@ class Recovery:
                 group_ops.finish(ctx, txn, group.reason)
             case Do.RECORD_LOSS:
                 group_ops.lose(ctx, txn, "the group was gone when resctrlmond started")
+
+    def _load(self, txn: Transaction, folder: str) -> None:
+        """Load the begin values of a group that was kept, and check the links to its counters."""
+        workload = txn.find()
+        group = workload.group(folder) if workload else None
+        if workload is not None and group is not None and group.state is GroupState.CREATED:
+            self._ctx.snapshots.load_begin(workload.subfolder(group))
+            # A new path may have been recorded before the links were changed (ENOSPC, EIO).
+            group_ops.relink(self._ctx, workload, group)
 
     def _complete(self, txn: Transaction) -> None:
         """Write what the last daemon did not, and end what has ended."""

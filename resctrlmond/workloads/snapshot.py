@@ -345,13 +345,16 @@ class Snapshots:
 
     def _values(self, subfolder: str, suffix: str) -> list[Reading]:
         top = os.path.join(self.path(subfolder), "mon_data")
+        found: list[Reading] = []
+        # By inode: files with the same text are links to one file (``_write_value``), which is read once.
+        values: dict[int, Value] = {}
         with errors.reading("list the saved values", top):
             # A folder in the place of a value's file is reported as a value with an error.
-            found = [
-                Reading(domain, entry.name.removesuffix(suffix), _value(entry.path))
-                for domain, entry in _entries(top)
-                if entry.name.endswith(suffix) and not entry.name.startswith(".")
-            ]
+            for domain, entry in _entries(top):
+                if entry.name.endswith(suffix) and not entry.name.startswith("."):
+                    if (value := values.get(entry.inode())) is None:
+                        value = values[entry.inode()] = _value(entry.path)
+                    found.append(Reading(domain, entry.name.removesuffix(suffix), value))
         return sorted(found, key=IN_ORDER)
 
     def set_aside(self, key: str, generation: int, completed_ns: int = 0) -> None:
@@ -553,14 +556,13 @@ def _mode(path: str) -> int:
 
 def _target(path: str) -> str:
     """Return the target of a symbolic link; "" if the path is not one. Raises NotRead."""
-    with errors.reading("look for the saved values", path):
-        try:
-            return os.readlink(path)
-        except OSError as error:
-            # EINVAL: it is something else (readlink(2)).
-            if error.errno in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR):
-                return ""
-            raise
+    try:
+        return os.readlink(path)
+    except OSError as error:
+        # EINVAL: it is something else (readlink(2)).
+        if error.errno in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR):
+            return ""
+        raise errors.not_read(error, "look for the saved values") from error
 
 
 def _text(path: str) -> str:

@@ -76,12 +76,14 @@ def _up_to_last(snapshots: Snapshots, subfolder: str, group: Group) -> list[Tota
     """
     last_read = snapshots.last_read(subfolder)
     newest = max((last.time for last in last_read.values()), default="")
-    here = {domain: last for domain, last in last_read.items() if newest and last.time == newest}
-    live = checkpoint.readings_of(here) or snapshots.begin_values(subfolder)
     if not last_read:
         # A run that begins has no checkpoint: nothing has happened to its counters.
-        return _at_baseline(group, live)
-    return _so_far(snapshots, subfolder, group, live, last_read)
+        return _at_baseline(group, snapshots.begin_values(subfolder))
+    if not newest:
+        return _so_far(snapshots, subfolder, group, snapshots.begin_values(subfolder), last_read)
+    # Compared with itself, a checkpoint shows nothing new.
+    here = {domain for domain, last in last_read.items() if last.time == newest}
+    return _until(snapshots.begin_values(subfolder), group, last_read, here)
 
 
 # The totals of groups at their baseline, by all that these depend on. They are 0 or unknown, so groups of which each
@@ -119,7 +121,11 @@ def _so_far(
     now = checkpoint.with_readings(
         snapshots.last_read(subfolder) if last_read is None else last_read, "", live, baseline
     )
-    here = {reading.domain for reading in live}
+    return _until(begin, group, now, {reading.domain for reading in live})
+
+
+def _until(begin: list[Reading], group: Group, now: Checkpoint, here: set[str]) -> list[Total]:
+    """Return the totals up to the checkpoint ``now``, in which only the domains that are ``here`` are up to date."""
     missed = {
         domain: Reason.OFFLINE_SINCE.text(domain=domain, time=now[domain].time or group.created_at)
         for domain in now.keys() - here

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -301,6 +302,23 @@ def test_counter_that_restarts_in_the_same_directory_is_detected_by_its_value() 
     assert after("100", "Unavailable", "20") == {TRAFFIC: 100}
     assert after("100", "Unavailable", "Error", "20", "Unavailable", "30") == {TRAFFIC: 100}
     assert after("100", "Unavailable", "Unassigned", "20") == {TRAFFIC: 100}
+
+
+_TEXTS = st.sampled_from(["0", "20", "100", "199", "7.5", "Unavailable", "Unassigned", "Error", "nonsense"])
+
+
+@given(
+    st.sampled_from([TRAFFIC, "core_energy", "llc_occupancy"]),
+    st.lists(st.tuples(_TEXTS, st.integers(0, 2)), min_size=2),
+)
+def test_checkpoint_compared_with_itself_shows_nothing_new(name: str, seen: list[tuple[str, int]]) -> None:
+    """The totals up to the last readings on disk are computed without that comparison."""
+    rows = [[Reading("d", name, parse_value(text), inode)] for text, inode in seen]
+    kept: checkpoint.Checkpoint = {}
+    for row in rows[1:]:
+        kept = checkpoint.with_readings(kept, "now", row, lambda: checkpoint.of_baseline(rows[0], {"d": 2}))
+    again = checkpoint.with_readings(kept, "", checkpoint.readings_of(kept))
+    assert again == {"d": msgspec.structs.replace(kept["d"], time="", inode=0)}
 
 
 @pytest.mark.parametrize("name", [TRAFFIC, "core_energy"])

@@ -78,6 +78,23 @@ def test_equal_values_take_the_memory_of_one_file(snapshots: Snapshots) -> None:
     assert len({file.st_ino for file in files}) == 4
 
 
+def test_equal_values_are_read_from_one_file(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
+    domains = [f"mon_L3_{number:02}" for number in range(8)]
+    texts = {domain: "0" if domain != domains[3] else "9" for domain in domains}
+    readings = [Reading(domain, "mbm_total_bytes", parse_value(text)) for domain, text in texts.items()]
+    snapshots.begin("k", OLD, "/", readings)
+    paths: list[str] = []
+
+    def counted(path: str) -> bytes:
+        paths.append(path)
+        return read_file(path)
+
+    monkeypatch.setattr("resctrlmond.workloads.snapshot.read_file", counted)
+    snapshots.load_begin("k")
+    assert len(paths) == 2
+    assert {reading.domain: reading.value.text for reading in snapshots.begin_values("k")} == texts
+
+
 def test_begin_values_are_kept_in_memory_until_the_end_while_their_folder_exists(snapshots: Snapshots) -> None:
     """Each total needs them, and each is in a file of its own."""
     begin = sorted(values("1"), key=lambda one: one.event)
