@@ -71,6 +71,8 @@ class MoveOptions(msgspec.Struct, frozen=True):
     ``among``: the groups of one workload, in several classes. Threads in any of these stay there, and threads in
     other classes are returned in ``Moved.in_other_classes`` instead of raising. ``before_first`` is called before the
     first thread is moved, if there is one. ``origins`` receives each moved thread, for ``put_back``.
+    ``yields``: a thread that another call has moved since it was listed stays there until the next pass, which finds
+    it in its new group.
     """
 
     may_take: Callable[[Membership], bool] | None = None
@@ -80,6 +82,7 @@ class MoveOptions(msgspec.Struct, frozen=True):
     among: Collection[GroupRef] | None = None
     before_first: Callable[[], object] | None = None
     origins: Origins | None = None
+    yields: bool = False
 
 
 NO_OPTIONS = MoveOptions()
@@ -234,12 +237,15 @@ class _Move(msgspec.Struct):
         may_take = self.options.may_take
         if may_take and before.group and before not in self.options.own and not may_take(before):
             return False
-        if self.options.origins is not None:
-            self.options.origins.setdefault(tid, (first.start_time, before))
+        origins = self.options.origins
+        is_first = origins is not None and tid not in origins
+        if origins is not None and is_first:
+            origins[tid] = (first.start_time, before)
         try:
-            if self.options.through_class and before.class_ != self.ref.class_:
-                self.tree.write_task(self.ref.class_, tid)
-            self.tree.write_task(self.ref.path, tid)
+            if not self.write(tid, before):
+                if origins is not None and is_first:
+                    del origins[tid]
+                return False
         except NoSuchProcess:
             return False
         except ClassMismatch:
@@ -251,6 +257,19 @@ class _Move(msgspec.Struct):
             return True
         self.give_back(tid, last)
         return False
+
+    def write(self, tid: int, before: Membership) -> bool:
+        """Write the thread to the group; return False if it was moved by another call, and this move yields."""
+        directories = [self.ref.path]
+        if self.options.through_class and before.class_ != self.ref.class_:
+            directories.insert(0, self.ref.class_)
+        for directory in directories:
+            if not self.options.yields:
+                self.tree.write_task(directory, tid)
+            elif not self.tree.write_task_from(before, directory, tid):
+                return False
+            before = Membership(self.ref.class_, "")
+        return True
 
     def give_back(self, tid: int, stranger: processes.Stat) -> None:
         """Move a thread that got the number before the write back to its parent's group, where clone had put it."""

@@ -359,14 +359,20 @@ class Tree:
 
         Raises NoSuchProcess, ClassMismatch, NoSuchGroup, PermissionDenied, KernelRefused.
         """
+        self._write_task(directory, tid, None)
+
+    def _write_task(self, directory: str, tid: int, before: Membership | None) -> bool:
         path = os.path.join(self.path, directory, "tasks")
         if tid <= 0:
             # 0 would move the calling thread. The number of a process in another PID namespace reads as 0.
             raise errors.NoSuchProcess(f"{tid} is not a task id", path=path)
         try:
-            with self._command(f"move task {tid}", path), self.own_writes.counted(directory, tid):
-                # Decimal without leading zeros, because the kernel reads a leading zero as octal.
-                _write(path, b"%d\n" % tid)
+            with self._command(f"move task {tid}", path):
+                if before is not None and self.membership(tid) != before:
+                    return False
+                with self.own_writes.counted(directory, tid):
+                    # Decimal without leading zeros, because the kernel reads a leading zero as octal.
+                    _write(path, b"%d\n" % tid)
         except errors.KernelRefused as error:
             # The newest kernels clear last_cmd_status at each operation on a group, also of another program. Then the
             # membership of the task shows the reason.
@@ -377,6 +383,14 @@ class Tree:
             raise errors.ClassMismatch(
                 error.message, path=path, errno=error.errno, remedy=errors.OTHER_CLASS_REMEDY
             ) from error
+        return True
+
+    def write_task_from(self, before: Membership, directory: str, tid: int) -> bool:
+        """Move one thread as ``write_task`` does, and return True; return False if it is not at ``before`` any more.
+
+        A concurrent ``write_task`` prevails: it comes before the look or after the move.
+        """
+        return self._write_task(directory, tid, before)
 
     def take_out(self, ref: GroupRef, tid: int) -> None:
         """Move one thread out of a group, to the default group of its class, unless it is in another group by now.

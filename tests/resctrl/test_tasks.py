@@ -82,6 +82,41 @@ def test_concurrent_move_of_a_thread_that_is_taken_out_prevails(
     assert tree.membership(puppet.pid) == Membership("", "b")
 
 
+class _Listed:
+    """The threads of a process; another call moves them after they were listed, before they are written."""
+
+    def __init__(self, tasks: ProcessTasks, moved_meanwhile: Callable[[int], None]) -> None:
+        self._tasks = tasks
+        self._moved_meanwhile = moved_meanwhile
+
+    def threads(self) -> list[int]:
+        return self._tasks.threads()
+
+    def holds(self, tid: int) -> bool:
+        self._moved_meanwhile(tid)
+        return self._tasks.holds(tid)
+
+    def ended(self) -> str:
+        return self._tasks.ended()
+
+
+def test_thread_that_was_moved_since_it_was_listed_stays_there_if_the_move_yields(
+    tree: Tree, make: Make, puppet: Puppet, held: Process
+) -> None:
+    ref, other, past = make("a"), make("b"), dict[int, tuple[int, Membership]]()
+    listed = _Listed(ProcessTasks(held), lambda tid: tree.write_task(other.path, tid))
+    moved = move(tree, listed, ref, MoveOptions(yields=True, origins=past))
+    assert tree.membership(puppet.pid) == Membership("", "b")
+    assert (moved.moved, moved.in_other_groups, moved.not_moved) == (0, frozenset({puppet.pid}), frozenset())
+    assert past == {}
+
+
+def test_thread_that_was_not_moved_since_it_was_listed_is_moved_by_a_move_that_yields(
+    tree: Tree, make: Make, held: Process
+) -> None:
+    assert move(tree, ProcessTasks(held), make("a"), MoveOptions(yields=True)) == Moved(1, 2)
+
+
 def test_children_that_are_forked_later_are_in_the_group(
     tree: Tree, make: Make, puppet: Puppet, held: Process
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.errors import AlreadyMonitored
@@ -96,6 +97,30 @@ def test_container_that_starts_in_the_group_of_a_unit_is_exact(host: Host, proce
         assert (group_of(host, init), group_of(host, runtime)) == (UID, SERVICE)
         sweep(host, SERVICE)
     assert host.manager.get(SERVICE).members[0].tasks_outside == 0
+
+
+@pytest.mark.parametrize("move", [unit, lambda host, key, _: sweep(host, key)], ids=["assign", "sweep"])
+def test_container_that_starts_during_a_move_into_its_slice_keeps_its_task(
+    host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch, move: Callable[..., object]
+) -> None:
+    """The runtime puts the task into the control group first, and calls the hook then."""
+    pid = process().pid
+    unit(host, SLICE, cgroup)
+    join(cgroup, pid)
+    test = cgroups.member_test
+
+    def start(path: str) -> Callable[[int], bool]:
+        """Start the container after the move has listed the task, and before it writes it."""
+        monkeypatch.undo()
+        record = host.manager.assign(assignment(UID, pid, owner="oci", member="c1")).workload
+        assert record.first.baseline is Quality.EXACT
+        return test(path)
+
+    monkeypatch.setattr(cgroups, "member_test", start)
+    move(host, SLICE, cgroup)
+    assert cgroups.member_test is test
+    assert host.tree.membership(pid).group == UID
+    assert host.manager.get(UID).first.baseline is Quality.EXACT
 
 
 def test_task_that_leaves_the_control_group_is_moved_out_of_the_group(
