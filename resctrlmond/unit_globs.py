@@ -10,6 +10,7 @@ from collections.abc import Sequence
 # The types of units with control groups of processes that belong together. A glob may also end with "*" or "]".
 TYPES = (".service", ".scope", ".slice")
 # A glob for units of users has the prefix "user-UID:". The characters of a name are those of systemd.unit(5).
+_NAME = re.compile(r"[A-Za-z0-9:_.\\@-]{1,248}\.(service|scope|slice)", re.ASCII)
 _GLOB = re.compile(r"[A-Za-z0-9:_.\\@*?\[\]!-]{1,255}")
 # Process 1 starts each service: if it were in a group, all of them would start there. The root slice is the host.
 _NEVER = frozenset({"init.scope", "-.slice"})
@@ -29,6 +30,11 @@ def problem_of(glob: str) -> str:
         near = f"{glob[: len(glob) - len(text)]}{stem if dot and stem else text}.service"
         return f"not a glob of services, scopes or slices. Did you mean {near}?"
     return ""
+
+
+def is_valid_name(name: str) -> bool:
+    """Return whether systemd would accept the name for a service, scope or slice."""
+    return _NAME.fullmatch(name) is not None
 
 
 def is_of_user(name: str) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -16,15 +17,15 @@ from resctrlmond.api.dbus.library import BusUnavailable, DBusError
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.daemon.systemd import Systemd, Unit
 from resctrlmond.resctrl import cgroups
-from resctrlmond.resctrl.errors import NoSuchProcess, ResctrlError
-from resctrlmond.unit_globs import UnitGlobs, is_of_user
+from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, ResctrlError
+from resctrlmond.unit_globs import UnitGlobs, is_of_user, is_valid_name
 from resctrlmond.workloads.errors import AlreadyMonitored
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import State, Workload
 from resctrlmond.workloads.plan import SYSTEMD
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.units import is_unit
-from resctrlmond.workloads.validation import MAX_PRIORITY
+from resctrlmond.workloads.validation import MAX_KEY_LENGTH, MAX_PRIORITY
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,8 +42,9 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 # The unit of a user's service manager, below which that has created the control groups of the user's units.
 _USER_MANAGER = re.compile(r"user@([0-9]{1,10})\.service")
-# A user may create any number of control groups.
+# A user may create any number of control groups, with any names.
 _MAX_UNITS_OF_USER = 256
+_MAX_DIRECTORIES_OF_USER = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class _RunningUnit:
     @property
     def assignment(self) -> Assignment:
         """The request that brings the unit into its workload."""
-        attributes = {"unit": self.key.rpartition(":")[2] if self.user else self.key}
+        # With the prefix of the key: a user may call a unit "ssh.service".
+        attributes = {"unit": self.key}
         if self.user:
             attributes["user"] = self.user
         return Assignment(
@@ -224,6 +227,8 @@ class UnitWatch:
         for key in known:
             if key not in living:
                 await self._release(key)
+        if names is None:
+            self._forget_failures(living, of_users=False)
         running = [await self._running(systemd, unit) for unit in living.values()]
         await self._assign(unit for unit in running if unit.cgroup)
 
@@ -245,6 +250,7 @@ class UnitWatch:
         for key in self._claimed():
             if is_of_user(key) and key not in living:
                 await self._release(key)
+        self._forget_failures(living, of_users=True)
         await self._assign(found)
 
     def _claimed(self) -> list[str]:
@@ -292,6 +298,11 @@ class UnitWatch:
             log.warning("%s: %s", key, error)
         self._failures[key] = str(error)
 
+    def _forget_failures(self, living: Container[str], *, of_users: bool) -> None:
+        """Forget the failures of units that do not run any more, of which there may be any number."""
+        kept = {key: text for key, text in self._failures.items() if is_of_user(key) != of_users or key in living}
+        self._failures = kept
+
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._workers.run(Lane.UNITS, function, *args, **kwargs)
 
@@ -313,19 +324,31 @@ def _path_of(inner: str) -> str:
 def _units_of_user(globs: UnitGlobs, uid: str, top: str) -> list[_RunningUnit]:
     """Return the selected units of a user's service manager that have tasks, by their control groups below ``top``.
 
-    Units are in slices only: the control groups below a service are its own.
+    Units are in slices only: the control groups below a service are its own. A control group whose name is not that
+    of a unit, or whose tasks cannot be found, is left out without a message: the user can create any number of them.
     """
     found: list[_RunningUnit] = []
     waiting = list(filter(None, [_path_of(top)]))
-    while waiting and len(found) < _MAX_UNITS_OF_USER:
-        for name, path in _directories(waiting.pop()):
+    room = _MAX_DIRECTORIES_OF_USER
+    while waiting and room > 0 and len(found) < _MAX_UNITS_OF_USER:
+        for name, path in itertools.islice(_directories(waiting.pop()), room):
+            room -= 1
             key = f"user-{uid}:{name}"
-            rank = globs.rank(key)
-            if rank is not None and cgroups.is_populated(path):
+            rank = globs.rank(key) if is_valid_name(name) and len(key) <= MAX_KEY_LENGTH else None
+            if rank is not None and _has_tasks(path):
                 found.append(_RunningUnit(key, path, rank, uid))
-            if name.endswith(".slice") and len(waiting) < _MAX_UNITS_OF_USER:
+            if name.endswith(".slice"):
                 waiting.append(path)
     return found[:_MAX_UNITS_OF_USER]
+
+
+def _has_tasks(path: str) -> bool:
+    try:
+        return cgroups.is_populated(path)
+    except NotRead as error:
+        if error.errno in LACKS:
+            raise
+        return False  # for example, the path is too long
 
 
 def _directories(path: str) -> Iterator[tuple[str, str]]:

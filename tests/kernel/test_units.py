@@ -167,7 +167,7 @@ def test_units_of_a_user(host: Host) -> None:
     path = host.out("find /sys/fs/cgroup/user.slice -name mine.service")
     (pid,) = host.out(f"cat {path}/cgroup.procs").split()
     host.until(lambda: host.membership(pid)[1] == key, "its process in the group")
-    assert workload(host, key)["attributes"] == {"unit": "mine.service", "user": "1000"}
+    assert workload(host, key)["attributes"] == {"unit": key, "user": "1000"}
     assert host.state("user@1000.service") == "active"
     host.run(f"kill {pid}")
     until_ended(host, key)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import logging
 import os
 import subprocess
 import sys
@@ -376,13 +377,62 @@ def test_units_of_users_are_found_by_their_control_groups(
                 assert site.host.tree.membership(app.pid).group == key
                 assert site.host.tree.membership(inner.pid).group == key
                 assert site.host.tree.membership(init.pid).group == top
-                assert site.host.manager.get(key).attributes == {"unit": "app.service", "user": "1000"}
+                assert site.host.manager.get(key).attributes == {"unit": key, "user": "1000"}
                 for child in (app, inner):
                     child.kill()
                     child.wait()
                 await site.until(lambda: key not in site.claimed())
                 site.watch.configure(["*.service"])
                 await site.until(lambda: site.claimed() == [top])
+
+    run(test)
+
+
+@pytest.fixture
+def deep(site: Site) -> Iterator[None]:
+    """Slices with services below a user's manager, down to one with a path that is too long."""
+    top = os.path.join(site.top, "user@1000.service")
+    os.mkdir(top)
+    with contextlib.ExitStack() as stack:
+        above = os.open(top, os.O_DIRECTORY)
+        stack.callback(os.close, above)
+        for _ in range(4096 // 200 + 1):
+            for name in ("x.service", "d" * 200 + ".slice"):
+                os.mkdir(name, dir_fd=above)
+                stack.callback(os.rmdir, name, dir_fd=above)
+            above = os.open(name, os.O_DIRECTORY, dir_fd=above)
+            stack.callback(os.close, above)
+        yield
+
+
+@pytest.mark.usefixtures("deep")
+def test_control_groups_that_a_user_creates_do_not_disturb_the_watch(
+    site: Site, process: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, stranger = process(), process()
+    long = "l" * 195 + ".service"
+
+    async def test() -> None:
+        monkeypatch.setattr(importlib.import_module("resctrlmond.daemon.units"), "_LOOK_AT_USERS_S", 0.02)
+        top = "user@1000.service"
+        async with site.systemd:
+            for name in ("a b.service", "odd\udcff.service", "\x1b[31m.service", long):
+                child = process()
+                site.run_in(f"{top}/app.slice/{name}", child)
+            site.run_in(f"{top}/app.slice/own.service", own)
+            site.unit(top, process())
+            other = "user@1001.service"
+            site.run_in(f"{other}/other.service", stranger)
+            site.unit(other, process())
+            async with site.watching("user-*:*.service", "mark.service"):
+                keys = ["user-1000:own.service", "user-1001:other.service"]
+                await site.until(lambda: sorted(site.claimed()) == keys)
+                await site.looked()
+                assert site.host.manager.alerts["units"] == ""
+                stranger.kill()
+                stranger.wait()
+                await site.until(lambda: site.claimed() == keys[:1])
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
     run(test)
 
