@@ -18,7 +18,7 @@ from resctrlmond.api import sockets
 from resctrlmond.arguments import not_empty
 from resctrlmond.exporter import listening, metrics
 from resctrlmond.exporter.collector import Exporter
-from resctrlmond.exporter.server import Application, Server, tls_context
+from resctrlmond.exporter.server import MAX_CONNECTIONS, Application, Server, tls_context
 from resctrlmond.exporter.source import Source
 from resctrlmond.exporter.textfile import NAME, Textfile
 from resctrlmond.notify import Notify
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     journal.setup(options.log_level, "resctrlmon-exporter")
     # Before any thread: all of them leave the signals to this one.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-    exporter = Exporter(Source(options.manager_socket), options.event or metrics.DEFAULT_EVENTS)
+    exporter = Exporter(Source(options.manager_socket, options.timeout), options.event or metrics.DEFAULT_EVENTS)
     try:
         if options.textfile:
             return _write(Textfile(options.textfile, exporter, options.timeout), options.interval)
@@ -126,10 +126,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, exporter: Exporter) -> int:
     tls = tls_context(options.certfile, options.keyfile, options.client_cafile) if options.certfile else None
-    application = Application(exporter, options.timeout)
+    application, room = Application(exporter, options.timeout), threading.BoundedSemaphore(MAX_CONNECTIONS)
     with contextlib.ExitStack() as stack:
         for listener in _listeners(options.listen):
-            server = stack.enter_context(Server(listener, application, tls))
+            server = stack.enter_context(Server(listener, application, room, tls))
             thread = threading.Thread(target=server.serve_forever, name="serve", daemon=True)
             thread.start()
             stack.callback(server.shutdown)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import logging
 import socket
@@ -10,7 +11,8 @@ import socketserver
 import ssl
 import sys
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How long a client may take for its request, and to read the reply.
+# The most that a client may take for its request, with the handshake of TLS, and then to read the reply.
 _CLIENT_S = 10.0
 # Each connection has a thread.
 MAX_CONNECTIONS = 32
@@ -82,17 +84,33 @@ def _stated_timeout_s(header: str) -> float | None:
 
 class _Handler(WSGIRequestHandler):
     timeout = _CLIENT_S
+    server: Server
+
+    def parse_request(self) -> bool:
+        """Parse the request, which has arrived as a whole unless it is not valid."""
+        is_valid = super().parse_request()
+        self.server.has_request()
+        return is_valid
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         log.debug(format, *args)
 
 
 class Server(socketserver.ThreadingMixIn, WSGIServer):
-    """Serves ``application`` on a listening socket, which it owns; over TLS with ``tls``."""
+    """Serves ``application`` on a listening socket, which it owns; over TLS with ``tls``.
+
+    Each connection holds one of ``room``, which several servers can share.
+    """
 
     daemon_threads = True
 
-    def __init__(self, listener: socket.socket, application: Application, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        application: Callable[[WSGIEnvironment, StartResponse], Iterable[bytes]],
+        room: threading.Semaphore,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         # Not that of TCPServer, which creates a socket: the unit allows none of the internet.
         socketserver.BaseServer.__init__(self, listener.getsockname(), _Handler)
         self.socket = listener
@@ -100,7 +118,9 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
         self.set_app(application)
         self._tls = tls
-        self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._room = room
+        # The connections whose requests have not arrived, by thread, and until when they may.
+        self._waiting: dict[int, tuple[socket.socket, float]] = {}
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept a connection. A client of a unix socket has no address."""
@@ -120,18 +140,39 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer the request of a connection."""
+        self._wait_for(request, time.monotonic() + _CLIENT_S)
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.has_request()
             self._room.release()
+
+    def _wait_for(self, connection: socket.socket, until: float) -> None:
+        self._waiting[threading.get_ident()] = connection, until
+
+    def has_request(self) -> None:
+        """Let the connection of this thread take its time: the time-out of its socket limits the reply."""
+        self._waiting.pop(threading.get_ident(), None)
+
+    def service_actions(self) -> None:
+        """Interrupt clients that send their requests too slowly: the time-out of a socket is that of each byte."""
+        now = time.monotonic()
+        for connection, until in list(self._waiting.values()):
+            if now > until:
+                with contextlib.suppress(OSError):
+                    # Not shutdown() of ssl, which another thread uses.
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Answer the request, after the handshake of TLS."""
         if self._tls is None:
             super().finish_request(request, client_address)
             return
+        _, until = self._waiting[threading.get_ident()]
         request.settimeout(_CLIENT_S)
+        # The time-out is that of the whole handshake.
         with self._tls.wrap_socket(request, server_side=True) as secured:
+            self._wait_for(secured, until)
             super().finish_request(secured, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from resctrlmond.api.types import MachineReply, ReadAllReply, StatusReply, Usage
 from resctrlmond.api.varlink.client import Client, ProtocolError, VarlinkError
@@ -16,8 +16,6 @@ log = logging.getLogger(__name__)
 
 _MANAGER = "org.resctrlmon.Manager"
 VERBS = ("Status", "ReadAll", "Machine")
-# The end of a series that was interrupted.
-_GRACE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -31,42 +29,68 @@ class Observation:
     duration_s: float = 0.0
 
 
-class Source:
-    """Reads from the daemon's socket at ``path``. At most one series of calls runs, in a thread of its own."""
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """A series of calls: what was read so far, and its end."""
 
-    def __init__(self, path: str) -> None:
+    found: Observation = field(default_factory=Observation)
+    begun: float = field(default_factory=time.monotonic)
+    end: Future[None] = field(default_factory=Future)
+
+    def so_far(self, late: str) -> Observation:
+        """Return what was read so far, with the error ``late`` for each call that has not succeeded or failed."""
+        found = replace(self.found, duration_s=time.monotonic() - self.begun)
+        replies = (found.status, found.usages, found.machine)
+        missing = [verb for verb, reply in zip(VERBS, replies, strict=True) if reply is None]
+        return replace(found, errors=dict.fromkeys(missing, late) | found.errors)
+
+
+class Source:
+    """Reads from the daemon's socket at ``path``. At most one series of calls runs, in a thread of its own.
+
+    A series ends after ``timeout_s``, whatever the daemon does. No client can shorten it, because others wait for it.
+    """
+
+    def __init__(self, path: str, timeout_s: float) -> None:
         self._path = path
+        self._timeout_s = timeout_s
         self._guard = threading.Lock()
-        self._running: Future[Observation] | None = None
+        self._running: _Series | None = None
         self._reported: dict[str, str] = {}
 
-    def observe(self, timeout_s: float) -> Observation:
-        """Return an observation, which scrapes at the same time share; one with errors if it is late.
-
-        A series of calls ends after ``timeout_s``, whatever the daemon does, and has the replies until then.
-        """
-        with self._guard:
-            running, wait_s = self._running, timeout_s
-            if running is None or running.done():
-                running, wait_s = Future(), timeout_s + _GRACE_S
-                self._running = running
-                threading.Thread(target=self._run, args=(running, timeout_s), name="read", daemon=True).start()
+    def observe(self, wait_s: float) -> Observation:
+        """Return the replies that there are after ``wait_s`` at most. Calls at the same time share one series."""
         try:
-            return running.result(wait_s)
+            series = self._joined()
+        except RuntimeError as error:  # no thread is left
+            return Observation(errors=dict.fromkeys(VERBS, str(error)))
+        try:
+            series.end.result(wait_s)
         except TimeoutError:
-            return Observation(errors=dict.fromkeys(VERBS, _late(self._path, timeout_s)), duration_s=timeout_s)
+            return series.so_far(_late(self._path, wait_s))
+        return series.found
 
-    def _run(self, running: Future[Observation], timeout_s: float) -> None:
+    def _joined(self) -> _Series:
+        """Return the series that runs, or start one. Raises RuntimeError if no thread can be started."""
+        with self._guard:
+            running = self._running
+            if running is None or running.end.done():
+                running = _Series()
+                threading.Thread(target=self._run, args=(running,), name="read", daemon=True).start()
+                self._running = running
+            return running
+
+    def _run(self, series: _Series) -> None:
         try:
-            found = self._read(timeout_s)
-            self._report(found.errors)
+            self._read(series.found)
+            self._report(series.found.errors)
         except BaseException as error:  # the scrapes that wait must get it
-            running.set_exception(error)
+            series.end.set_exception(error)
         else:
-            running.set_result(found)
+            series.end.set_result(None)
 
-    def _read(self, timeout_s: float) -> Observation:
-        found, begun = Observation(), time.monotonic()
+    def _read(self, found: Observation) -> None:
+        begun, timeout_s = time.monotonic(), self._timeout_s
         client = Client(self._path, timeout_s)
         # A daemon that sends replies without end, or one byte a second, is interrupted too.
         limit = threading.Timer(timeout_s, client.interrupt)
@@ -79,16 +103,15 @@ class Source:
                     try:
                         _call(client, verb, found, timeout_s)
                     except VarlinkError as error:
-                        found.errors[verb] = f"{verb}: {error.parameters.get('message', error.name)}"
+                        found.errors |= {verb: f"{verb}: {error.parameters.get('message', error.name)}"}
                     done = verb
         except (OSError, ProtocolError) as error:
             is_late = time.monotonic() - begun >= timeout_s
-            text = _late(self._path, timeout_s) if is_late else str(error)
+            text = _late(self._path, timeout_s) if is_late else _text(error)
             found.errors |= dict.fromkeys(VERBS[VERBS.index(done) + 1 if done else 0 :], text)
         finally:
             limit.cancel()
         found.duration_s = time.monotonic() - begun
-        return found
 
     def _report(self, errors: dict[str, str]) -> None:
         """Log each error when it appears, not at each scrape, and that all calls succeed again."""
@@ -97,6 +120,13 @@ class Source:
         if self._reported and not errors:
             log.info("resctrlmond answers again")
         self._reported = errors
+
+
+def _text(error: Exception) -> str:
+    """Return the message of an error without the number that OSError puts in front of it."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def _call(client: Client, verb: str, found: Observation, timeout_s: float) -> None:

@@ -44,10 +44,10 @@ class Told(Source):
     """A source of given observations."""
 
     def __init__(self, *observations: Observation) -> None:
-        super().__init__("/nowhere")
+        super().__init__("/nowhere", 1.0)
         self._observations = list(observations)
 
-    def observe(self, timeout_s: float) -> Observation:
+    def observe(self, wait_s: float) -> Observation:
         return self._observations.pop(0)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.api.sockets import listen
+from resctrlmond.exporter.source import VERBS, Source
 from tests.exporter.conftest import OPENMETRICS, Exporter, UnixConnection, request
 
 Behavior = Callable[[socket.socket, threading.Event], None]
@@ -128,6 +129,45 @@ def test_scrape_waits_no_longer_than_prometheus(tmp_path: Path) -> None:
         reply = exporter.get(accept=OPENMETRICS, X_Prometheus_Scrape_Timeout_Seconds="0.2")
     assert reply.status == 200
     assert "resctrlmond_up 0.0" in reply.text
+
+
+def test_client_that_does_not_wait_does_not_end_the_reading_of_others(tmp_path: Path) -> None:
+    """Any user of the host can send requests, and a failure would be logged for each of them."""
+    path, is_called, may_reply = str(tmp_path / "manager"), threading.Event(), threading.Event()
+
+    def reply_late(connection: socket.socket, stop: threading.Event) -> None:
+        is_called.set()
+        may_reply.wait()
+        stream(connection, stop)
+
+    replies: list[str] = []
+
+    def scrape(exporter: Exporter, timeout: str) -> None:
+        replies.append(exporter.get(X_Prometheus_Scrape_Timeout_Seconds=timeout).text)
+
+    with served(path, reply_late), contextlib.closing(Exporter(tmp_path, path, "--timeout", "5")) as exporter:
+        exporter.start()
+        hasty = threading.Thread(target=scrape, args=(exporter, "1"))
+        hasty.start()
+        is_called.wait()
+        patient = threading.Thread(target=scrape, args=(exporter, "60"))
+        patient.start()
+        hasty.join()
+        may_reply.set()
+        patient.join()
+        assert "did not answer within 0.8 s" not in exporter.log.read_text()
+    assert ["resctrlmond_up 1.0" in reply for reply in replies] == [False, True]
+
+
+def test_source_that_cannot_start_a_thread_reads_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse_to_start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    source = Source(str(tmp_path / "none"), 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse_to_start)
+        assert source.observe(5).errors == dict.fromkeys(VERBS, "can't start new thread")
+    assert "is not running" in source.observe(5).errors["Status"]
 
 
 @pytest.mark.parametrize("header", ["nan", "-1", "inf", "0", "x"])

@@ -12,13 +12,14 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from resctrlmond.exporter import listening
+from resctrlmond.exporter import listening, server
 from resctrlmond.exporter.server import MAX_CONNECTIONS
 from tests.exporter.conftest import OPENMETRICS, Exporter, Reply, request, start
 from tests.wait import wait_until
@@ -99,6 +100,40 @@ def _status(exporter: Exporter) -> int:
         return 0
     except http.client.HTTPException:
         return 0
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_client_that_sends_its_request_too_slowly_is_disconnected(
+    tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch, is_tls: bool
+) -> None:
+    monkeypatch.setattr(server, "_CLIENT_S", 0.5)
+    certificate, key = authority(tmp_path, "server")
+    tls = server.tls_context(str(certificate), str(key), None) if is_tls else None
+    room = threading.BoundedSemaphore(1)
+    with server.Server(listener, lambda _environment, _start: [], room, tls) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
+            if tls is not None:
+                context = ssl.create_default_context(cafile=certificate)
+                client = stack.enter_context(context.wrap_socket(client, server_hostname="localhost"))
+            client.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+            client.settimeout(0.05)
+
+            def is_closed() -> bool:
+                try:
+                    client.sendall(b"a")
+                    return client.recv(1) == b""
+                except TimeoutError:
+                    return False
+                except OSError:
+                    return True
+
+            wait_until(is_closed)
+        wait_until(lambda: room.acquire(blocking=False))
+        serving.shutdown()
+        thread.join()
 
 
 def test_invalid_request_is_refused(alone: Exporter) -> None:
