@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from resctrlmond.api.dbus.library import BUS_NAME, Bus, Message, MessageType
+from resctrlmond.api.dbus.library import BUS_NAME, Bus, DBusError, Message, MessageType
 
 NAME = "org.freedesktop.systemd1"
 ROOT = "/org/freedesktop/systemd1"
@@ -106,7 +106,11 @@ class Systemd:
         return str(value.value)
 
     async def _ask(self, path: str, interface: str, member: str, signature: str = "", *body: Any) -> Any:
-        return await self._bus.ask_peer(self._owner, path, interface, member, signature, *body)
+        try:
+            return await self._bus.ask_peer(self._owner, path, interface, member, signature, *body)
+        except DBusError as error:
+            # The number of a connection means nothing to an administrator.
+            raise DBusError(error.type, error.text.replace(self._owner, "systemd")) from error
 
     def _on_message(self, message: Message) -> bool:
         if message.message_type is not MessageType.SIGNAL:

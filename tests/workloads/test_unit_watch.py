@@ -321,6 +321,20 @@ def test_a_systemd_that_does_not_reply_delays_nothing(site: Site, process: Start
     run(test)
 
 
+def test_problem_of_a_systemd_that_does_not_reply_names_systemd(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("resctrlmond.api.dbus.library"), "REPLY_TIMEOUT_S", 0.2)
+
+    async def test() -> None:
+        async with site.systemd as systemd:
+            systemd.hangs = True
+            async with site.watching("*.service"):
+                await site.until(lambda: site.host.manager.alerts.get("units"))
+        problem = site.host.manager.alerts["units"]
+        assert problem == "systemd's units are not watched: systemd did not reply to Subscribe within 0 s"
+
+    run(test)
+
+
 def test_other_senders_are_not_believed(site: Site, process: Start) -> None:
     """A signal to one connection needs no match rule, and any user may send one."""
     child = process()

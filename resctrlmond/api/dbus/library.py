@@ -259,4 +259,5 @@ def wants_reply(call: Message) -> bool:
 
 def _words(error: Exception) -> str:
     # EOFError and TimeoutError have no text.
-    return str(error) or type(error).__name__
+    silent = {TimeoutError: "it did not reply in time", EOFError: "it closed the connection"}
+    return str(error) or silent.get(type(error), type(error).__name__)
