@@ -27,6 +27,7 @@ log = logging.getLogger("resctrlmond.exporter")
 
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
 _MAX_S = 3600.0
+_INTERVAL_S = 15.0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,9 +38,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--listen",
         type=_address,
-        default=listening.DEFAULT,
         metavar="ADDRESS",
-        help="HOST:PORT or the path of a unix socket, unless systemd passes a socket (%(default)s)",
+        help=f"HOST:PORT or the path of a unix socket, unless systemd passes a socket ({listening.DEFAULT})",
     )
     parser.add_argument(
         "--manager-socket",
@@ -73,9 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--interval",
         type=_seconds,
-        default=15.0,
         metavar="SECONDS",
-        help="with --textfile: how often to write the file (%(default)s)",
+        help=f"with --textfile: how often to write the file ({_INTERVAL_S})",
     )
     parser.add_argument("--log-level", choices=journal.LEVELS, default="info", help="(%(default)s)")
     parser.add_argument("--version", action="version", version=f"resctrlmon-exporter {__version__}")
@@ -101,7 +100,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= _MAX_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds up to {_MAX_S:g}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, and at most {_MAX_S:g}")
     return seconds
 
 
@@ -111,13 +110,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.certfile is None and (options.keyfile or options.client_cafile):
         parser.error("--keyfile and --client-cafile need --certfile")
+    if options.textfile and (options.listen or options.certfile):
+        parser.error("--listen and --certfile cannot be used with --textfile, which does not listen")
+    if options.interval and not options.textfile:
+        parser.error("--interval needs --textfile")
     journal.setup(options.log_level, "resctrlmon-exporter")
     # Before any thread: all of them leave the signals to this one.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     exporter = Exporter(Source(options.manager_socket, options.timeout), options.event or metrics.DEFAULT_EVENTS)
     try:
         if options.textfile:
-            return _write(Textfile(options.textfile, exporter, options.timeout), options.interval)
+            return _write(Textfile(options.textfile, exporter, options.timeout), options.interval or _INTERVAL_S)
         return _serve(options, exporter)
     except (OSError, ValueError) as error:
         log.error("cannot start: %s", error)
@@ -128,7 +131,7 @@ def _serve(options: argparse.Namespace, exporter: Exporter) -> int:
     tls = tls_context(options.certfile, options.keyfile, options.client_cafile) if options.certfile else None
     application, room = Application(exporter, options.timeout), threading.BoundedSemaphore(MAX_CONNECTIONS)
     with contextlib.ExitStack() as stack:
-        for listener in _listeners(options.listen):
+        for listener in _listeners(options.listen or listening.parse(listening.DEFAULT)):
             server = stack.enter_context(Server(listener, application, room, tls))
             thread = threading.Thread(target=server.serve_forever, name="serve", daemon=True)
             thread.start()
@@ -147,7 +150,7 @@ def _listeners(address: listening.Address) -> Iterable[socket.socket]:
 
 def _text(listener: socket.socket) -> str:
     name = listener.getsockname()
-    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
+    return str(listening.Address(host=name[0], port=name[1]) if isinstance(name, tuple) else name)
 
 
 def _write(textfile: Textfile, interval_s: float) -> int:

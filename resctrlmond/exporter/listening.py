@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import dataclass
 
@@ -21,6 +22,10 @@ class Address:
     host: str = ""
     port: int = 0
 
+    def __str__(self) -> str:
+        """Return the address as ``parse`` accepts it."""
+        return self.path or (f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}")
+
 
 def parse(text: str) -> Address:
     """Return the address of "/PATH", "HOST:PORT" or "[HOST]:PORT". Raises ValueError."""
@@ -37,9 +42,15 @@ def parse(text: str) -> Address:
 
 
 def listen(address: Address) -> socket.socket:
-    """Return a socket that listens there. Raises OSError."""
-    if address.path:
-        return sockets.listen(address.path)
-    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, *_, where = found[0]
-    return socket.create_server(where[:2], family=family)
+    """Return a socket that listens there. Raises OSError that names the address."""
+    try:
+        if address.path:
+            return sockets.listen(address.path)
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, where = found[0]
+        return socket.create_server(where[:2], family=family)
+    except OSError as error:
+        # create_server() puts the address into the text of the error; a failed look-up has a negative number.
+        is_errno = not address.path and (error.errno or 0) > 0
+        why = os.strerror(error.errno or 0) if is_errno else error.strerror
+        raise OSError(f"cannot listen on {address}: {why}. Choose another address with --listen") from error

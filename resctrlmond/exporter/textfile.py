@@ -35,13 +35,16 @@ class Textfile:
         except OSError as error:
             failure = f"cannot write {self._path}: {error.strerror or error}"
             if failure != self._failure:
-                log.error("%s. Check that the directory exists and can be written to", failure)
+                log.error("%s. Check that the directory exists, can be written to and is not full", failure)
             self._failure = failure
+            self.remove()
             return False
+        if self._failure:
+            log.info("%s is written again", self._path)
         self._failure = ""
         return True
 
     def remove(self) -> None:
-        """Remove the file: node_exporter would serve figures that no longer change."""
-        with contextlib.suppress(FileNotFoundError):
+        """Remove the file, if possible: node_exporter would serve figures that no longer change."""
+        with contextlib.suppress(OSError):
             os.unlink(self._path)

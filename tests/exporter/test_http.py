@@ -172,6 +172,7 @@ def test_default_is_a_port_of_this_host_only() -> None:
 )
 def test_addresses(text: str, expected: listening.Address) -> None:
     assert listening.parse(text) == expected
+    assert str(expected) == text
 
 
 @pytest.mark.parametrize(
@@ -211,8 +212,10 @@ def test_port_in_use_is_reported(tmp_path: Path) -> None:
         running(log, "--listen", f"127.0.0.1:{used.getsockname()[1]}") as process,
     ):
         assert process.wait(60) == os.EX_OSERR
-    assert "cannot start" in log.read_text()
-    assert "Traceback" not in log.read_text()
+        port = used.getsockname()[1]
+    text = log.read_text()
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use. Choose another address with --listen" in text
+    assert "Traceback" not in text
 
 
 # -- TLS
@@ -270,6 +273,9 @@ def test_tls_with_certificates_of_clients(tmp_path: Path, listener: socket.socke
         (["--event", "no_such"], 2, "no event matches 'no_such'; they are: llc_occupancy"),
         (["--timeout", "0"], 2, "not a number of seconds"),
         (["--timeout", "nan"], 2, "not a number of seconds"),
+        (["--interval", "5"], 2, "--interval needs --textfile"),
+        (["--textfile", "/nowhere", "--listen", "/nowhere/socket"], 2, "cannot be used with --textfile"),
+        (["--listen", "/nowhere/socket"], os.EX_OSERR, "cannot listen on /nowhere/socket: No such file or directory"),
     ],
 )
 def test_wrong_options_are_explained(tmp_path: Path, options: list[str], status: int, message: str) -> None:

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from resctrlmond.exporter.collector import Exporter
+from resctrlmond.exporter.source import Source
+from resctrlmond.exporter.textfile import Textfile
 from tests.exporter.conftest import Machine
 from tests.wait import wait_until
 
@@ -62,3 +67,18 @@ def test_directory_that_is_missing_is_reported(tmp_path: Path) -> None:
     log = (tmp_path / "log").read_text()
     assert "cannot write" in log
     assert "Check that the directory exists" in log
+
+
+class _Full(Exporter):
+    """An exporter whose file does not fit on the disk."""
+
+    def render(self, *_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_file_that_cannot_be_replaced_is_removed(tmp_path: Path) -> None:
+    """node_exporter would serve the figures of the last success, with resctrlmond_up 1, for as long as it lasts."""
+    file = tmp_path / "resctrlmond.prom"
+    file.write_text("resctrlmond_up 1.0\n")
+    assert not Textfile(str(tmp_path), _Full(Source("/nowhere", 1)), 1).write()
+    assert not file.exists()

@@ -187,8 +187,8 @@ def test_every_option_of_the_exporter() -> None:
     text = section(EXPORTER, "OPTIONS")
     defaults = {action.dest: action.default for action in exporter._parser()._actions}
     assert f"Default: _{listening.DEFAULT}_" in text
-    for name in ("timeout", "interval"):
-        assert f"Default: _{defaults[name]:g}_" in text
+    for default in (defaults["timeout"], exporter._INTERVAL_S):
+        assert f"Default: _{default:g}_" in text
     assert {event.replace("_", "\\_").replace("*", "\\*") for event in metrics.DEFAULT_EVENTS} <= set(
         re.findall(r"_((?:\\.|[a-z])+)_", text)
     )
