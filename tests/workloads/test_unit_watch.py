@@ -328,9 +328,9 @@ def test_problem_of_a_systemd_that_does_not_reply_names_systemd(site: Site, monk
         async with site.systemd as systemd:
             systemd.hangs = True
             async with site.watching("*.service"):
-                await site.until(lambda: site.host.manager.alerts.get("units"))
-        problem = site.host.manager.alerts["units"]
-        assert problem == "systemd's units are not watched: systemd did not reply to Subscribe within 0 s"
+                # On a busy machine, another call may be late first; the watch tries again.
+                problem = "systemd's units are not watched: systemd did not reply to Subscribe within 0 s"
+                await site.until(lambda: site.host.manager.alerts.get("units") == problem)
 
     run(test)
 
