@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import deque
 from collections.abc import Iterable, Mapping
 from decimal import Decimal, localcontext
 
@@ -23,8 +24,10 @@ from resctrlmond.resctrl.errors import LACKS, NoSuchGroup, not_read
 # A domain and an event, such as ("mon_L3_00", "llc_occupancy").
 Counter = tuple[str, str]
 
-# Reading one event of 500 groups takes some milliseconds, in which few groups are created or removed.
-_TRIES = 8
+# Reading one event of 500 groups takes some milliseconds, in which few groups are created or removed. If the set of
+# groups changed, the pass is repeated, up to as often in all as there are counters, and at least so often. Without a
+# limit, a reading would not end while groups come and go faster than a pass takes.
+_REPEATS = 8
 _MON_GROUPS = "mon_groups"
 # The answers of the kernel for the files of a directory that was removed (rdtgroup_kn_lock_live()).
 _GONE = (errno.ENOENT, errno.ENODEV)
@@ -38,8 +41,8 @@ class Own(msgspec.Struct, frozen=True):
     """The own use of a class at the reading: between ``low`` and ``low + width``, in the event's unit.
 
     The counters run on while they are read one after the other, hence the width. ``low`` is None if the kernel has no
-    number; ``reason`` says why, or why the number may be wrong. Without ``is_read``, the values of the groups are
-    missing too.
+    number; ``reason`` says why, or why the number may be wrong. Without ``is_read``, the set of groups changed
+    during each try, and values of groups may be missing too.
     """
 
     low: int | Decimal | None
@@ -49,7 +52,10 @@ class Own(msgspec.Struct, frozen=True):
 
 
 class GroupCounters(msgspec.Struct):
-    """A monitoring group of the class. ``gid`` is its mark, ``nonce`` its directory's mtime in ns."""
+    """A monitoring group of the class. ``gid`` is its mark, ``nonce`` its directory's mtime in ns.
+
+    One that was created or removed during the reading has values of some counters only.
+    """
 
     path: str
     gid: int
@@ -69,6 +75,10 @@ class ClassCounters(msgspec.Struct):
     own: dict[Counter, Own] = msgspec.field(default_factory=dict)
     groups: dict[int, GroupCounters] = msgspec.field(default_factory=dict)
 
+    def is_whole(self, group: GroupCounters) -> bool:
+        """Return whether the group has a value of each counter that was read: it was there all the time."""
+        return all(counter in group.values for counter, own in self.own.items() if own.is_read)
+
 
 def read_class(tree: str, class_: str) -> ClassCounters:
     """Read a class of the resctrl mounted at ``tree``; its name is "" for the root.
@@ -79,13 +89,11 @@ def read_class(tree: str, class_: str) -> ClassCounters:
     path = os.path.join(tree, class_) if class_ else tree
     try:
         found = ClassCounters(os.stat(path).st_ino)
+        counters: deque[Counter] = deque()
         for domain, inodes, names in _domains(path):
             found.domains |= inodes
-            try:
-                for name in names:
-                    found.own[domain, name] = _read_apart(path, (domain, name), found.groups)
-            except FileNotFoundError:  # the domain went offline
-                found.domains.pop(domain, None)
+            counters += [(domain, name) for name in names]
+        _read_counters(path, found, counters)
         if os.stat(path).st_ino != found.inode:
             raise NoSuchGroup("was replaced while it was read", path=path)
     except OSError as error:
@@ -93,6 +101,43 @@ def read_class(tree: str, class_: str) -> ClassCounters:
             raise NoSuchGroup("was removed while it was read", path=path) from error
         raise not_read(error, "read the counters of the class", path) from error
     return found
+
+
+def _read_counters(path: str, found: ClassCounters, left: deque[Counter]) -> None:
+    """Read the counters ``left``. Those that fail are repeated in turn, so that all have the same chance."""
+    known: dict[int, GroupCounters] = {}
+    partial: dict[Counter, dict[int, Value]] = {}
+    repeats = max(len(left), _REPEATS)
+    failures = 0  # one after the other
+    for _ in range(len(left) + repeats):
+        if not left or failures == repeats:
+            break
+        counter = left.popleft()
+        try:
+            own, partial[counter] = _read_apart(path, counter, known)
+        except FileNotFoundError:  # the domain went offline
+            found.domains.pop(counter[0], None)
+            for other in [other for other in left if other[0] == counter[0]]:
+                left.remove(other)
+            continue
+        if own is None:
+            failures += 1
+            left.append(counter)
+        else:
+            failures = 0
+            _keep(found, known, counter, own, partial[counter])
+    for counter in left:
+        own = Own(None, reason="groups were created and removed during each reading", is_read=False)
+        _keep(found, known, counter, own, partial[counter])
+
+
+def _keep(
+    found: ClassCounters, known: Mapping[int, GroupCounters], counter: Counter, own: Own, values: Mapping[int, Value]
+) -> None:
+    found.own[counter] = own
+    for inode, value in values.items():
+        found.groups[inode] = known[inode]
+        found.groups[inode].values[counter] = value
 
 
 def _domains(class_: str) -> Iterable[tuple[str, dict[str, int], list[str]]]:
@@ -112,36 +157,51 @@ def _domains(class_: str) -> Iterable[tuple[str, dict[str, int], list[str]]]:
             continue
 
 
-def _read_apart(class_: str, counter: Counter, groups: dict[int, GroupCounters]) -> Own:
-    """Return the class's own use; put the values of its groups into ``groups``."""
-    for _ in range(_TRIES):
-        try:
-            before = _list_groups(class_, groups)
-            first = _value(class_, counter)
-            values = {inode: _value(before[inode].path, counter) for inode in before}
-            second = _value(class_, counter)
-            if _list_groups(class_, groups).keys() != before.keys():
-                continue
-        except _Changed:
-            continue
-        except OSError as error:
-            if error.errno not in _GONE:
-                raise
-            # If the class has no such domain, it went offline. Otherwise a group was removed.
-            os.stat(os.path.join(class_, "mon_data", counter[0]))
-            continue
-        with localcontext(EXACTLY):
-            own = _difference(counter, first, second, values)
-        # A group that came after the first listing and went before the last one shows here.
-        if own.low is None or own.width >= 0:
-            for inode, value in values.items():
-                before[inode].values[counter] = value
-            groups.update(before)
-            return own
-    return Own(None, reason="groups were created and removed during each reading", is_read=False)
+def _read_apart(
+    class_: str, counter: Counter, known: dict[int, GroupCounters]
+) -> tuple[Own | None, dict[int, Value]]:
+    """Return the class's own use, None if the set of groups changed, and the values of the groups that are there.
+
+    ``known``: the groups that earlier calls found; those that this one finds are added.
+    """
+    values: dict[int, Value] = {}
+    is_same = True
+    try:
+        # One that goes before it is listed is not in the values of the class either.
+        before = _list_groups(class_, known, is_complete=False)
+        first = _value(class_, counter)
+        for inode, group in before.items():
+            try:
+                values[inode] = _value(group.path, counter)
+            except OSError as error:
+                _check_domain(class_, counter, error)
+                is_same = False
+        second = _value(class_, counter)
+        if not is_same or _list_groups(class_, known, is_complete=True).keys() != before.keys():
+            return None, values
+    except _Changed:
+        return None, values
+    except OSError as error:
+        _check_domain(class_, counter, error)
+        return None, values
+    with localcontext(EXACTLY):
+        own = _difference(counter, first, second, values)
+    # A group that came after the first listing and went before the last one shows here.
+    return own if own.low is None or own.width >= 0 else None, values
 
 
-def _list_groups(class_: str, known: Mapping[int, GroupCounters]) -> dict[int, GroupCounters]:
+def _check_domain(class_: str, counter: Counter, error: OSError) -> None:
+    """Raise FileNotFoundError if the class has no such domain, because it went offline, and errors of other kinds."""
+    if error.errno not in _GONE:
+        raise error
+    os.stat(os.path.join(class_, "mon_data", counter[0]))
+
+
+def _list_groups(class_: str, known: dict[int, GroupCounters], *, is_complete: bool) -> dict[int, GroupCounters]:
+    """Return the groups of the class, and add them to ``known``.
+
+    Raises _Changed if one goes meanwhile; unless ``is_complete``, it is left out.
+    """
     top = os.path.join(class_, _MON_GROUPS)
     found = {}
     with os.scandir(top) as entries:
@@ -151,8 +211,11 @@ def _list_groups(class_: str, known: Mapping[int, GroupCounters]) -> dict[int, G
                 try:
                     status = os.stat(entry.path, follow_symlinks=False)
                 except FileNotFoundError as error:
-                    raise _Changed from error
+                    if is_complete:
+                        raise _Changed from error
+                    continue
                 before = GroupCounters(entry.path, status.st_gid, status.st_mtime_ns, before.values if before else {})
+                known[inode] = before
             found[inode] = before
     return found
 

@@ -188,7 +188,7 @@ class Machine:
         if not self._since or group.observed:
             return
         try:
-            sums = self._use_of(group.nonce, self._begin(subfolder), _values(readings))
+            sums = _difference(self._base.get(group.nonce) or self._begin(subfolder), _values(readings))
         except (ResctrlError, OSError) as error:
             self.lost(f"the values of an ended workload cannot be read: {error}")
             return
@@ -292,7 +292,8 @@ class Machine:
         self._energy.begin()
         classes, is_whole = self._read_whole()
         for _ in range(_TRIES):
-            if is_whole and ends == self._ends:
+            is_read = all(own.is_read for of in classes.values() for own in of.own.values())
+            if is_whole and is_read and ends == self._ends:
                 break
             ends = self._ends  # another thread ends workloads
             self._energy.begin()
@@ -339,7 +340,13 @@ class Machine:
             before = self._subfolders().keys()
             classes = self._read_classes()
             groups = [group for found in classes.values() for group in found.groups.values()]
-            seen = {group.nonce for group in groups if group.gid == self._gid}
+            # One that another program removed meanwhile has only some of the counters.
+            seen = {
+                group.nonce
+                for found in classes.values()
+                for group in found.groups.values()
+                if group.gid == self._gid and found.is_whole(group)
+            }
             is_once = len(groups) == len({inode for found in classes.values() for inode in found.groups})
             with self._guard:
                 missing = before & self._subfolders().keys() - seen - self._closed.keys() - self._removed.keys()
@@ -370,7 +377,10 @@ class Machine:
                     unrecorded.add(group.nonce)
                 continue
             try:
-                found[group.nonce] = self._use_of(group.nonce, self._begin(subfolder), group.values)
+                begin = self._base.get(group.nonce) or self._begin(subfolder)
+                # One that was created during the reading has no values of the counters that were read before.
+                begin = {counter: value for counter, value in begin.items() if counter in group.values}
+                found[group.nonce] = _difference(begin, group.values)
             except (ResctrlError, OSError):
                 reasons = {"its begin values cannot be read": None}
                 found[group.nonce] = {counter: _Sum(reasons=dict(reasons)) for counter in group.values}
@@ -398,7 +408,7 @@ class Machine:
         # Those of domains that are offline now.
         counters |= {counter for known in self._classes.values() for counter in known.own}
         counters |= {counter for of in sums.values() for counter in of}
-        # The groups of these have no value now either.
+        # A group may have no value of these now either.
         unread = {
             counter: own.reason for found in classes.values() for counter, own in found.own.items() if not own.is_read
         }
@@ -489,7 +499,7 @@ class Machine:
                     if group.nonce not in self._closed and group.nonce not in self._removed:
                         _add(sums[pool], live.get(group.nonce, {}))
                 else:
-                    self._see_other(inode, group)
+                    self._see_other(inode, group, is_whole=found.is_whole(group))
         for sums_of in self._closed.values():
             _add(sums[Pool.TRACKED], sums_of)
         here = {inode for found in classes.values() for inode in found.groups}
@@ -502,13 +512,15 @@ class Machine:
         for inode in self._others.keys() & here:
             _add(sums[Pool.FOREIGN], _difference(self._others[inode].first, self._others[inode].last))
 
-    def _see_other(self, inode: int, group: GroupCounters) -> None:
+    def _see_other(self, inode: int, group: GroupCounters, *, is_whole: bool) -> None:
         known = self._others.get(inode)
         if known is None:
             self._others[inode] = _Other(group.values, group.values)
             _note(self._flaws[Pool.FOREIGN], "a group of another program was created between two readings")
         else:
-            known.last = group.values
+            known.last = known.last | group.values
+            if not is_whole:
+                _note(self._flaws[Pool.FOREIGN], "a group of another program was removed during the reading")
 
     def _find_unseen(self, classes: dict[str, ClassCounters]) -> None:
         here = {name for name in classes if name}
@@ -519,9 +531,6 @@ class Machine:
                 pool = Pool.FOREIGN if "mon_groups" in directory.split("/") else Pool.UNTRACKED
                 _note(self._flaws[pool], f"{directory} was created and removed between two readings")
         self._unseen.clear()
-
-    def _use_of(self, nonce: int, begin: dict[Counter, Value], end: dict[Counter, Value]) -> Sums:
-        return _difference(self._base.get(nonce) or begin, end)
 
     def _begin(self, subfolder: str) -> dict[Counter, Value]:
         return _values(self._snapshots.begin_values(subfolder)) if subfolder else {}

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from resctrlmond.api import translate
 from resctrlmond.resctrl import class_counters, package_energy
 from resctrlmond.resctrl.class_counters import ClassCounters, read_class
-from resctrlmond.resctrl.counters import Reading
+from resctrlmond.resctrl.counters import Reading, Value
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.resctrl.package_energy import PackageEnergy
 from resctrlmond.resctrl.tree import GroupRef
@@ -555,16 +556,102 @@ def test_tick_does_not_begin_while_a_call_begins(tmp_path: Path) -> None:
 def test_counter_that_could_not_be_read_is_exact_in_no_pool(
     pools: Pools, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def changed(_class: str, _known: object, *, is_complete: bool) -> NoReturn:
+        raise class_counters._Changed
+
     host, control = pools.host, pools.control
     tid = control.spawn(tid=process().pid)
     host.manager.assign(assignment("a", tid))
     control.run(tid, SECOND)
     pools.check()
     with monkeypatch.context() as patched:
-        patched.setattr(class_counters, "_TRIES", 0)  # groups came and went during each try
+        patched.setattr(class_counters, "_list_groups", changed)
         assert not [use for use in pools.read().pools if use.quality is Quality.EXACT and use.event.name != CACHE]
     found = pools.check()
     assert {use.quality for use in found.pools} == {Quality.EXACT}
+
+
+def test_reading_ends_while_groups_come_and_go(pools: Pools, process: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass was repeated up to 8 times for each counter, and the workloads were missing in a pass that failed."""
+    host, control = pools.host, pools.control
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("a", tid))
+    control.run(tid, SECOND)
+    before = used(pools.check(), Pool.TRACKED)
+    assert before > 0
+    value, passes = class_counters._value, dict[class_counters.Counter, int]()
+    group = [host.make_foreign("theirs0")]
+
+    def change(directory: str, counter: class_counters.Counter) -> Value:
+        if directory == host.mountpoint:
+            passes[counter] = passes.get(counter, 0) + 1
+            os.rmdir(host.tree.full_path(group.pop()))
+            group.append(host.make_foreign(f"theirs{sum(passes.values())}"))
+        return value(directory, counter)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(class_counters, "_value", change)
+        found = pools.read()
+    assert set(passes.values()) == {2}, "the class is read at the begin and the end of a pass"
+    assert len(passes) == 10
+    assert used(found, Pool.TRACKED) == before
+    for use in found.pools:
+        is_unknown = use.pool is Pool.UNTRACKED and use.event.name == CACHE
+        assert use.quality is (Quality.UNKNOWN if is_unknown else Quality.ESTIMATED), use
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_group_that_is_removed_during_a_reading_is_not_exact(
+    pools: Pools, process: Start, monkeypatch: pytest.MonkeyPatch, is_ours: bool
+) -> None:
+    """The counters that were read after the removal of the group did without its use, and were exact."""
+    host, control = pools.host, pools.control
+    tid = control.spawn(tid=process().pid)
+    group = GroupRef("", "a")
+    if is_ours:
+        host.manager.assign(assignment("a", tid))
+    else:
+        group = host.make_foreign("a")
+        control.steal(tid, group.path)
+    pools.restart()
+    control.run(tid, SECOND)
+    pools.check()
+    control.run(tid, SECOND)
+    read = class_counters._read_apart
+
+    def remove(
+        class_: str, counter: class_counters.Counter, known: dict[int, class_counters.GroupCounters]
+    ) -> object:
+        if counter == ("mon_PERF_PKG_00", ENERGY) and os.path.exists(host.tree.full_path(group)):
+            os.rmdir(host.tree.full_path(group))
+        return read(class_, counter, known)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(class_counters, "_read_apart", remove)
+        found = pools.read()
+    assert reasons(found, Pool.TRACKED if is_ours else Pool.FOREIGN)
+
+
+def test_counter_is_read_again_if_groups_came_and_went(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = pools.host
+    pools.check()
+    value, passes = class_counters._value, list[class_counters.Counter]()
+
+    def change(directory: str, counter: class_counters.Counter) -> Value:
+        if directory == host.mountpoint:
+            passes.append(counter)
+            if len(passes) in (1, 21):  # the first counter, at its first and at its second pass
+                host.manager.create("brief", owner="test")
+                host.manager.release("brief", owner="test")
+                host.manager.create(f"stays{len(passes)}", owner="test")
+        return value(directory, counter)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(class_counters, "_value", change)
+        found = pools.read()
+    assert not set[str]().union(*(reasons(found, pool) for pool in Pool))
+    assert passes.count(passes[0]) == 6
+    assert len(passes) == 24
 
 
 def test_domain_that_goes_offline_during_a_reading_is_estimated(
@@ -572,10 +659,10 @@ def test_domain_that_goes_offline_during_a_reading_is_estimated(
 ) -> None:
     read = class_counters._read_apart
 
-    def fail(class_: str, counter: class_counters.Counter, groups: dict[int, class_counters.GroupCounters]) -> object:
+    def fail(class_: str, counter: class_counters.Counter, known: dict[int, class_counters.GroupCounters]) -> object:
         if counter[0] == "mon_L3_01":
             raise FileNotFoundError
-        return read(class_, counter, groups)
+        return read(class_, counter, known)
 
     monkeypatch.setattr(class_counters, "_read_apart", fail)
     uses = [use for use in pools.read().pools if use.domain == "mon_L3_01"]
