@@ -350,6 +350,7 @@ def _record(verb: argparse.ArgumentParser) -> None:
         "-d", "--delay", type=_seconds, metavar="SECONDS", default=1.0, help="the time between readings (default: 1)"
     )
     verb.add_argument("-n", "--count", type=_count, metavar="N", help="end after N readings")
+    verb.add_argument("--parquet", action="store_true", help="write a Parquet file at the end; needs pyarrow")
     _filters(verb)
 
 

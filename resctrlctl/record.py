@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verb ``record``: write what workloads use, again and again, as lines of JSON."""
+"""The verb ``record``: write what workloads use, again and again, as lines of JSON, or at the end as Parquet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn, Self
 
 from resctrlctl import workload_table
 from resctrlctl.daemon import Daemon
-from resctrlctl.errors import OK, CommandError
+from resctrlctl.errors import OK, USAGE, CommandError
 from resctrlctl.format import format_count
 from resctrlctl.output import Json, Output, encode
 from resctrlctl.recording import FORMAT, Amount, AnyLine, Header, Outage, Reading, Used, is_selected
@@ -212,25 +212,52 @@ class _Recorder:
 
 def record(args: argparse.Namespace, output: Output) -> int:
     """Record until a signal, or ``args.count`` readings; return the exit status of the last reading."""
+    if args.parquet:
+        return _record_parquet(args, output)
+    recorder, readings = _record_lines(args, output, args.output)
+    if args.output != _STANDARD_OUTPUT:
+        output.note(f"{readings} written to {args.output}. To show them: resctrlctl plot {args.output}")
+    return recorder.status
+
+
+def _record_parquet(args: argparse.Namespace, output: Output) -> int:
+    """Record lines, because a Parquet file is readable only when it is complete, and then convert them."""
+    if args.output == _STANDARD_OUTPUT:
+        raise CommandError("a Parquet file cannot be written to standard output: give --output a file", USAGE)
+    from resctrlctl.parquet import convert  # noqa: PLC0415  # pyarrow is optional, and slow to import
+
+    lines = f"{args.output}.jsonl"
+    if os.path.lexists(lines):
+        name = printable(lines)
+        raise CommandError(
+            f"{name} exists: it may be what is left of a recording that was killed. To show it: resctrlctl plot "
+            f"{name}. Remove or rename it"
+        )
+    recorder, readings = _record_lines(args, output, lines)
+    convert(lines, args.output)
+    os.unlink(lines)
+    output.note(f"{readings} written to {args.output}")
+    return recorder.status
+
+
+def _record_lines(args: argparse.Namespace, output: Output, path: str) -> tuple[_Recorder, str]:
+    """Record to a file of lines. Return what recorded, and the number of readings in words."""
     source = _Source(args)
     # An earlier recording in the file is kept if there is nothing to record.
     header, first = source.header(args.delay), source.read()
     if (args.key or args.filter) and not first.workloads:
         output.note("no workload matches now; those that match later are recorded")
-    with _File(args.output) as file:
+    with _File(path) as file:
         recorder = _Recorder(source, file, output)
         file.write(header)
-        recorder.write(first)
         try:
             with _interrupted_by_signals():
+                recorder.write(first)
                 _repeat(recorder, args)
         except _Interrupt:
             # The last reading has the workloads that ended since the one before. A second signal ends it.
             recorder.take()
-    if args.output != _STANDARD_OUTPUT:
-        readings = format_count(file.readings, "reading")
-        output.note(f"{readings} written to {args.output}. To show them: resctrlctl plot {args.output}")
-    return recorder.status
+    return recorder, format_count(file.readings, "reading")
 
 
 def _repeat(recorder: _Recorder, args: argparse.Namespace) -> None:

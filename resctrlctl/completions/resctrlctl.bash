@@ -48,7 +48,7 @@ _resctrlctl() {
         [list]='--all --pods --columns --sort --filter --rate --watch --root'
         [top]='--batch --iterations --delay --by --sort --reverse --filter'
         [watch]='--change --filter'
-        [record]='--output --delay --count --filter'
+        [record]='--output --delay --count --parquet --filter'
         [plot]='--html'
         [show]='--raw --property --value --root'
         [status]=''

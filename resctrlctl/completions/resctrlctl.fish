@@ -136,6 +136,7 @@ complete -c resctrlctl -n '__resctrlctl_is watch' -k -a '(__resctrlctl_workloads
 complete -c resctrlctl -n '__resctrlctl_is record' -s o -l output -rF -d 'the file to write'
 complete -c resctrlctl -n '__resctrlctl_is record' -s d -l delay -x -d 'the time between readings'
 complete -c resctrlctl -n '__resctrlctl_is record' -s n -l count -x -d 'end after N readings'
+complete -c resctrlctl -n '__resctrlctl_is record' -l parquet -d 'write a Parquet file at the end'
 complete -c resctrlctl -n '__resctrlctl_is record' -l filter -xa 'state= class= owner= quality= namespace= pod= container= unit= key=' -d 'list only workloads that match'
 complete -c resctrlctl -n '__resctrlctl_is record' -k -a '(__resctrlctl_workloads)'
 complete -c resctrlctl -n '__resctrlctl_is plot' -l html -rF -d 'write a page with plots to FILE'

@@ -255,3 +255,31 @@ def test_names_are_escaped(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("record", "-o", "-", "-n", "1")
     assert done.stdout.replace("\n", "").isprintable()
     assert json.loads(done.stdout.splitlines()[1])["workloads"][0]["name"] == "\x1b[31m\nred"
+
+
+def test_parquet_is_not_written_to_standard_output(ctl: Ctl) -> None:
+    done = ctl("record", "--parquet", "-o", "-", "-n", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == ("resctrlctl: a Parquet file cannot be written to standard output: give --output a file\n")
+
+
+def test_missing_pyarrow_names_the_remedy(ctl: Ctl, environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "pyarrow.py").write_text("raise ModuleNotFoundError(\"No module named 'pyarrow'\")")
+    path = tmp_path / "file"
+    path.write_text("earlier")
+    done = ctl(
+        "record",
+        "--parquet",
+        "-o",
+        str(path),
+        "-n",
+        "1",
+        PYTHONPATH=os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]]),
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "resctrlctl: cannot write Parquet: pyarrow cannot be imported: No module named 'pyarrow'. Debian has no "
+        "package of it: run 'pip install resctrlmond[parquet]' in a virtual environment, "
+        "or record without --parquet\n"
+    )
+    assert path.read_text() == "earlier"
