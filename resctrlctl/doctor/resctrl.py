@@ -6,6 +6,7 @@ from __future__ import annotations
 import grp
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,7 +21,6 @@ from resctrlmond.resctrl.tree import MODALIAS, Tree
 # Flags of /proc/cpuinfo for monitoring; the first is required.
 _FLAGS = ("cqm_llc", "cqm_occup_llc", "cqm_mbm_total", "cqm_mbm_local")
 _MOUNT = "systemctl enable --now sys-fs-resctrl.mount"
-_SHOWN_GROUPS = 3
 # This part of the RMIDs is few.
 _FEW = 0.1
 
@@ -230,7 +230,12 @@ class Rmids:
     @property
     def is_short(self) -> bool:
         """Whether so few are free that a burst of containers uses up the rest."""
-        return self.free <= self.number * _FEW
+        return self.missing > 0
+
+    @property
+    def missing(self) -> int:
+        """How many more would have to be free."""
+        return max(int(self.number * _FEW) + 1 - self.free, 0)
 
 
 def rmids(host: Host) -> Rmids | None:
@@ -285,7 +290,7 @@ def check_rmids(host: Host) -> Iterator[Finding]:
     if not found.is_short:
         yield Finding(Severity.OK, "rmids", what)
     else:
-        shown = " ".join(found.foreign[:_SHOWN_GROUPS])
+        shown = " ".join(map(shlex.quote, found.foreign[: found.missing]))
         fix = ["resctrlctl list --all  # all groups; resctrlctl release ends a workload"]
         if found.foreign:
             fix.insert(0, f"rmdir {shown}  # foreign groups, after their owner has stopped")
@@ -307,10 +312,13 @@ def _limbo(host: Host, number: int) -> Iterator[Finding]:
         return
     cache = re.match(r"(\d+)K", host.read("/sys/devices/system/cpu/cpu0/cache/index3/size"))
     threshold = int(cache[1]) * 1024 // number if cache else 65536
+    # The kernel rounds the number down to the unit of the counter, which no file shows.
+    name = file.rpartition("/")[2]
+    command = f'while [ "$(cat {name})" = 0 ] && echo $n >{name}; do n=$((n * 2)); done'
     yield Finding(
         Severity.WARNING,
         "rmids",
         f"RMIDs that become free stay in limbo for ever ({place(host)}/info/{file} is 0)",
         "The kernel reuses an RMID only if its data in the cache is less than this number of bytes.",
-        (f"echo {threshold} >{place(host)}/info/{file}  # a larger number if it still reads 0",),
+        (f"(cd {place(host)}/info/L3_MON && n={threshold} && {command})",),
     )

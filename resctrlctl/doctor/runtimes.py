@@ -20,6 +20,9 @@ from resctrlctl.queries import runtimes_without_hook
 
 _HOOK_FOLDERS = (HOOKS_DIR, "/etc/containers/oci/hooks.d")
 _OWN_HOOK = "resctrlmon"
+_INSTALL_HOOK = (
+    "Install resctrlmond again (package, or 'make install' in the source), then: resctrlctl hooks enable",
+)
 _NRI_SOCKET = "/run/nri/nri.sock"
 _NRI = "io.containerd.nri.v1.nri"
 _TASKS = "io.containerd.service.v1.tasks-service"
@@ -71,7 +74,7 @@ def _hook_file(host: Host, path: str) -> Iterator[Finding]:
             "hooks",
             f"{path} is a link to a file that does not exist",
             "The runtimes do not call the hook.",
-            (f"rm {path}", "apt install --reinstall resctrlmond && resctrlctl hooks enable"),
+            (f"rm {path}", *_INSTALL_HOOK),
         )
         return
     try:
@@ -93,7 +96,9 @@ def _hook_file(host: Host, path: str) -> Iterator[Finding]:
             "hooks",
             f"{path} names {program}, which is not an executable program",
             "Depending on the runtime, the hook is skipped or no container starts.",
-            (f"apt install --reinstall resctrlmond  # or: {enable}" if is_own else enable,),
+            (f"rm {path}  # containers start again, without being monitored", *_INSTALL_HOOK)
+            if is_own
+            else (enable,),
         )
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -299,6 +301,15 @@ def test_users_of_rmids_are_counted_by_owner(machine: MachineTree) -> None:
     assert "1 by foreign groups named after pods" in found.what
     assert "60 by foreign groups of unknown programs" in found.what
     assert found.fix[0].startswith(f"rmdir {RESCTRL}/mon_groups/")
+    command, _, _ = found.fix[0].partition("  #")
+    assert len(shlex.split(command)) == 1 + 7, "then more than a tenth is free"
+
+
+def test_names_of_foreign_groups_are_quoted(machine: MachineTree) -> None:
+    for number in range(62):
+        machine.group(f"a b;{number:02}")
+    command, _, _ = fault(machine, "rmids").fix[0].partition("  #")
+    assert shlex.split(command)[1] == f"{RESCTRL}/mon_groups/a b;00"
 
 
 def test_mark_is_that_of_the_configuration_if_the_daemon_never_ran(machine: MachineTree) -> None:
@@ -319,7 +330,11 @@ def test_threshold_with_which_no_rmid_leaves_limbo_is_found(machine: MachineTree
     file = f"{RESCTRL}/info/L3_MON/max_threshold_occupancy"
     machine.write(file, "0\n")
     found = fault(machine, "rmids")
-    assert found.fix[0].startswith(f"echo {32768 * 1024 // 64} >{file}")
+    folder = os.path.dirname(file)
+    assert found.fix[0].startswith(f"(cd {folder} && n={32768 * 1024 // 64} && while ")
+    # A file that reads what was written to it: the kernel may round the number down to 0, as in the guest.
+    subprocess.run(["sh", "-c", found.fix[0].replace(folder, str(machine.path(folder)))], check=True, timeout=60)
+    assert machine.path(file).read_text() == f"{32768 * 1024 // 64}\n"
 
 
 # -- the daemon
@@ -447,6 +462,8 @@ def test_hook_file_that_names_a_missing_program_is_an_error(machine: MachineTree
     found = fault(machine, "hooks")
     assert found.severity is Severity.ERROR
     assert HOOK_PROGRAM in found.what
+    assert found.fix[0].startswith(f"rm {HOOKS}/resctrlmon-createRuntime.json  # containers start again")
+    assert found.fix[1].endswith("resctrlctl hooks enable")
 
 
 @pytest.mark.parametrize("text", ['{"hook":', "[]", '{"version": "1.0.0"}', '{"hook": {"path": 7}}'])
