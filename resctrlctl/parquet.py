@@ -21,8 +21,9 @@ try:
     import pyarrow.parquet as pq
 except ImportError as error:
     raise CommandError(
-        f"cannot write Parquet: pyarrow cannot be imported: {error}. Debian has no package of it: run "
-        "'pip install resctrlmond[parquet]' in a virtual environment, or record without --parquet"
+        f"cannot write Parquet: pyarrow cannot be imported: {error}. Install python3-pyarrow, "
+        "which Debian 13 does not have; or run 'pip install resctrlmond[parquet]' in a virtual environment; or "
+        "record without --parquet"
     ) from error
 
 _TIME = pa.timestamp("us", tz="UTC")

@@ -278,8 +278,8 @@ def test_missing_pyarrow_names_the_remedy(ctl: Ctl, environment: dict[str, str],
     )
     assert done.returncode == 1
     assert done.stderr == (
-        "resctrlctl: cannot write Parquet: pyarrow cannot be imported: No module named 'pyarrow'. Debian has no "
-        "package of it: run 'pip install resctrlmond[parquet]' in a virtual environment, "
-        "or record without --parquet\n"
+        "resctrlctl: cannot write Parquet: pyarrow cannot be imported: No module named 'pyarrow'. Install "
+        "python3-pyarrow, which Debian 13 does not have; or run 'pip install resctrlmond[parquet]' in a virtual "
+        "environment; or record without --parquet\n"
     )
     assert path.read_text() == "earlier"
