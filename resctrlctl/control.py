@@ -121,7 +121,8 @@ def release(args: argparse.Namespace, output: Output) -> int:
             output.confirm(f"{printable(reply.workload.key)}: still claimed by {others or 'its members'}")
         if reply.totals:
             output.confirm("")
-            output.print_blocks(render_totals(reply.totals)[: 1 if args.quiet else None])
+            inside = reply.nested or []
+            output.print_blocks(render_totals(reply.totals, inside)[: 1 + bool(inside) if args.quiet else None])
     return OK
 
 

@@ -127,6 +127,11 @@ _WORKLOAD_LINES: dict[str, tuple[str, Callable[[Workload], Iterable[str]]]] = {
         lambda workload: [format_time(workload.completed_at)] if workload.completed_at else [],
     ),
     "generation": ("Run", lambda workload: [str(workload.generation)]),
+    "part_of": ("Inside", lambda workload: map(printable, workload.part_of or ())),
+    "nested": (
+        "Nested",
+        lambda workload: [format_count(workload.nested, "workload")] if workload.nested else [],
+    ),
     "loss": ("Loss", lambda workload: [format_message(workload.loss)] if workload.loss else []),
     "baseline": ("Baseline", lambda workload: [str(workload.baseline)]),
     "caveats": (
@@ -181,10 +186,12 @@ def render_workload(reply: ReadReply, *, is_raw: bool = False) -> list[Block]:
     blocks: list[Block] = [head]
     if reply.totals:
         blocks.append(_totals_table(reply.totals, _seconds(reply.workload)))
+    if reply.nested:
+        blocks.append(_totals_table(reply.nested, _seconds(reply.workload), "IN NESTED"))
     if reply.domains and _divide(reply.domains, reply.totals):
         seconds = _seconds(reply.workload)
         blocks.append(Table(_DOMAIN_COLUMNS, tuple(_domain_row(use, seconds) for use in reply.domains)))
-    blocks += _reasons(reply.totals)
+    blocks += _reasons([*reply.totals, *(reply.nested or ())])
     if details.fields:
         blocks.append(details)
     if is_raw and reply.readings:
@@ -196,19 +203,23 @@ _NO_ENERGY = "core energy is not counted by this processor or kernel; see CORE E
 _NO_HOOK = "assign its containers by control group; see DOCKER AND ROOTLESS PODMAN in resctrlctl(1)"
 
 
-def render_totals(totals: Sequence[Total]) -> list[Block]:
-    """Render the use of each event since the baseline, with its quality and the reason if it is not exact."""
-    return [_totals_table(totals), *_reasons(totals)]
+def render_totals(totals: Sequence[Total], nested: Sequence[Total] = ()) -> list[Block]:
+    """Render the use of each event since the baseline, with its quality and the reason if it is not exact.
+
+    ``nested`` is that of the nested workloads.
+    """
+    inside = [_totals_table(nested, title="IN NESTED")] if nested else []
+    return [_totals_table(totals), *inside, *_reasons([*totals, *nested])]
 
 
 def _reasons(totals: Sequence[Total]) -> list[Sheet]:
     return reasons([(printable(total.event), total.reason or "") for total in totals])
 
 
-def _totals_table(totals: Iterable[Total], seconds: float | None = None) -> Table:
+def _totals_table(totals: Iterable[Total], seconds: float | None = None, title: str = "TOTAL") -> Table:
     columns, average = _TOTAL_COLUMNS, [] if seconds is None else [Column("PER SECOND", right=True)]
     rows = [_total_row(total, seconds) for total in totals]
-    return Table((*columns[:2], *average, *columns[2:]), tuple(rows))
+    return Table((columns[0], Column(title, right=True), *average, columns[2]), tuple(rows))
 
 
 def render_status(

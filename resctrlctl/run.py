@@ -33,6 +33,7 @@ from resctrlctl.run_target import (
     opened,
     read_around,
     read_begin,
+    together,
 )
 from resctrlctl.width import has_blocks, terminal_width
 from resctrlmond.api import types
@@ -51,6 +52,9 @@ _CHECK_TIMEOUT_S = 5.0
 # The interval of samples without -I, and the event for which they are taken.
 _SAMPLE_S = 0.5
 _SAMPLED = "llc_occupancy"
+
+# The errors of Assign after which the command may run in the group of the workload around it, if there is one.
+_STAYS_INSIDE = ("AlreadyMonitored", "RmidsExhausted")
 
 # The exit status of a command that a signal ended is greater.
 SIGNALLED = 128
@@ -138,7 +142,7 @@ def _run_once(
                 return status
             raise CommandError(str(error), OWN_FAILURE) from error
         problem = str(error)
-        if target is None and error.name == "AlreadyMonitored" and (around := read_around(daemon, child.pid)):
+        if target is None and error.name in _STAYS_INSIDE and (around := read_around(daemon, child.pid)):
             measured = _Measurement(
                 args.command, None, around.workload, around, is_nested=True, since=time.monotonic()
             )
@@ -250,6 +254,8 @@ def _assign(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> _Meas
         # The user named the class, and the process has not run yet, so it may change its class.
         allow_class_change=args.class_ not in (None, types.FOLLOW) or None,
         take_over=args.take_over or None,
+        # In another run, both count the command: the outer one by the use of its nested workloads.
+        nested=None if args.take_over else True,
         # The child does not execute the command before the reply.
         late=False,
         claim=CLAIM,
@@ -387,7 +393,7 @@ def _release(
     except CommandError as error:
         return _report(measured, result, tasks_left=tasks_left, problem=str(error))
     result = measured.until_now(result)
-    totals = reply.totals
+    totals = together(reply.totals, reply.nested or ())
     if now is not None and now.state.is_over:
         totals = downgraded(totals, Quality.LATE, ENDED_EARLY)
     return _report(

@@ -233,7 +233,8 @@ def _notes(run: Report) -> list[str]:
     notes = []
     if run.tasks_left:
         tasks = format_count(run.tasks_left, "task")
-        notes.append(f"{tasks} of the command still running: their use from now on is not counted.")
+        here = " here" if run.workload and run.workload.part_of else ""
+        notes.append(f"{tasks} of the command still running: their use from now on is not counted{here}.")
     if run.workload and run.problem:
         notes.append(f"No totals: {format_message(run.problem)}.")
         if not run.is_difference:
@@ -241,6 +242,9 @@ def _notes(run: Report) -> list[str]:
             notes.append(f"When resctrlmond runs, it ends the workload. For the totals, use: resctrlctl show {key}")
     elif run.is_difference and run.target:
         notes.append("The workload was monitored already: the totals are what it used while the command ran.")
-    elif run.workload and not run.is_difference and not run.completed:
+    if run.workload and run.workload.nested and not (run.problem or run.is_difference):
+        inside = format_count(run.workload.nested, "nested workload")
+        notes.append(f"The totals include {inside}.")
+    if run.workload and not run.problem and not run.is_difference and not run.completed:
         notes.append("The workload continues, because it has other claims.")
     return notes

@@ -123,7 +123,7 @@ def read_begin(daemon: Daemon, target: Target) -> types.ReadReply | None:
     if not found:
         return None
     key = found[0].key
-    reply = daemon.call(f"read {key!r}", "Read", types.KeyRequest(key=key), types.ReadReply)
+    reply = with_nested(daemon.call(f"read {key!r}", "Read", types.KeyRequest(key=key), types.ReadReply))
     is_one = len(found) == 1 and target.is_all_of(reply.workload)
     if not is_one or not reply.workload.state.has_group:
         raise CommandError(f"cannot measure {target}: {_why_refused(target, reply.workload, is_one=is_one)}")
@@ -174,7 +174,9 @@ def read_around(daemon: Daemon, pid: int) -> types.ReadReply | None:
         path = tree.full_path(GroupRef(where.class_, where.group))
         pages = daemon.stream("list the workloads", "List", types.NoParameters(), types.ListReply)
         key = next((one.key for page in pages for one in page.workloads if where.group and one.path == path), None)
-        return None if key is None else daemon.call("read", "Read", types.KeyRequest(key=key), types.ReadReply)
+        if key is None:
+            return None
+        return with_nested(daemon.call("read", "Read", types.KeyRequest(key=key), types.ReadReply))
     except (CommandError, ResctrlError):
         return None
 
@@ -228,8 +230,33 @@ def downgraded(totals: Sequence[types.Total], quality: Quality, reason: str) -> 
     ]
 
 
+def with_nested(reply: types.ReadReply) -> types.ReadReply:
+    """Return a reading with totals that include the nested workloads."""
+    return msgspec.structs.replace(reply, totals=together(reply.totals, reply.nested or ()), nested=None)
+
+
+def together(totals: Sequence[types.Total], nested: Sequence[types.Total]) -> list[types.Total]:
+    """Return the sums of the totals of a workload and of those of its nested workloads, with the worse quality."""
+    inside = {total.event: total for total in nested}
+    own = {total.event for total in totals}
+    found = [_sum(total, inside[total.event]) if total.event in inside else total for total in totals]
+    return found + [total for total in nested if total.event not in own]
+
+
+def _sum(own: types.Total, nested: types.Total) -> types.Total:
+    known = [Decimal(total.value) for total in (own, nested) if total.value is not None]
+    reasons = dict.fromkeys(total.reason for total in (own, nested) if total.reason)
+    quality = _worst(own.quality, nested.quality)
+    if len(known) == 1:
+        quality = Quality.ESTIMATED  # a lower bound
+    with localcontext(_EXACTLY):
+        value = f"{sum(known):f}" if known else None
+    return msgspec.structs.replace(own, value=value, quality=quality, reason="; ".join(reasons) or None)
+
+
 def as_known(reply: types.ReadReply) -> types.ReadReply:
-    """Return a reading during a run: late if the workload has ended, because the command still runs."""
+    """Return a reading during a run, with nested workloads: late if it has ended, because the command still runs."""
+    reply = with_nested(reply)
     if not reply.workload.state.is_over:
         return reply
     return msgspec.structs.replace(reply, totals=downgraded(reply.totals, Quality.LATE, ENDED_EARLY))

@@ -20,6 +20,7 @@ from resctrlmond.api.pods import pods_of
 from resctrlmond.api.types import Foreign, ListPodsReply, ListReply, ReadForeignReply, ReadReply, Usage
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.resctrl.tree import DEFAULT_PATH, Found, Tree
+from resctrlmond.workloads import nested
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.model import Group, Workload, replace
 from resctrlmond.workloads.snapshot import Snapshots
@@ -169,12 +170,16 @@ class TreeView:
 
     def _reply(self, reported: types.Workload, workload: Workload | None, live: Live) -> ReadReply:
         readings = summed(live)
-        totals = used(self._snapshots(), workload, live) if workload else []
+        snapshots = self._snapshots()
+        workload = nested.with_ended(snapshots, workload) if workload else None
+        totals = used(snapshots, workload, live) if workload else []
+        inside = nested.totals_on_disk(workload, [total.event.name for total in totals]) if workload else []
         return ReadReply(
             workload=reported,
             readings=[translate.reading(reading) for reading in readings],
             totals=[translate.total(total) for total in totals],
             domains=translate.domain_uses(totals, readings) or None,
+            nested=[translate.total(total) for total in inside] or None,
         )
 
     def _snapshots(self) -> Snapshots:

@@ -159,6 +159,10 @@ class Workload(Reply, frozen=True, kw_only=True):
     """The directory with the begin and end files; see *resctrlmond*(8), *FILES*."""
     generation: int
     """The number of this run, counted from 1 for each key."""
+    part_of: tuple[str, ...] | None = None
+    """The keys of the workloads in which it began, the nearest first (*nested* in *Assign*)."""
+    nested: int = 0
+    """How many workloads are or were nested in it. A task is counted in the innermost workload only."""
     loss: str | None = None
     """When and why the workload lost an earlier group. Its totals then cover all runs, and state what is missing."""
     baseline: Quality
@@ -476,6 +480,12 @@ class AssignRequest(Request, frozen=True, kw_only=True):
     that loses tasks become _late_. Without this, the error is *AlreadyMonitored* if the first task is in another
     monitoring group, and further tasks that are in another one stay there.
     """
+    nested: bool | None = None
+    """With *pid* and a new workload: whether the workload begins inside the one in whose group the process is. It
+    takes the process out of that group, and both can be _exact_: the outer workload is not _late_, and *Read* and
+    *Release* return for it what its nested workloads used too. When the nested workload ends, tasks of it that run
+    on are moved into the group of the outer one. The nested workload does not wait for an RMID. Not with *takeOver*.
+    """
     claim: str | None = None
     end_rule: EndRule | None = None
     member: str | None = None
@@ -608,6 +618,8 @@ class ReleaseReply(Reply, frozen=True, kw_only=True):
     """Whether it was the last claim, so that the workload has ended."""
     totals: list[Total]
     """What was used from the baseline until now or, with *completed*, until the end."""
+    nested: list[Total] | None = None
+    """What its nested workloads used since its baseline, which is not in *totals*. Absent if there were none."""
 
 
 class ReconcileReply(Reply, frozen=True, kw_only=True):
@@ -661,6 +673,8 @@ class ReadReply(Reply, frozen=True, kw_only=True):
     """The parts of *totals* in each domain, and the current values of its gauges, in order of domain and event.
     Absent if there are none.
     """
+    nested: list[Total] | None = None
+    """What its nested workloads used since its baseline, which is not in *totals*. Absent if there were none."""
 
 
 class ReadAllReply(Reply, frozen=True, kw_only=True):

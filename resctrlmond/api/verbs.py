@@ -236,6 +236,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
             class_=FOLLOW if request.class_ is None else request.class_,
             allow_class_change=bool(request.allow_class_change),
             take_over=bool(request.take_over),
+            nested=bool(request.nested),
             member=request.member,
             kind=request.kind or "process",
             attributes=request.attributes or {},
@@ -260,6 +261,7 @@ def _release(manager: Manager, request: types.ReleaseRequest, caller: Caller) ->
         workload=reported(manager, done.workload),
         completed=done.completed,
         totals=[translate.total(total) for total in done.totals],
+        nested=[translate.total(total) for total in done.nested] or None,
     )
 
 
@@ -340,6 +342,7 @@ def _read(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types
         readings=[translate.reading(reading) for reading in readings],
         totals=[translate.total(total) for total in totals],
         domains=translate.domain_uses(totals, readings) or None,
+        nested=[translate.total(total) for total in manager.nested_totals(workload, totals)] or None,
     )
 
 

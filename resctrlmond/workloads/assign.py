@@ -9,7 +9,7 @@ from collections.abc import Collection
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import CgroupTasks, Elsewhere, Moved, MoveOptions, Origins, move, put_back
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads import group_ops, units
+from resctrlmond.workloads import group_ops, nested, units
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, Workload, replace
@@ -31,7 +31,8 @@ def assign(
 ) -> Assigned:
     """Put the target, whose first task is at ``where``, into the workload. See ``Manager.assign``."""
     before = continue_run(ctx, txn)
-    _check_free(ctx, before, target, where, assignment)
+    part_of = _outers(ctx, before, where, assignment)
+    _check_free(ctx, before, target, None if part_of else where, assignment)
     if assignment.late is False and outside_of(ctx, before, target.children()):
         assignment = dataclasses.replace(assignment, late=True)  # a process has no child before it runs
     new = target.member(assignment)
@@ -57,9 +58,10 @@ def assign(
             # never end, and the CPU time that its control group used before.
             joining = replace(member, joining=True)
             ctx.joiners.forget(txn.key)
-            workload = _joined(new_run(ctx, txn, wanted), joining, assignment)
+            workload = _joined(replace(new_run(ctx, txn, wanted), part_of=part_of), joining, assignment)
             workload = ctx.joiners.begin(workload, joining, target.process)
-            workload = start_run(ctx, txn, workload, may_wait=assignment.may_wait, limit=limit)
+            workload = start_run(ctx, txn, workload, may_wait=assignment.may_wait and not part_of, limit=limit)
+            nested.enter(ctx, txn)
         else:
             if not assignment.may_wait:
                 check_has_rmid(before)
@@ -97,11 +99,21 @@ def assign(
         # The group must not keep tasks of a member that was rejected.
         used = {nonce for nonce, here in reversed(origins) if put_back(ctx.tree, here)}
         with undoing(txn.key):
-            if is_known:
-                _undo(ctx, txn, before, ended, member, was_outside=any(here for _, here in origins))
-            else:
-                _undo(ctx, txn, before, ended, member, used=used)
+            was_outside = is_known and any(here for _, here in origins)
+            _undo(ctx, txn, before, ended, member, was_outside=was_outside, used=() if is_known else used)
         raise
+
+
+def _outers(
+    ctx: Context, before: Workload | None, where: Membership | None, assignment: Assignment
+) -> tuple[str, ...]:
+    """Return the keys of the workloads in which the new one begins, the nearest first; () if it begins in none."""
+    if not assignment.nested or before is not None or where is None or not where.group:
+        return ()
+    outer = units.owner(ctx, assignment.key, where)
+    if outer is None or units.is_unit(outer) or not nested.may_contain(outer):
+        return ()
+    return (outer.key, *outer.part_of)
 
 
 def _check_free(
@@ -242,6 +254,8 @@ def _undo(
     what they used is counted, and a process that they forked meanwhile stays.
     """
     if before is None:
+        with undoing(txn.key):
+            nested.undo_enter(ctx, txn, has_run=bool(used))
         group_ops.discard_run(ctx, txn, ended)
         return
     for group in txn.workload.groups[1:]:

@@ -30,7 +30,7 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.tree import Found, GroupRef
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads import caveats
+from resctrlmond.workloads import caveats, nested
 from resctrlmond.workloads.accounting import Quality, Total, worst
 from resctrlmond.workloads.checkpoint import readings_of
 from resctrlmond.workloads.clock import boot_ns, utc_now
@@ -471,7 +471,9 @@ def finish(
         txn.save(change(txn.workload))
     elif first.state is not GroupState.ENDING:
         ctx.interference.before_end(txn)
-        workload = change(txn.workload)
+        # Tasks that run on are counted in the workload around this one, from before the end values are read.
+        left_tasks = nested.give_back(ctx, txn.workload)
+        workload = replace(closed(ctx, change(txn.workload)), left_tasks=left_tasks)
         ending = replace(workload.first, state=GroupState.ENDING, reason=reason)
         txn.save(functools.reduce(Workload.without_claim, without_claims, workload.with_group(ending)))
     # The first group is the last to end, because its completed_at means that all end values are written.
@@ -514,6 +516,10 @@ def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> Non
         except (NoSuchGroup, NotMounted) as error:
             _lose_group(ctx, txn, group, str(error))
             return
+    if nested.has_tasks(ctx, txn.workload, group):
+        # Forked while the others were moved. What they have used since the end values were read is not counted.
+        txn.save(replace(txn.workload, left_tasks=True))
+        nested.give_back(ctx, txn.workload)
     _remove_directory(ctx, group)
     _close(ctx, txn, group, GroupState.COMPLETED, group.reason)
 
@@ -579,12 +585,21 @@ def fail(ctx: Context, txn: Transaction, group: Group, reason: str) -> None:
 def _close(ctx: Context, txn: Transaction, group: Group, state: GroupState, reason: str) -> None:
     group = replace(group, state=state, reason=reason, completed_at=utc_now(), completed_ns=boot_ns())
     workload = txn.workload.with_group(group)
-    txn.save(workload if group.folder else _with_ended_claims(ctx, workload))
+    if not group.folder:
+        workload = _with_ended_claims(ctx, workload)
+        workload = workload if workload.is_interrupted else closed(ctx, workload)
+        nested.report_end(ctx, workload)
+    txn.save(workload)
     forgotten = [group] if group.folder else workload.groups
     for over in forgotten:
         ctx.memory.mounted_on.pop(over.nonce, None)
         ctx.memory.stale_links.discard(workload.subfolder(over))
     ctx.memory.checkpoints.pop(txn.key, None)
+
+
+def closed(ctx: Context, workload: Workload) -> Workload:
+    """Return the workload, which ends, with what its nested workloads used until now."""
+    return nested.closed(ctx, workload, functools.partial(own_now, ctx))
 
 
 def _with_ended_claims(ctx: Context, workload: Workload) -> Workload:
@@ -775,6 +790,11 @@ def totals(ctx: Context, workload: Workload, live: Live) -> list[Total]:
     if live:
         ctx.quality.witness(workload, live, found)
     return found
+
+
+def own_now(ctx: Context, workload: Workload) -> list[Total]:
+    """Return the totals of a workload until now, without its nested workloads. Raises NoSuchGroup, NotRead."""
+    return totals(ctx, workload, readings(ctx, workload))
 
 
 def _has_ends(ctx: Context, workload: Workload) -> bool:

@@ -78,8 +78,11 @@ class Inspector:
         thread = listing.threads.get(arrival.tid) if listing is not None else None
         return thread is not None and thread.start_time == arrival.start_time
 
-    def inspect(self, workload: Workload) -> Workload:
-        """Return the workload with each group downgraded whose tasks were moved. Raises NoSuchGroup, NotMounted."""
+    def inspect(self, workload: Workload, nested: frozenset[Membership] = frozenset()) -> Workload:
+        """Return the workload with each group downgraded whose tasks were moved. Raises NoSuchGroup, NotMounted.
+
+        ``nested`` are the groups of its nested workloads, in which tasks that its tasks have started belong.
+        """
         before = self._listings.get(workload.key)
         if before is not None and before.generation != workload.generation:
             before = None
@@ -96,7 +99,7 @@ class Inspector:
                         workload = downgraded_and_logged(workload, group, Quality.ESTIMATED, Reason.MOVED_IN.text())
                 is_same = thread.folder == group.folder
                 now.threads[tid] = thread if is_same else msgspec.structs.replace(thread, folder=group.folder)
-        for folder in self._folders_left(workload, before, now):
+        for folder in self._folders_left(workload, before, now, nested):
             group = workload.group(folder) or workload.first
             workload = downgraded_and_logged(workload, group, Quality.LATE, Reason.MOVED_OUT.text())
         self._listings[workload.key] = now
@@ -119,9 +122,11 @@ class Inspector:
             for member in workload.members
         )
 
-    def _folders_left(self, workload: Workload, before: _Listing | None, now: _Listing) -> set[str]:
+    def _folders_left(
+        self, workload: Workload, before: _Listing | None, now: _Listing, nested: frozenset[Membership]
+    ) -> set[str]:
         """Return the folders of the groups that a task has left: a task that was listed, or was forked there."""
-        own = workload.memberships
+        own = workload.memberships | nested
 
         def has_left(tid: int, start: int | None = None) -> bool:
             try:

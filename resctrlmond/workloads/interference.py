@@ -203,7 +203,8 @@ class Interference:
         if all(group.baseline is not Quality.EXACT for group in workload.existing_groups):
             return False
         try:
-            return self._tree.membership(arrival.tid) not in workload.memberships
+            own = workload.memberships | self._store.nested_memberships(workload)
+            return self._tree.membership(arrival.tid) not in own
         except ResctrlError:
             return True
 
@@ -224,7 +225,7 @@ class Interference:
         workload = txn.workload
         for group in workload.existing_groups if is_thorough or self.has_trouble else ():
             workload = self._with_cpus(workload, group)
-        txn.save(self._inspector.inspect(workload))
+        txn.save(self._inspector.inspect(workload, self._store.nested_memberships(workload)))
 
     def forget(self, key: str) -> None:
         """Drop all data about a workload that has ended."""
@@ -282,7 +283,8 @@ class Interference:
             self._add_downgrade(txn.key, Quality.LATE, Reason.MOVED_OUT.text())
         if txn.key in self._to_inspect or self.has_trouble:
             with contextlib.suppress(NoSuchGroup, NotMounted):  # the caller records the loss
-                txn.save(self._inspector.inspect(txn.workload))
+                inside = self._store.nested_memberships(txn.workload)
+                txn.save(self._inspector.inspect(txn.workload, inside))
 
     def after_last_reading(self, txn: Transaction, group: Group) -> Group:
         """Save the downgrades by all writes until now, and return the group with them."""

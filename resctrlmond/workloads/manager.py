@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.package_energy import DEFAULT_FOLDER, PackageEnergy
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
-from resctrlmond.workloads import ends, group_ops, observed, placement, target
+from resctrlmond.workloads import ends, group_ops, nested, observed, placement, target
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.assign import assign
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context, Reloadable
-from resctrlmond.workloads.errors import NoSuchClaim, NoSuchWorkload
+from resctrlmond.workloads.errors import InvalidRequest, NoSuchClaim, NoSuchWorkload
 from resctrlmond.workloads.interference import Interference
 from resctrlmond.workloads.joiners import Joiners
 from resctrlmond.workloads.machine import Machine, MachineUse
@@ -303,6 +304,8 @@ class Manager:
         key = canonical_key(assignment.key)
         check_claim(assignment.owner, assignment.attributes, assignment.priority)
         check_word("kind", assignment.kind)
+        if assignment.nested and assignment.take_over:
+            raise InvalidRequest("nested and takeOver exclude each other: one of them decides on the outer workload")
         if assignment.member is not None:
             check_member_id(assignment.member)
         with target.opened(self.tree, assignment) as opened:
@@ -310,7 +313,9 @@ class Manager:
             of_runtime = observed.group_of_runtime(self.context, where, assignment)
             if of_runtime is not None:
                 return self._observe(of_runtime, opened, assignment)
-            turn = self.context.take_over.turn() if assignment.take_over else contextlib.nullcontext()
+            is_inside = assignment.nested and where is not None and bool(where.group)
+            takes = assignment.take_over or is_inside
+            turn = self.context.take_over.turn() if takes else contextlib.nullcontext()
             with turn, self._store.transaction(key) as txn:
                 return assign(self.context, txn, opened, where, assignment)
 
@@ -343,7 +348,8 @@ class Manager:
                 # completes this end, and one that is killed before it has not begun.
                 group_ops.finish(self.context, txn, reason_text(reason), without_claims=[owner])
             workload = txn.workload
-            released = Released(workload, workload.state.is_over, self._totals(workload))
+            totals = self._totals(workload)
+            released = Released(workload, workload.state.is_over, totals, self.nested_totals(workload, totals))
         if released.completed:
             # Before the next group is created, because the kernel would give it the counters that became free.
             self.maintenance.serve_counters()
@@ -459,6 +465,13 @@ class Manager:
         with self._store.transaction(key) as txn:
             return txn.workload, [], self._totals(txn.workload)
 
+    def nested_totals(self, workload: Workload, own: Iterable[Total]) -> list[Total]:
+        """Return what the workloads inside this run used since it began, without its ``own`` totals.
+
+        [] if there were none.
+        """
+        return nested.totals(self.context, workload, own, functools.partial(group_ops.own_now, self.context))
+
     def read_all(self, *, with_ended: bool = False) -> list[Usage]:
         """Return the use of all workloads in order of the key, from a pass that concurrent callers share.
 
@@ -480,6 +493,7 @@ class Manager:
                     group.nonce for group in workload.existing_groups
                 ]:
                     continue
+                now = nested.with_ended(self.context.snapshots, now)
                 found = now, summed(readings), group_ops.totals(self.context, now, readings)
             except (ResctrlError, FileNotFoundError):
                 if self._store.get(key) is workload:
@@ -571,7 +585,7 @@ class Manager:
             readings = group_ops.readings(self.context, workload)
         except (NoSuchGroup, NotMounted):
             readings = {}
-        return group_ops.totals(self.context, workload, readings)
+        return group_ops.totals(self.context, nested.with_ended(self.context.snapshots, workload), readings)
 
 
 _ENDED = {state for state in State if state.is_over} | {State.ENDING}

@@ -121,6 +121,42 @@ class PriorRuns(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel")
     losses: int = 1
 
 
+class Part(msgspec.Struct, frozen=True):
+    """A workload that is nested in another one: its key and the nonce of its first group.
+
+    A later run with the same key has another nonce, and may have the same generation.
+    """
+
+    key: str
+    nonce: int
+
+    @property
+    def name(self) -> str:
+        """The name of the file with its totals."""
+        return f"{self.key}.{self.nonce}"
+
+
+class NestedTotal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A sum of one event; ``value`` is decimal, "" if unknown."""
+
+    value: str
+    quality: Quality
+    reason: str = ""
+
+
+class Nested(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The workloads inside a workload (see ``nested.py``).
+
+    ``living`` are those whose use is not in ``totals`` yet, the sums of the others by event. ``count`` is the number
+    of all. ``missing`` is the key of one whose use is not known; "" if there is none.
+    """
+
+    living: tuple[Part, ...] = ()
+    totals: dict[str, NestedTotal] = msgspec.field(default_factory=dict)
+    count: int = 0
+    missing: str = ""
+
+
 class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True):
     """A monitoring group of a workload: one directory in resctrl, in one class.
 
@@ -194,6 +230,8 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     group, all CPU time of that. ``joined_ns`` is, by member, the CPU time of processes that joined it, as far as the
     reason of its group states it. ``idle_ns`` is when the last member ended (``clock.boot_ns``). ``attribute_owners``
     is the owner that set an attribute, by the attribute's name. A higher ``priority`` gets a free RMID first.
+    ``part_of`` are the keys of the workloads in which this one began, the nearest first. It is ``nested`` in those of
+    them that list it. ``left_tasks``: it has ended, and tasks that ran on could not be moved into their groups.
     """
 
     # A factory's value is always written, unlike a default.
@@ -213,6 +251,9 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     joined_ns: dict[str, int] = msgspec.field(default_factory=dict)
     idle_ns: int = 0
     prior_runs: PriorRuns | None = None
+    part_of: tuple[str, ...] = ()
+    left_tasks: bool = False
+    nested: Nested = Nested()
 
     # -- groups
 
@@ -313,6 +354,15 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     def with_late(self, member: Member, why: str = "") -> Workload:
         """Return the workload with a late baseline of the group that the member counts in, for the reason ``why``."""
         return self.with_group(self.group_of(member).downgraded(Quality.LATE, why))
+
+    @property
+    def as_part(self) -> Part:
+        """This run as one that is nested in another workload."""
+        return Part(self.key, self.first.nonce)
+
+    def has_part(self, inner: Workload) -> bool:
+        """Whether ``inner`` is nested in this workload, and has not ended as far as the record shows."""
+        return inner.as_part in self.nested.living
 
     # -- members
 

@@ -23,7 +23,7 @@ from resctrlmond.resctrl.errors import (
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import CgroupTasks, Moved, MoveOptions, Origins, ProcessTasks, Tasks, move
-from resctrlmond.workloads import group_ops, units
+from resctrlmond.workloads import group_ops, nested, units
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, State, Workload, replace
@@ -48,6 +48,7 @@ def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bo
         workload = workload if is_found else group_ops.follow(ctx, txn)
     except (NoSuchGroup, NotMounted):
         return  # its loss is about to be recorded
+    workload = nested.fold(ctx, txn)
     for member in workload.living:
         _sweep_and_record(ctx, txn, member, is_last=is_last)
     units.drop_strays(ctx, txn)

@@ -49,6 +49,10 @@ class Reason(enum.Enum):
     IN_NO_GROUP = Quality.LATE, "tasks of {member} in class {class_} are in no group"
     NOT_SWEPT_AT_END = Quality.LATE, "tasks of {member} may have been outside the group at its end: {error}"
     TAKEN_OVER = Quality.LATE, "workload {key} took over one of its tasks"
+    NESTED_OUTSIDE = (
+        Quality.LATE,
+        "tasks of the nested workload {key} ran on after its end, and could not be put back into the group",
+    )
     MOVED_OUT = (
         Quality.LATE,
         "another program moved tasks out of the group, and what they use outside is not counted",
@@ -205,6 +209,7 @@ class Reason(enum.Enum):
         Quality.UNKNOWN,
         "its group was lost at {time} ({loss}), and its use until it had a new one is not counted",
     )
+    NESTED_UNKNOWN = Quality.ESTIMATED, Quality.UNKNOWN, "what the nested workload {key} used is not known"
     CLASS_MISSING = Quality.ESTIMATED, "class {class_} is not included: {cause}"
 
     @property

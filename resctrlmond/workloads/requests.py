@@ -31,7 +31,8 @@ class Assignment:
     of ``priority`` (None: unchanged, 0 at first). ``ends`` is the rule by which the claim of ``owner`` ends (None:
     EndRule.RELEASE for a new claim, unchanged for an existing one). ``is_from_runtime``: the caller is a hook, which
     cannot repeat the request with less: attributes over the limit are left out, and the reserve of records is used.
-    Its ``own_cgroup`` is what the kernel states for the process.
+    Its ``own_cgroup`` is what the kernel states for the process. ``nested``: if the process is in the group of
+    another workload, the new workload begins inside that one, which is then not downgraded.
     """
 
     key: str
@@ -54,6 +55,7 @@ class Assignment:
     may_wait: bool = True
     priority: int | None = None
     is_from_runtime: bool = False
+    nested: bool = False
 
 
 class Assigned(msgspec.Struct, frozen=True):
@@ -65,11 +67,15 @@ class Assigned(msgspec.Struct, frozen=True):
 
 
 class Released(msgspec.Struct, frozen=True):
-    """The reply of Release: ``completed`` if that was the last claim, and the totals so far."""
+    """The reply of Release: ``completed`` if that was the last claim, and the totals so far.
+
+    ``nested`` are those of the nested workloads, which ``totals`` lack.
+    """
 
     workload: Workload
     completed: bool
     totals: list[Total]
+    nested: list[Total]
 
 
 class Reconciled(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, RmidsExhausted
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads import group_ops, placement
+from resctrlmond.workloads import group_ops, nested, placement
 from resctrlmond.workloads.accounting import digits
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context
@@ -101,6 +101,8 @@ def resume(ctx: Context, txn: Transaction) -> Workload:
     members += tuple(replace(member, folder="") for member in lost.dormant)
     places = [place for place in (placement.where(ctx, member) for member in members) if place is not None]
     prior_runs = _prior_runs(ctx, lost)
+    # Its files are set aside with those of the lost run.
+    inside = nested.fold(ctx, txn).nested
     # Its tasks may be in another class by now. After an unmount they are all in the root class.
     class_ = places[0].class_ if places else lost.first.class_
     workload = replace(
@@ -112,6 +114,7 @@ def resume(ctx: Context, txn: Transaction) -> Workload:
         attributes=lost.attributes,
         attribute_owners=lost.attribute_owners,
         prior_runs=prior_runs,
+        nested=inside,
     )
     workload = start_run(ctx, txn, workload)
     placement.adopt(ctx, txn, workload.first)

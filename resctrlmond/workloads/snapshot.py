@@ -29,6 +29,7 @@ _BEGIN = ".begin"
 _END = ".end"
 _CHECKPOINT = "checkpoint"
 _QUALITY = "quality"
+_NESTED = "nested"
 # The runs whose begin values are kept decoded: those that begin or end now.
 _MOST_DECODED = 16
 
@@ -41,8 +42,9 @@ class Snapshots:
 
     Each folder has the files ``created_at``; ``completed_at``, which is written last: if it exists, all end values
     do; ``quality``, of the whole workload, so only in the folder of the first group;
-    ``mon_data/DOMAIN/EVENT{,.begin,.end}``, where ``EVENT`` is a link to the live counter until the run ends; and
-    ``checkpoint``, the last readings.
+    ``mon_data/DOMAIN/EVENT{,.begin,.end}``, where ``EVENT`` is a link to the live counter until the run ends;
+    ``checkpoint``, the last readings; and, in the folder of the first group, ``nested/KEY.NONCE``, the totals
+    of a nested workload that has ended, until the record includes them.
     """
 
     def __init__(self, groups: str, completed: str) -> None:
@@ -319,6 +321,27 @@ class Snapshots:
         """Remove the run's file ``quality``; ignore errors."""
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(self.path(subfolder), _QUALITY))
+
+    def write_nested(self, key: str, name: str, data: bytes) -> None:
+        """Write the file ``nested/NAME`` of a run, if the run has a folder. Raises NotWritten."""
+        if not self.exists(key):
+            return
+        folder = os.path.join(self.path(key), _NESTED)
+        with writing(folder):
+            self._make_folder(folder, set())
+            write_file(os.path.join(folder, name), data)
+
+    def read_nested(self, key: str, name: str) -> bytes:
+        """Return the content of the file ``nested/NAME`` of a run, b"" if there is none. Raises NotRead."""
+        try:
+            return read_file(os.path.join(self.path(key), _NESTED, name))
+        except OSError:
+            return b""
+
+    def remove_nested(self, key: str, name: str) -> None:
+        """Remove the file ``nested/NAME`` of a run; ignore errors: a file that no record lists is not read."""
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self.path(key), _NESTED, name))
 
     def created_at(self, subfolder: str) -> str:
         """Return the time at which the begin values were read; "" if there are none. Raises NotRead."""

@@ -53,9 +53,14 @@ def elsewhere(
     known: dict[Membership, Elsewhere] = {}
 
     def decide(where: Membership) -> Elsewhere:
-        other = _owner(ctx, key, where)
+        other = owner(ctx, key, where)
         if other is None:
             return Elsewhere.OUTSIDE  # of another program
+        own = ctx.store.get(key)
+        if own is not None and own.has_part(other):
+            return Elsewhere.LEAVE
+        if own is not None and other.has_part(own):
+            return Elsewhere.TAKE
         stays = Elsewhere.LEAVE if is_unit_itself else Elsewhere.OUTSIDE
         return Elsewhere.TAKE if is_unit(other) and not _is_below(other, paths) else stays
 
@@ -123,7 +128,7 @@ def _runs(tid: int) -> bool:
     return found is not None and not found.is_exiting
 
 
-def _owner(ctx: Context, key: str, where: Membership) -> Workload | None:
+def owner(ctx: Context, key: str, where: Membership) -> Workload | None:
     """Return the workload other than ``key`` whose group that is."""
     ref = GroupRef(where.class_, where.group)
     others = (other for other in ctx.store.unfinished() if other.key != key)

@@ -57,6 +57,7 @@ def test_command_is_assigned_and_released(manager: FakeManager, ctl: Ctl) -> Non
         key=request.key,
         pid=request.pid,
         late=False,
+        nested=True,
         claim="run",
         end_rule=EndRule.MEMBERS,
         attributes={"command": "sh -c 'echo out; echo err >&2'"},
@@ -326,6 +327,8 @@ def test_named_class_allows_a_change_of_class(manager: FakeManager, ctl: Ctl) ->
     named, follows = manager.called("Assign")
     assert (named.class_, named.allow_class_change, named.take_over) == ("gold", True, True)
     assert (follows.class_, follows.allow_class_change, follows.take_over) == ("follow", None, None)
+    # A task that is taken over is not counted in the outer workload.
+    assert (named.nested, follows.nested) == (None, True)
 
 
 @pytest.mark.parametrize("best_effort", [False, True])

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,6 +32,8 @@ from tests.wait import wait_until
 
 BURN = "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass"
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "TZ": "UTC"}
+
 
 @dataclass(frozen=True)
 class Host:
@@ -52,7 +55,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     """The daemon with its simulator, for all tests of this module. Its exit status must be 0."""
     top = tmp_path_factory.mktemp("host")
     socket = top / "run" / "org.resctrlmon.Manager"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TZ": "UTC"}
+    environment = ENVIRONMENT
 
     def ctl(*arguments: str) -> subprocess.CompletedProcess[str]:
         words = command(str(socket), *arguments)
@@ -117,17 +120,66 @@ def test_command_that_is_not_found_leaves_no_group(host: Host) -> None:
     assert host.tree.find(GroupRef("", "none")) is None
 
 
-def test_command_in_another_group_is_refused_unless_taken_over(host: Host) -> None:
-    inner = [*command(f"{host.top}/run/org.resctrlmon.Manager", "run"), "-q"]
-    refused = host.ctl("run", "-q", "--key", "outer", "--", *inner, "--", "true")
-    assert refused.returncode == 125
-    assert "With --best-effort, the command runs in that group, and is counted there" in refused.stderr
-    assert "is already in the monitoring group 'outer' of class /" in refused.stderr
+def test_inner_run_and_outer_run_are_exact(host: Host, tmp_path: Path) -> None:
+    """The outer one includes the inner one, and what its tasks use after its end."""
+    file = tmp_path / "inner"
+    inner = command(host.socket, "run", "-j", "-o", str(file), "--key", "inside", "--", sys.executable, "-c", BURN)
+    script = f"{shlex.join(inner)}; {shlex.join([sys.executable, '-c', BURN])}"
+    done = host.ctl("run", "-I", "50", "--key", "around", "-j", "--", "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    *intervals, outer = map(json.loads, done.stderr.splitlines())
+    report = json.loads(file.read_text())
+    (inside, quality, _), (around, outer_quality, _) = energy_in(report), energy_in(outer)
+    assert (quality, outer_quality) == ("exact", "exact")
+    assert 0 < inside < around
+    assert sum(energy_in(interval)[0] for interval in intervals) == around
+    assert (report["workload"]["partOf"], outer["workload"]["nested"]) == (["around"], 1)
+    shown = json.loads(host.ctl("show", "-j", "around").stdout)
+    assert energy_in({"totals": shown["nested"]})[0] == inside
+    assert energy_in(shown)[0] == around - inside
+    text = host.ctl("show", "around").stdout
+    assert re.search(r"EVENT +IN NESTED +PER SECOND +QUALITY\n *activity ", text), text
+    assert re.search(r"\n +Nested: 1 workload\n", text), text
+
+
+def test_tasks_that_an_inner_run_leaves_are_counted_in_the_outer_one(host: Host) -> None:
+    leaving = f"{shlex.join([sys.executable, '-c', BURN])} >/dev/null 2>&1 & echo $!"
+    inner = shlex.join(command(host.socket, "run", "--key", "left", "--", "sh", "-c", leaving))
+    group = f"{host.top}/resctrl/mon_groups/stays/tasks"
+    script = f"pid=$({inner}); grep -x $pid {group}; while kill -0 $pid 2>/dev/null; do sleep 0.1; done"
+    done = host.ctl("run", "--key", "stays", "--", "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"[0-9]+\n", done.stdout), done.stdout
+    assert "1 task of the command still running: their use from now on is not counted here." in done.stderr
+    assert "The totals include 1 nested workload." in done.stderr
+    assert {total["quality"] for total in json.loads(host.ctl("show", "-j", "stays").stdout)["totals"]} == {"exact"}
+
+
+def test_outer_run_is_late_if_the_inner_run_takes_over(host: Host) -> None:
+    inner = [*command(host.socket, "run"), "-q"]
     done = host.ctl("run", "--json", "--", *inner, "--key", "inner", "--take-over", "--", "true")
     assert done.returncode == 0
-    # The inner workload took the command out of the group of the outer one.
     for total in json.loads(done.stderr)["totals"]:
         assert (total["quality"], total["reason"]) == ("late", "workload inner took over one of its tasks")
+
+
+def test_inner_run_in_a_foreign_group_is_refused(host: Host) -> None:
+    foreign = host.top / "resctrl" / "mon_groups" / "theirs"
+    foreign.mkdir()
+    try:
+        inner = shlex.join([*command(host.socket, "run"), "-q", "--", "true"])
+        refused = subprocess.run(
+            ["sh", "-c", f"echo $$ > {foreign}/tasks && {inner}"],
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        foreign.rmdir()
+    assert refused.returncode == 125
+    assert "With --best-effort, the command runs in that group, and is counted there" in refused.stderr
+    assert "is already in the monitoring group 'theirs' of class /" in refused.stderr
 
 
 @pytest.mark.parametrize("options", [[], ["--class", "gold"]])
@@ -147,8 +199,17 @@ def test_outer_run_is_never_exact_without_what_the_inner_run_used(
 
 def test_inner_run_with_best_effort_is_counted_in_the_outer_run(host: Host, tmp_path: Path) -> None:
     file = tmp_path / "inner"
-    inner = command(host.socket, "run", "--best-effort", "-j", "-q", "-o", str(file))
-    done = host.ctl("run", "--key", "around", "-j", "--", *inner, "--", sys.executable, "-c", BURN)
+    inner = command(
+        host.socket, "run", "--best-effort", "-j", "-q", "-o", str(file), "--", sys.executable, "-c", BURN
+    )
+    # No RMID is free for the inner run.
+    groups = host.top / "resctrl" / "mon_groups"
+    fill = f"i=0; while mkdir {groups}/fill-$i 2>/dev/null; do i=$((i+1)); done"
+    try:
+        done = host.ctl("run", "--key", "around", "-j", "--", "sh", "-c", f"{fill}; {shlex.join(inner)}")
+    finally:
+        for path in groups.glob("fill-*"):
+            path.rmdir()
     assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
     outer, report = json.loads(done.stderr), json.loads(file.read_text())
     value, quality, reason = energy_in(report)

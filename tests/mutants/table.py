@@ -137,10 +137,10 @@ MUTANTS = (
     Mutant(
         "ENDING is saved after the further groups end",
         _WORKLOADS + "group_ops.py",
-        "        workload = change(txn.workload)\n",
+        "        workload = replace(closed(ctx, change(txn.workload)), left_tasks=left_tasks)\n",
         """\
         _end_others(ctx, txn, reason)
-        workload = change(txn.workload)
+        workload = replace(closed(ctx, change(txn.workload)), left_tasks=left_tasks)
 """,
         "tests/workloads/test_cut.py tests/workloads",
     ),
@@ -542,6 +542,41 @@ MUTANTS = (
         "txn.save_group(group.downgraded(",
         "(group.downgraded(",
         "tests/workloads",
+    ),
+    Mutant(
+        "tasks of a nested run are counted nowhere after its end",
+        _WORKLOADS + "group_ops.py",
+        "        left_tasks = nested.give_back(ctx, txn.workload)\n",
+        "        left_tasks = False\n",
+        "tests/workloads/test_nested.py",
+    ),
+    Mutant(
+        "the outer run is exact although tasks of a nested one could not return",
+        _WORKLOADS + "nested.py",
+        "    if end.left_tasks:\n",
+        "    if False:\n",
+        "tests/workloads/test_nested.py",
+    ),
+    Mutant(
+        "a nested run is listed after its first task has moved",
+        _WORKLOADS + "nested.py",
+        "                outer.save(replace(workload, nested=nested))\n",
+        "                outer.find()\n",
+        "tests/workloads/test_nested.py",
+    ),
+    Mutant(
+        "a nested run without a file and a record counts as unused",
+        _WORKLOADS + "nested.py",
+        "missing=nested.missing or part.key))",
+        "missing=nested.missing))",
+        "tests/workloads/test_nested.py",
+    ),
+    Mutant(
+        "the group of a nested run does not count as one where tasks of the outer run belong",
+        _WORKLOADS + "inspection.py",
+        "        own = workload.memberships | nested\n",
+        "        own = workload.memberships\n",
+        "tests/workloads/test_nested.py",
     ),
     # -- resctrl
     Mutant(

@@ -24,7 +24,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.filesystem import RMIDS_ATTRIBUTE
 from resctrlmond.sim.profiles import PROFILES
-from resctrlmond.workloads.accounting import Total
+from resctrlmond.workloads.accounting import Total, added
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.settings import Settings
 from tests.truth.compare import ENERGY, EXACT, TRAFFIC
@@ -145,14 +145,21 @@ class Machine:
 
     # -- verbs
 
-    def assign(self, key: str, pid: int, *, late: bool | None = False, take_over: bool = False) -> None:
-        self.host.manager.assign(Assignment(key=key, owner=OWNER, pid=pid, late=late, take_over=take_over))
+    def assign(
+        self, key: str, pid: int, *, late: bool | None = False, take_over: bool = False, nested: bool = False
+    ) -> None:
+        request = Assignment(key=key, owner=OWNER, pid=pid, late=late, take_over=take_over, nested=nested)
+        self.host.manager.assign(request)
 
-    def end(self, case: str, key: str, *tids: int) -> None:
-        """Release the workload of these tasks."""
+    def end(self, case: str, key: str, *tids: int, before: Use | None = None) -> None:
+        """Release the workload of these tasks, which includes the workloads inside it.
+
+        ``before`` is what the tasks used before they were in it.
+        """
         # The cores have pushed their counts by then.
         self.control.advance(1.0)
-        self.report.add(case, self.host.manager.release(key, owner=OWNER).totals, self.used(*tids))
+        done = self.host.manager.release(key, owner=OWNER)
+        self.report.add(case, added([done.totals, done.nested]), self.used(*tids) - (before or Use()))
 
     # -- cases
 
@@ -162,6 +169,8 @@ class Machine:
             self.crowded,
             self.take_over,
             self.nested,
+            self.nested_taken_over,
+            self.nested_killed,
             self.late,
             self.late_with_child,
             self.left_outside,
@@ -219,7 +228,38 @@ class Machine:
         self.end("taken over by", second, pid)
 
     def nested(self) -> None:
-        """A nested run takes its first task from the outer one, which ends immediately."""
+        """A run in a run in a run: each ends before its last task, in any order, and each task runs at any time."""
+        for order in itertools.permutations(range(3)):
+            keys, tasks, before = [next(self._keys) for _ in order], [self.start()], [Use()]
+            self.assign(keys[0], tasks[0])
+            for key in keys[1:]:
+                tasks.append(self.start(by=tasks[-1]))
+                self.run(*tasks)
+                # This use is counted outside.
+                before.append(self.used(tasks[-1]))
+                self.assign(key, tasks[-1], nested=True)
+                self.run(*tasks)
+            for number in order:
+                case = f"nested run {number + 1} of 3, ended in the order {order}"
+                self.end(case, keys[number], *tasks[number:], before=before[number])
+                self.run(*tasks)
+
+    def nested_killed(self) -> None:
+        """The daemon is killed while a nested run goes on, and before the outer one ends."""
+        outer, inner, pid = next(self._keys), next(self._keys), self.start()
+        self.assign(outer, pid)
+        child = self.start(by=pid)
+        self.assign(inner, child, nested=True)
+        self.run(pid, child)
+        self.host.restart()
+        self.run(pid, child)
+        self.end("inner run, and the daemon was killed", inner, child)
+        self.run(pid, child)
+        self.host.restart()
+        self.end("outer run, and the daemon was killed", outer, pid, child)
+
+    def nested_taken_over(self) -> None:
+        """A nested run takes its first task over from the outer one, which ends immediately."""
         outer, inner, pid = next(self._keys), next(self._keys), self.start()
         self.assign(outer, pid)
         self.run(pid)

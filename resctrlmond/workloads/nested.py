@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nested workloads: runs that a task of another workload starts, such as a *resctrlctl run* in a *resctrlctl run*.
+
+A task is counted in the innermost workload. A workload with nested ones has its own figure, without them, and beside
+it the sum of theirs. The list of the outer workload decides which workloads are nested in it: all inside it, also
+those inside another nested one, and each only with its own figure. So no use is counted twice, and a workload that
+outlives the one in which it began is still nested in those around that.
+
+The end of a nested workload moves the tasks that run on into the group of the outer one, and writes what the nested
+workload used to a file of the outer one, because it must not wait for a transaction of that. The outer one adds these
+files to its record.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import msgspec
+
+from resctrlmond.resctrl import processes
+from resctrlmond.resctrl.counters import event, parse_value
+from resctrlmond.resctrl.errors import (
+    ClassMismatch,
+    KernelRefused,
+    NoSuchGroup,
+    NoSuchProcess,
+    NotMounted,
+    PermissionDenied,
+    ResctrlError,
+)
+from resctrlmond.workloads.accounting import Quality, Total, added, digits
+from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.errors import NotWritten
+from resctrlmond.workloads.model import Group, NestedTotal, Part, State, Workload, replace
+from resctrlmond.workloads.reasons import Reason
+from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.store import Transaction
+from resctrlmond.workloads.totals import used
+
+log = logging.getLogger(__name__)
+
+# A task that forks while it is moved leaves its child behind; the next pass finds it.
+_MAX_PASSES = 10
+# A child that is being forked is in no list yet: it is looked for once more after this time.
+_FORK_S = 0.004
+# A nested workload that ends while it is read is read again.
+_MAX_TRIES = 5
+_RUNNING = (State.ACTIVE, State.IDLE)
+
+OwnTotals = Callable[[Workload], list[Total]]
+
+
+class _End(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """The file of a nested workload that has ended: its own totals.
+
+    ``left_tasks``: tasks that ran on could not be moved into the group of the outer workload.
+    """
+
+    totals: dict[str, NestedTotal]
+    left_tasks: bool = False
+
+
+# Created by the import: if two threads use a type for the first time at once, msgspec crashes, because one of them
+# sees the incomplete description of the type that the other one creates.
+_DECODER = msgspec.json.Decoder(_End)
+
+
+# -- begin
+
+
+def may_contain(workload: Workload) -> bool:
+    """Whether a workload can begin inside this one, which is not a unit's: a unit gives up its tasks without this."""
+    return workload.state in _RUNNING and not workload.is_observed
+
+
+def enter(ctx: Context, txn: Transaction) -> None:
+    """Add a workload whose group has just been created to the lists of those around it (``Workload.part_of``).
+
+    The caller has the turn (``TakeOver.turn``). The lists are on disk before the first task is moved.
+    """
+    part = txn.workload.as_part
+    for key in txn.workload.part_of:
+        with ctx.store.transaction(key) as outer:
+            workload = outer.find()
+            if workload is not None and may_contain(workload):
+                workload = fold(ctx, outer)
+                nested = replace(
+                    workload.nested, living=(*workload.nested.living, part), count=workload.nested.count + 1
+                )
+                outer.save(replace(workload, nested=nested))
+
+
+def undo_enter(ctx: Context, txn: Transaction, *, has_run: bool) -> None:
+    """Remove a workload that has just begun from these lists, because its Assign failed.
+
+    ``has_run``: its task was moved and put back. What the task used meanwhile is counted nowhere.
+    """
+    begun = txn.find()
+    for key in begun.part_of if begun is not None else ():
+        with ctx.store.transaction(key) as outer:
+            workload = outer.find()
+            if begun is None or workload is None or not workload.has_part(begun):
+                continue
+            nested = workload.nested
+            left = tuple(part for part in nested.living if part != begun.as_part)
+            workload = replace(workload, nested=replace(nested, living=left, count=nested.count - 1))
+            if has_run:
+                late = workload.first.downgraded(Quality.LATE, Reason.TAKEN_OVER.text(key=begun.key))
+                workload = workload.with_group(late)
+            outer.save(workload)
+
+
+# -- relation
+
+
+def _outers(ctx: Context, workload: Workload) -> list[Workload]:
+    """Return the running workloads in which this one is nested, the nearest first."""
+    found = map(ctx.store.get, workload.part_of)
+    return [outer for outer in found if outer is not None and may_contain(outer) and outer.has_part(workload)]
+
+
+# -- end
+
+
+def give_back(ctx: Context, workload: Workload) -> bool:
+    """Move the tasks of a workload that ends into the group of the nearest workload around it.
+
+    They run on, and are counted there from then on. Return whether there are tasks that could not be moved.
+    """
+    outers = _outers(ctx, workload)
+    left = False
+    for group in workload.existing_groups if outers else ():
+        homes = [home for outer in outers if (home := _home(outer, group)) is not None]
+        try:
+            left |= not _move_all(ctx, group, homes[:1])
+        except (NoSuchGroup, NotMounted):
+            left |= ctx.tree.find(group.ref) is not None
+    return left
+
+
+def _home(outer: Workload, group: Group) -> Group | None:
+    """Return the group of the outer workload to which a task can be moved without a change of its class."""
+    return next((home for home in outer.existing_groups if home.class_ == group.class_), None)
+
+
+def _move_all(ctx: Context, group: Group, homes: list[Group]) -> bool:
+    """Move all tasks of a group, until none is left. Return whether none is left."""
+    for number in range(_MAX_PASSES):
+        tids = [tid for tid in ctx.tree.tasks(group.ref) if _runs(tid)]
+        if not tids:
+            return True
+        if not homes:
+            return False
+        with ctx.interference.changing():
+            for tid in tids:
+                # A thread that has changed class, or cannot be moved, is found by the next pass, or is elsewhere.
+                with suppress(NoSuchProcess, ClassMismatch, PermissionDenied, KernelRefused):
+                    ctx.tree.write_task(homes[0].ref.path, tid)
+        time.sleep(_FORK_S)
+        log.debug("moved %d tasks out of the ending group %s in pass %d", len(tids), group.name, number + 1)
+    return False
+
+
+def _runs(tid: int) -> bool:
+    found = processes.stat(tid)
+    return found is not None and not found.is_exiting
+
+
+def has_tasks(ctx: Context, workload: Workload, group: Group) -> bool:
+    """Whether tasks run in a group of a nested workload, although it has ended: they were being forked meanwhile."""
+    with suppress(NoSuchGroup, NotMounted):
+        return bool(_outers(ctx, workload)) and any(map(_runs, ctx.tree.tasks(group.ref)))
+    return False
+
+
+def report_end(ctx: Context, workload: Workload) -> None:
+    """Write what a workload that is over used, for each workload around it.
+
+    A file that cannot be written is missing, and the figures of the outer workload state that.
+    """
+    for outer in _outers(ctx, workload):
+        try:
+            totals = used(ctx.snapshots, workload, {})
+            if not totals and workload.first.inodes:
+                log.warning("%s: its files were removed, so the totals of %s lack it", workload.key, outer.key)
+                continue
+            end = _End(_by_event(totals), workload.left_tasks)
+            ctx.snapshots.write_nested(outer.key, workload.as_part.name, msgspec.json.encode(end) + b"\n")
+        except (NotWritten, ResctrlError, OSError) as error:
+            log.warning("%s: the totals of %s lack it: %s", workload.key, outer.key, error)
+
+
+def _by_event(totals: Iterable[Total]) -> dict[str, NestedTotal]:
+    return {
+        total.event.name: NestedTotal(
+            "" if total.number is None else digits(total.number), total.quality, total.reason
+        )
+        for total in totals
+    }
+
+
+# -- sums
+
+
+def fold(ctx: Context, txn: Transaction) -> Workload:
+    """Add the files of nested workloads that have ended to the record, and remove them."""
+    workload = with_ended(ctx.snapshots, txn.workload)
+    ended = [part for part in txn.workload.nested.living if part not in workload.nested.living]
+    if ended:
+        workload = txn.save(workload)
+        for part in ended:
+            ctx.snapshots.remove_nested(workload.key, part.name)
+    return workload
+
+
+def with_ended(snapshots: Snapshots, workload: Workload) -> Workload:
+    """Return the workload with the sums of those nested workloads that have ended."""
+    for part in workload.nested.living:
+        end = _read_end(snapshots, workload, part)
+        if end is not None:
+            workload = _with_end(workload, part, end)
+    return workload
+
+
+def closed(ctx: Context, workload: Workload, own_now: OwnTotals) -> Workload:
+    """Return the workload with what each nested workload used until now. It has none from now on.
+
+    ``own_now`` returns the current totals of a workload without its nested ones.
+    """
+    for part in workload.nested.living:
+        end = _current(ctx, workload, part, own_now)
+        if end is None:
+            nested = workload.nested
+            living = tuple(one for one in nested.living if one != part)
+            workload = replace(workload, nested=replace(nested, living=living, missing=nested.missing or part.key))
+        else:
+            workload = _with_end(workload, part, end)
+    return workload
+
+
+def totals(ctx: Context, workload: Workload, own: Iterable[Total], own_now: OwnTotals) -> list[Total]:
+    """Return what all workloads nested in this run used since it began; [] if there were none.
+
+    ``own`` are the totals of the workload itself. ``own_now``: see ``closed``.
+    """
+    names = [total.event.name for total in own]
+    while True:
+        now = ctx.store.get(workload.key)
+        if now is None or now.generation != workload.generation:
+            now = workload
+        summed = now if now.state.is_over and not now.is_interrupted else closed(ctx, now, own_now)
+        later = ctx.store.get(workload.key)
+        if later is None or later.generation != now.generation or later.nested == now.nested:
+            return totals_on_disk(summed, names)
+
+
+def totals_on_disk(workload: Workload, names: Iterable[str]) -> list[Total]:
+    """Return what the nested workloads used that the record includes. The use of others is missing.
+
+    ``names`` are the events of the workload itself. [] if there were no nested workloads.
+    """
+    nested = workload.nested
+    if not nested.count:
+        return []
+    missing = nested.missing or (nested.living[0].key if nested.living else "")
+    parts = [[_total(name, of) for name, of in nested.totals.items()]]
+    if missing:
+        why = Reason.NESTED_UNKNOWN.text(key=missing)
+        everything = dict.fromkeys((*names, *nested.totals))
+        parts.append([Total(event(name), None, Quality.UNKNOWN, why) for name in everything])
+    return added(parts)
+
+
+def _total(name: str, of: NestedTotal) -> Total:
+    return Total(event(name), parse_value(of.value).number if of.value else None, of.quality, of.reason)
+
+
+def _with_end(workload: Workload, part: Part, end: _End) -> Workload:
+    nested = workload.nested
+    both = added([[_total(name, of) for name, of in totals.items()] for totals in (nested.totals, end.totals)])
+    living = tuple(one for one in nested.living if one != part)
+    workload = replace(workload, nested=replace(nested, living=living, totals=_by_event(both)))
+    if end.left_tasks:
+        late = workload.first.downgraded(Quality.LATE, Reason.NESTED_OUTSIDE.text(key=part.key))
+        workload = workload.with_group(late)
+    return workload
+
+
+def _read_end(snapshots: Snapshots, workload: Workload, part: Part) -> _End | None:
+    """Return the file of a nested workload that has ended; None if there is none, or it is damaged."""
+    data = snapshots.read_nested(workload.key, part.name)
+    try:
+        return _DECODER.decode(data) if data else None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def _current(ctx: Context, workload: Workload, part: Part, own_now: OwnTotals) -> _End | None:
+    """Return what a nested workload has used until now; None if that is not known."""
+    for _ in range(_MAX_TRIES):
+        if (end := _read_end(ctx.snapshots, workload, part)) is not None:
+            return end
+        inner = ctx.store.get(part.key)
+        if inner is None or inner.as_part != part:
+            break
+        try:
+            found = own_now(with_ended(ctx.snapshots, inner))
+        except (ResctrlError, FileNotFoundError):
+            continue
+        later = ctx.store.get(part.key)
+        has_ended = later is None or (later.as_part, later.first.state) != (part, inner.first.state)
+        if not has_ended and (found or not inner.first.inodes):
+            return _End(_by_event(found))
+    return _read_end(ctx.snapshots, workload, part)
