@@ -206,6 +206,32 @@ def test_run_puts_the_command_and_its_children_into_the_group_and_keeps_its_stat
     assert host.state("ran") == "completed"
 
 
+@pytest.mark.parametrize("class_", ["", "c1"])
+def test_nested_run_has_its_own_group_and_returns_its_tasks_to_the_outer_one(host: Host, class_: str) -> None:
+    """Tasks in another class than the outer run stay there, and the outer run is late."""
+    inside = "cat /proc/$$/cpu_resctrl_groups; (while :; do /bin/true; done) >/dev/null 2>&1 & echo $!"
+    option = f"--class {class_}" if class_ else ""
+    inner = f"resctrlctl run -q {option} --key inner -- sh -c {shlex.quote(inside)}"
+    script = (
+        f"{inner} >/run/nested; cat /run/nested; cat /proc/$(tail -n1 /run/nested)/cpu_resctrl_groups;"
+        f" cat {TREE}/mon_groups/*/tasks >/dev/null; cat /proc/$$/cpu_resctrl_groups"
+    )
+    done = host.run(f"resctrlctl run --key outer -- sh -c {shlex.quote(script)}")
+    child = done.stdout.splitlines()[2]
+    assert child.isdecimal(), done.stdout
+    lines = done.stdout.replace(f"{child}\n", "").split()
+    home = [f"res:{class_}", "mon:"] if class_ else ["res:/", "mon:outer"]
+    assert lines == [f"res:{class_ or '/'}", "mon:inner", *home, "res:/", "mon:outer"]
+    assert "The totals include 1 nested workload." in done.stderr
+    host.run(f"kill {child}")
+    reply = host.call("Read", key="outer")
+    assert {one["event"] for one in reply["nested"]} == {one["event"] for one in reply["totals"]} != set()
+    assert {one["quality"] for one in reply["nested"]} == {"exact"}
+    assert {one["quality"] for one in reply["totals"]} == {"late" if class_ else "exact"}
+    assert host.call("Get", key="inner")["workload"]["partOf"] == ["outer"]
+    assert {"inner", "outer"}.isdisjoint(host.groups() + host.groups("c1"))
+
+
 def has_reason(host: Host, pool: str, reason: str) -> bool:
     pools = host.call("Machine")["pools"]
     return any(reason in use.get("reason", "") for use in pools if use["pool"] == pool)
