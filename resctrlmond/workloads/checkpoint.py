@@ -44,6 +44,10 @@ class CounterHistory(msgspec.Struct, frozen=True):
 # By domain (the path below mon_data). A domain that went offline keeps its last readings.
 Checkpoint = dict[str, LastRead]
 
+# Created by the import: if two threads use a type for the first time at once, msgspec crashes, because one of them
+# sees the incomplete description of the type that the other one creates.
+_DECODER = msgspec.json.Decoder(Checkpoint)
+
 
 def of_baseline(readings: Iterable[Reading], inodes: Mapping[str, int]) -> Checkpoint:
     """Return the readings of the baseline as a checkpoint without times, for comparison with later readings."""
@@ -185,6 +189,6 @@ def encode(checkpoint: Checkpoint) -> bytes:
 def decode(data: bytes) -> Checkpoint:
     """Return the checkpoint in the content of its file; {} if the content is damaged."""
     try:
-        return msgspec.json.decode(data, type=Checkpoint)
+        return _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return {}
