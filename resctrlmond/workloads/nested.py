@@ -31,6 +31,7 @@ from resctrlmond.resctrl.errors import (
     PermissionDenied,
     ResctrlError,
 )
+from resctrlmond.resctrl.membership import Membership
 from resctrlmond.workloads.accounting import Quality, Total, added, digits
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import NotWritten
@@ -148,6 +149,7 @@ def _home(outer: Workload, group: Group) -> Group | None:
 
 def _move_all(ctx: Context, group: Group, homes: list[Group]) -> bool:
     """Move all tasks of a group, until none is left. Return whether none is left."""
+    here = Membership(group.class_, group.name)
     for number in range(_MAX_PASSES):
         tids = [tid for tid in ctx.tree.tasks(group.ref) if _runs(tid)]
         if not tids:
@@ -158,7 +160,8 @@ def _move_all(ctx: Context, group: Group, homes: list[Group]) -> bool:
             for tid in tids:
                 # A thread that has changed class, or cannot be moved, is found by the next pass, or is elsewhere.
                 with suppress(NoSuchProcess, ClassMismatch, PermissionDenied, KernelRefused):
-                    ctx.tree.write_task(homes[0].ref.path, tid)
+                    # Not one that a container's hook has moved since it was listed: it is counted there.
+                    ctx.tree.write_task_from(here, homes[0].ref.path, tid)
         time.sleep(_FORK_S)
         log.debug("moved %d tasks out of the ending group %s in pass %d", len(tids), group.name, number + 1)
     return False

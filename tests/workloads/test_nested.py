@@ -17,7 +17,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads import group_ops
+from resctrlmond.workloads import group_ops, nested
 from resctrlmond.workloads.accounting import Quality, Total
 from resctrlmond.workloads.errors import AlreadyMonitored, InvalidRequest
 from resctrlmond.workloads.model import EndRule, Nested, State
@@ -347,6 +347,25 @@ def test_task_that_is_forked_while_the_others_are_moved_makes_the_outer_run_late
     assert (family.group(inner), family.group(late[0])) == ("outer", "outer")
     own, _ = family.release("outer")
     assert own.quality is Quality.LATE
+
+
+def test_task_that_a_container_takes_meanwhile_stays_there(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    outer = family.start()
+    family.assign("outer", outer)
+    inner = family.start(by=outer)
+    family.assign("inner", inner)
+    init = family.start(by=inner)
+    family.host.manager.create("container", owner="oci")
+    is_running = nested._runs
+
+    def runs(tid: int) -> bool:
+        if tid == init:  # listed, and not moved yet
+            family.host.tree.write_task(GroupRef("", "container").path, init)
+        return is_running(tid)
+
+    monkeypatch.setattr(nested, "_runs", runs)
+    family.release("inner")
+    assert (family.group(inner), family.group(init)) == ("outer", "container")
 
 
 def test_run_in_another_class_that_leaves_no_task_is_exact(family: Family) -> None:
