@@ -6,7 +6,8 @@ from __future__ import annotations
 import yaml
 
 from resctrlmond.config_file import read_contents, refuse_line, refuse_unknown_key
-from resctrlmond.nri.selection import Requirement, Selection, SelectorError, equal_labels, parse_selector
+from resctrlmond.nri.selection import Selection
+from resctrlmond.workloads.label_selector import Requirement, SelectorError, equal_labels, parse_selector
 from resctrlmond.yaml_file import is_empty, parse_mapping
 
 DEFAULT_PATH = "/etc/resctrlmond/nri.yaml"

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from resctrlmond.config_file import ConfigError
 from resctrlmond.nri import nri_pb2, settings
 from resctrlmond.nri.messages import Event, Pod
-from resctrlmond.nri.selection import Selection, SelectorError, equal_labels, parse_selector
+from resctrlmond.nri.selection import Selection
+from resctrlmond.workloads.label_selector import SelectorError, equal_labels, parse_selector
 from tests.nri.conftest import UID, Node
 
 ROOT = Path(__file__).parents[2]
