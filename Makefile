@@ -265,6 +265,7 @@ endif
 	rm -f $(SHARED)/hooks.d/$(OLD_HOOK)
 	for name in resctrlmond nri; do [ -e $(DESTDIR)/etc/resctrlmond/$$name.yaml ] || \
 	  $(INSTALL) -D -m 644 systemd/$$name.yaml $(DESTDIR)/etc/resctrlmond/$$name.yaml || exit 1; done
+	$(INSTALL) -d $(DESTDIR)/etc/resctrlmond/profiles.d
 	for page in $(INSTALLED_PAGES); do $(INSTALL) -D -m 644 -t $(MANDIR)/man$${page##*.} $$page || exit 1; done
 	$(INSTALL) -D -m 644 resctrlctl/completions/resctrlctl.bash $(COMPLETION)
 	$(INSTALL) -D -m 644 resctrlctl/completions/_resctrlctl $(ZSH_COMPLETION)
@@ -294,6 +295,7 @@ uninstall-files:
 	rm -f $(addprefix $(DESTDIR)$(UNITDIR)/,$(notdir $(UNITS))) $(addprefix $(CATALOGDIR)/,$(notdir $(CATALOGS)))
 	for command in $(COMMANDS); do rm -f $(DESTDIR)$(PREFIX)/bin/$${command%=*} || exit 1; done
 	for page in $(INSTALLED_PAGES); do rm -f $(MANDIR)/man$${page##*.}/$${page##*/} || exit 1; done
+	rmdir $(DESTDIR)/etc/resctrlmond/profiles.d 2>/dev/null || :
 	rmdir $(DESTDIR)/etc/resctrlmond 2>/dev/null || [ ! -d $(DESTDIR)/etc/resctrlmond ] || \
 	  echo "kept the configuration: $(DESTDIR)/etc/resctrlmond" >&2
 

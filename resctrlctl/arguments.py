@@ -134,6 +134,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
             args.parser.error("--class and --take-over: not allowed with --pid, --cgroup and --unit")
         if args.field_separator is not None and args.json != "off":
             args.parser.error("argument -x: not allowed with --json")
+    _check_combination(args)
+    return args
+
+
+def _check_combination(args: argparse.Namespace) -> None:
+    """Exit if an option or argument of a verb requires, or excludes, another one."""
+    if args.verb == "profiles" and (args.subject is None) != (args.action == "list"):
+        args.parser.error(f"{args.action}: " + ("an argument is not allowed" if args.subject else "NAME is missing"))
     if args.verb == "report" and args.csv and args.json != "off":
         args.parser.error("argument --csv: not allowed with --json")
     if args.verb == "plot" and args.json != "off":
@@ -142,7 +150,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         args.parser.error("argument --value: needs -p NAME")
     if args.verb == "assign" and args.tree and args.pid is None:
         args.parser.error("argument --tree: not allowed with --cgroup, which includes all control groups below it")
-    return args
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str], Parser | None]:
@@ -518,6 +525,17 @@ def _units(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("glob", metavar="GLOB", nargs="*", help="units, as nginx.service, '*.service' or '!getty@*'")
 
 
+def _profiles(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("action", choices=("list", "show", "check"), help="the action on the profiles")
+    verb.add_argument("subject", metavar="NAME", nargs="?", type=not_empty, help="show: the profile; check: the file")
+    verb.add_argument(
+        "--profiles-dir",
+        type=not_empty,
+        metavar="PATH",
+        help="the directory to read instead of those of the daemon",
+    )
+
+
 def _root(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--root",
@@ -668,6 +686,7 @@ VERBS = {
     "move": ("move a workload's group to another class, with its counters", "control:move", _move),
     "hooks": ("enable or disable the OCI hooks of Podman and CRI-O, or show their state", "hooks:hooks", _hooks),
     "units": ("watch systemd units that globs select, or show the globs", "units:units", _units),
+    "profiles": ("list, show and check the profiles of containers", "profiles:profiles", _profiles),
     "report": ("add up what ended workloads used, from the journal", "report:report", _report),
     "run": ("run a command as a workload, and print what it used", "run:run", _run),
 }

@@ -61,12 +61,13 @@ _resctrlctl() {
         [move]=''
         [hooks]='--hooks-dir'
         [units]=''
+        [profiles]='--profiles-dir'
         [report]='--since --until --by --csv'
         [run]='--key --pid --cgroup --unit --class --take-over --best-effort --output --append --repeat --interval-print --events --field-separator'
     )
     local socket=''
-    local verbs='list top watch record plot show status doctor classes machine create assign release move hooks units report run'
-    local typed=${COMP_LINE:0:COMP_POINT} verb='' count=0 index word
+    local verbs='list top watch record plot show status doctor classes machine create assign release move hooks units profiles report run'
+    local typed=${COMP_LINE:0:COMP_POINT} verb='' action='' count=0 index word
     local -a words
     read -ra words <<<"$typed"
     [[ $typed == *[[:space:]] ]] && words+=('')
@@ -89,7 +90,7 @@ _resctrlctl() {
                 ((index++))
                 socket=${words[index]}
                 ;;
-            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --html | --pid | --cgroup | --unit | --hooks-dir | --columns | --sort | --change | --filter | --since | --until | --by | -n | --iterations | --count | -d | --delay | -r | --repeat | -I | --interval-print | -e | --events | -x | --field-separator | -p | --property)
+            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --html | --pid | --cgroup | --unit | --hooks-dir | --profiles-dir | --columns | --sort | --change | --filter | --since | --until | --by | -n | --iterations | --count | -d | --delay | -r | --repeat | -I | --interval-print | -e | --events | -x | --field-separator | -p | --property)
                 ((index++))
                 ;;
             -*) ;;
@@ -100,7 +101,11 @@ _resctrlctl() {
                     done
                     return
                 fi
-                if [[ -z $verb ]]; then verb=$word; else ((count++)); fi
+                if [[ -z $verb ]]; then
+                    verb=$word
+                else
+                    ((count++)) || action=$word
+                fi
                 ;;
         esac
     done
@@ -110,7 +115,7 @@ _resctrlctl() {
             mapfile -t COMPREPLY < <(compgen -f -- "$current")
             return
             ;;
-        --root | --cgroup | --hooks-dir)
+        --root | --cgroup | --hooks-dir | --profiles-dir)
             mapfile -t COMPREPLY < <(compgen -d -- "$current")
             return
             ;;
@@ -179,6 +184,15 @@ _resctrlctl() {
                 ;;
             hooks:0 | units:0)
                 __resctrlctl_words $'enable\ndisable\nstatus' "$current"
+                ;;
+            profiles:0)
+                __resctrlctl_words $'list\nshow\ncheck' "$current"
+                ;;
+            profiles:1)
+                case $action in
+                    show) __resctrlctl_words "$(resctrlctl profiles list --quiet 2>/dev/null)" "$current" ;;
+                    check) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
+                esac
                 ;;
             move:1)
                 __resctrlctl_words "$(__resctrlctl_classes)" "$current"

@@ -24,7 +24,7 @@ function __resctrlctl_words
                 break
             case '--socket=*'
                 set socket (string replace -- --socket= '' $word)
-            case --attribute --by --cgroup --change --claim --class --columns --count --delay --events --field-separator --filter --hooks-dir --html --interval-print --iterations --key --member --output --pid --priority --property --reason --repeat --root --since --socket --sort --unit --until -I -d -e -n -o -p -r -x
+            case --attribute --by --cgroup --change --claim --class --columns --count --delay --events --field-separator --filter --hooks-dir --html --interval-print --iterations --key --member --output --pid --priority --profiles-dir --property --reason --repeat --root --since --socket --sort --unit --until -I -d -e -n -o -p -r -x
                 set is_value $word
             case '-*'
             case '*'
@@ -80,6 +80,17 @@ function __resctrlctl_classes
     end
 end
 
+# Prints the arguments of "profiles", by its action.
+function __resctrlctl_profile_subjects
+    set -l plain (__resctrlctl_words)
+    switch "$plain[2]"
+        case show
+            resctrlctl profiles list --quiet 2>/dev/null
+        case check
+            __fish_complete_path (commandline -ct)
+    end
+end
+
 # Completes the command of run.
 function __resctrlctl_command
     set -l words (__resctrlctl_words command)
@@ -113,6 +124,7 @@ complete -c resctrlctl -n __resctrlctl_has_no_verb -a release -d 'end a claim; t
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a move -d 'move a workload'\''s group to another class, with its counters'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a hooks -d 'enable or disable the OCI hooks of Podman and CRI-O, or show their state'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a units -d 'watch systemd units that globs select, or show the globs'
+complete -c resctrlctl -n __resctrlctl_has_no_verb -a profiles -d 'list, show and check the profiles of containers'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a report -d 'add up what ended workloads used, from the journal'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a run -d 'run a command as a workload, and print what it used'
 complete -c resctrlctl -n '__resctrlctl_is list' -s a -l all -d 'list workloads that have ended too, and groups of other programs'
@@ -175,6 +187,9 @@ complete -c resctrlctl -n '__resctrlctl_is move 1' -a '(__resctrlctl_classes)'
 complete -c resctrlctl -n '__resctrlctl_is hooks' -l hooks-dir -xa '(__fish_complete_directories)' -d 'the directory that the runtimes read'
 complete -c resctrlctl -n '__resctrlctl_is hooks 0' -a 'enable disable status'
 complete -c resctrlctl -n '__resctrlctl_is units 0' -a 'enable disable status'
+complete -c resctrlctl -n '__resctrlctl_is profiles' -l profiles-dir -xa '(__fish_complete_directories)' -d 'the directory to read instead of those of the daemon'
+complete -c resctrlctl -n '__resctrlctl_is profiles 0' -a 'list show check'
+complete -c resctrlctl -n '__resctrlctl_is profiles 1' -a '(__resctrlctl_profile_subjects)'
 complete -c resctrlctl -n '__resctrlctl_is report' -l since -x -d 'only workloads that ended at TIME or later'
 complete -c resctrlctl -n '__resctrlctl_is report' -l until -x -d 'only workloads that ended at TIME or earlier'
 complete -c resctrlctl -n '__resctrlctl_is report' -l by -xa 'key namespace pod unit user class' -d 'add up the workloads of the same name'

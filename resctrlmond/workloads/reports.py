@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods as owners report them. Clients import this module, so it imports little."""
+"""Pods and containers as owners report them. Clients import this module, so it imports little."""
 
 from __future__ import annotations
 
@@ -64,3 +64,18 @@ class Report(msgspec.Struct, frozen=True, rename="camel"):
     """The owner that reported."""
     reported_at: str
     """When it reported."""
+
+
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """Facts about a container or a pod by which its profile is selected. See *resctrlmond-profiles*(5)."""
+
+    annotations: dict[str, str] = {}
+    """The annotations of the pod that can name a profile. Other annotations are ignored."""
+    labels: dict[str, str] | None = None
+    """The labels of the pod. Absent if they are not known."""
+    namespace: str = ""
+    """The namespace of the pod."""
+    image: str = ""
+    """The image of the container."""
+    container: str = ""
+    """The name of the container."""

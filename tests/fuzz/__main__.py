@@ -20,11 +20,13 @@ import msgspec
 from resctrlctl import plot
 from resctrlctl.errors import CommandError
 from resctrlctl.series import read
+from resctrlmond import profile_syntax
 from resctrlmond.api import types
 from resctrlmond.api.dbus import values as dbus_values
 from resctrlmond.api.dbus.gate import parse_fields, parse_frame
 from resctrlmond.api.oci import InvalidOciState, container_of, parse_state
 from resctrlmond.api.varlink import messages as wire
+from resctrlmond.config_file import ConfigError
 from resctrlmond.workloads import checkpoint, store
 from resctrlmond.workloads.model import Claim, EndRule, Member
 from resctrlmond.workloads.store import UnreadableRecord
@@ -115,6 +117,17 @@ _RECORDING = b"""\
 "readAt":"2026-11-23T19:00:03Z","totals":{"core_energy":{"value":"9","quality":"late"}},"levels":{}}]}
 """
 
+_PROFILES = b"""\
+profiles:
+  a: {watch: none, class: gold, linger: 1h 30min, priority: -5}
+  b:
+rules:
+  - {profile: a, namespace: [kube-*, "x?"], labels: "app in (web, api), !canary", user: [0, 1000]}
+  - profile: b
+    labels: {app: web}
+default_profile: b
+"""
+
 TARGETS = {
     "records": Target(
         _record,
@@ -141,6 +154,7 @@ TARGETS = {
         (b'{"method":"org.resctrlmon.Manager.Assign","parameters":{"key":"k","pid":4,"attributes":{"a":"b"}}}',),
         (wire.ProtocolError, msgspec.ValidationError),
     ),
+    "profiles": Target(lambda data: profile_syntax.parse(data, "fuzz"), (_PROFILES,), (ConfigError,)),
     "recordings": Target(_recording, (_RECORDING,), (CommandError,)),
 }
 

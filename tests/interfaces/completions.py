@@ -11,9 +11,9 @@ from resctrlctl.workload_table import FIELDS, FILTERS
 
 # The completion of each value, by the name of the option or argument. Others have values without a completion.
 _FILES = ("socket", "output", "file", "html")
-_DIRECTORIES = ("root", "cgroup", "hooks_dir")
+_DIRECTORIES = ("root", "cgroup", "hooks_dir", "profiles_dir")
 _WORDS = {"sort": tuple(FIELDS), "columns": tuple(FIELDS), "filter": tuple(f"{name}=" for name in FILTERS)}
-_FUNCTIONS = {"class_": "classes", "key": "workloads"}
+_FUNCTIONS = {"class_": "classes", "key": "workloads", "subject": "profile_subjects"}
 # Options whose value is given after "=" only, or left out.
 _OPTIONAL = {"json": ("short", "pretty", "off"), "watch": ()}
 
@@ -40,6 +40,14 @@ __resctrlctl_classes() {
   local -a classes=(/ /sys/fs/resctrl/*/schemata(N:h:t))
   [[ $1 == follow ]] && classes+=(follow)
   _wanted classes expl class compadd -a classes
+}
+
+# The argument of "profiles", by its action.
+__resctrlctl_profile_subjects() {
+  case ${words[${words[(i)profiles]} + 1]} in
+    show) compadd -- ${(f)"$(_call_program profiles resctrlctl profiles list --quiet 2>/dev/null)"} ;;
+    check) _files ;;
+  esac
 }
 
 _resctrlctl() {
@@ -152,6 +160,17 @@ function __resctrlctl_classes
     echo /
     for schemata in /sys/fs/resctrl/*/schemata
         path basename (path dirname $schemata)
+    end
+end
+
+# Prints the arguments of "profiles", by its action.
+function __resctrlctl_profile_subjects
+    set -l plain (__resctrlctl_words)
+    switch "$plain[2]"
+        case show
+            resctrlctl profiles list --quiet 2>/dev/null
+        case check
+            __fish_complete_path (commandline -ct)
     end
 end
 
@@ -288,6 +307,8 @@ def _zsh_value(action: argparse.Action) -> str:
     if action.dest == "class_":
         # After a space, the function is called without options of compadd.
         return " __resctrlctl_classes follow" if action.option_strings else " __resctrlctl_classes"
+    if action.dest == "subject":
+        return " __resctrlctl_profile_subjects"
     return " __resctrlctl_workloads" if action.dest == "key" and not action.option_strings else " "
 
 

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb ``profiles``: list, show and check the profiles of containers, as the files have them now."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+
+import msgspec
+
+from resctrlctl.errors import OK, CommandError
+from resctrlctl.format import format_class, format_count, format_duration
+from resctrlctl.layout import Block, Column, Row, Sheet, Table
+from resctrlctl.output import Json, Output
+from resctrlmond import profile_files
+from resctrlmond.config_file import ConfigError
+from resctrlmond.resctrl.errors import printable
+from resctrlmond.workloads.profiles import Profile, Profiles, Rule
+
+_PROFILE_COLUMNS = tuple(
+    map(Column, ("PROFILE", "WATCH", "CLASS", "LINGER", "SNAPSHOT TTL", "PRIORITY", "DEFAULT", "FROM"))
+)
+_RULE_COLUMNS = (Column("RULE"), Column("PROFILE"), Column("CONDITIONS"))
+
+
+class ProfileReport(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A profile in the JSON output. Keys that are not set are absent; times are in seconds."""
+
+    name: str
+    watch: str
+    class_: str | None = msgspec.field(default=None, name="class")
+    snapshot_ttl: float | None = None
+    linger: float | None = None
+    priority: int | None = None
+    origin: str = ""
+
+
+class RuleReport(msgspec.Struct, frozen=True, rename="camel"):
+    """A rule in the JSON output."""
+
+    profile: str
+    conditions: str
+    origin: str
+
+
+class ProfileList(msgspec.Struct, frozen=True, rename="camel"):
+    """All profiles in the JSON output, the rules in their order, and the default ("" for none)."""
+
+    profiles: list[ProfileReport]
+    rules: list[RuleReport]
+    default_profile: str
+
+
+def profiles(args: argparse.Namespace, output: Output) -> int:
+    """List, show or check profiles; return the exit status."""
+    directories = (args.profiles_dir,) if args.profiles_dir else profile_files.DIRECTORIES
+    try:
+        if args.action == "check":
+            found = profile_files.check(args.subject, directories)
+        else:
+            found = profile_files.load(directories)
+    except ConfigError as error:
+        raise CommandError(str(error)) from error
+    match args.action:
+        case "list":
+            _list(found, output)
+        case "show":
+            _show(found, args.subject, output)
+        case _:
+            profile_count = format_count(len(found.by_name), "profile")
+            rule_count = format_count(len(found.rules), "rule")
+            output.confirm(f"{printable(args.subject)}: correct; with the other files {profile_count}, {rule_count}")
+    return OK
+
+
+def _list(found: Profiles, output: Output) -> None:
+    if output.json is not Json.OFF:
+        output.print_json(_report(found, found.by_name.values(), found.rules))
+    elif output.quiet:
+        for name in sorted(found.by_name):
+            output.print_line(name)
+    else:
+        output.print_blocks(_tables(found))
+
+
+def _show(found: Profiles, name: str, output: Output) -> None:
+    profile = found.find(name)
+    if profile is None:
+        known = ", ".join(sorted(found.by_name)) or "none"
+        raise CommandError(f"there is no profile {name[:64]!a}. Existing profiles: {known}")
+    rules = [rule for rule in found.rules if rule.profile == name]
+    if output.json is not Json.OFF:
+        output.print_json(_report(found, [profile], rules))
+        return
+    cells = _cells(profile)
+    fields = {
+        "Watch": (cells[0],),
+        "Class": (cells[1],),
+        "Linger": (cells[2],),
+        "Snapshot TTL": (cells[3],),
+        "Priority": (cells[4],),
+        "From": (printable(profile.origin),),
+        "Rules": tuple(f"{printable(str(rule))} ({printable(rule.origin)})" for rule in rules),
+        "Default": (printable(found.default_origin),) if found.default == name else (),
+    }
+    shown = tuple((label, values) for label, values in fields.items() if values)
+    output.print_blocks([Sheet(name, shown)])
+
+
+def _tables(found: Profiles) -> list[Block]:
+    rows = tuple(
+        Row((name, *_cells(profile), "yes" if name == found.default else "-", printable(profile.origin)))
+        for name, profile in sorted(found.by_name.items())
+    )
+    blocks: list[Block] = [Table(_PROFILE_COLUMNS, rows, f"{format_count(len(rows), 'profile')}.")]
+    if found.rules:
+        lines = tuple(Row((printable(rule.origin), rule.profile, printable(str(rule)))) for rule in found.rules)
+        blocks.append(Table(_RULE_COLUMNS, lines, f"{format_count(len(lines), 'rule')}: the first match applies."))
+    return blocks
+
+
+def _cells(profile: Profile) -> tuple[str, str, str, str, str]:
+    """Return watch, class, linger, snapshot_ttl and priority; "-" for the setting of the daemon."""
+    return (
+        str(profile.watch),
+        "follow" if profile.class_ is None else format_class(profile.class_),
+        "-" if profile.linger_s is None else format_duration(profile.linger_s),
+        "-" if profile.snapshot_ttl_s is None else format_duration(profile.snapshot_ttl_s),
+        "-" if profile.priority is None else str(profile.priority),
+    )
+
+
+def _report(found: Profiles, profiles: Iterable[Profile], rules: Iterable[Rule]) -> ProfileList:
+    return ProfileList(
+        [
+            ProfileReport(
+                profile.name,
+                str(profile.watch),
+                profile.class_,
+                profile.snapshot_ttl_s,
+                profile.linger_s,
+                profile.priority,
+                profile.origin,
+            )
+            for profile in profiles
+        ],
+        [RuleReport(rule.profile, str(rule), rule.origin) for rule in rules],
+        found.default,
+    )

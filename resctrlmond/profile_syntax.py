@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parse files with profiles. Check each key, and report errors with their file and line."""
+
+from __future__ import annotations
+
+import difflib
+import pwd
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import yaml
+
+from resctrlmond.config import parse_time_span
+from resctrlmond.config_file import quoted, refuse_line, refuse_unknown_key
+from resctrlmond.resctrl.errors import ResctrlError, printable
+from resctrlmond.workloads.label_selector import Requirement, SelectorError, equal_labels, parse_selector
+from resctrlmond.workloads.profiles import RULE_GLOBS, Profile, Profiles, Rule, Watch
+from resctrlmond.workloads.validation import MAX_PRIORITY, valid_class
+from resctrlmond.yaml_file import is_empty, parse_mapping
+
+KEYS = ("profiles", "rules", "default_profile")
+PROFILE_KEYS = ("watch", "class", "snapshot_ttl", "linger", "priority")
+RULE_KEYS = ("profile", "owner", *RULE_GLOBS, "labels", "user")
+
+# The owners of claims that state facts about their containers: the OCI hook, and the NRI plugin.
+OWNERS = ("oci", "nri")
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_MANUAL = "See resctrlmond-profiles(5)"
+_LONGEST_S = 366 * 86400
+# A key, the profiles or rules, the keys of one, and a list of patterns.
+_DEPTH = 4
+
+
+@dataclass(slots=True)
+class _Found:
+    """The values of the files that were read. ``names`` are the references to profiles, with file and line."""
+
+    profiles: dict[str, Profile] = field(default_factory=dict)
+    rules: list[Rule] = field(default_factory=list)
+    default: str = ""
+    default_origin: str = ""
+    names: list[tuple[str, str, int]] = field(default_factory=list)
+
+
+def parse(data: bytes, path: str) -> Profiles:
+    """Return the profiles from the bytes of the only file; ``path`` is for messages. Raises ConfigError."""
+    return merge([(path, data)])
+
+
+def merge(contents: Iterable[tuple[str, bytes]]) -> Profiles:
+    """Return the profiles of several files, each with its path, in their order. Raises ConfigError."""
+    found = _Found()
+    for path, data in contents:
+        _add(found, data, path)
+    for name, path, line in found.names:
+        if name not in found.profiles:
+            remedy = _nearest(name, found.profiles, "Define it below 'profiles', in any file")
+            refuse_line(path, line, f"there is no profile {quoted(name)}", remedy)
+    return Profiles(found.profiles, tuple(found.rules), found.default, found.default_origin)
+
+
+def _add(found: _Found, data: bytes, path: str) -> None:
+    shown = printable(path)
+    for key, node in parse_mapping(data, shown, max_depth=_DEPTH, remedy=_MANUAL):
+        match _text(key, shown, "a key"):
+            case "profiles":
+                for name, profile in [] if is_empty(node) else _mapping(node, shown, "profiles"):
+                    one = _profile(name, profile, shown)
+                    found.profiles[one.name] = one
+            case "rules":
+                for rule in [] if is_empty(node) else _sequence(node, shown, "rules"):
+                    found.rules.append(_rule(found, rule, shown))
+            case "default_profile":
+                found.default, found.default_origin = _text(node, shown, "default_profile"), _origin(node, shown)
+                if not found.default:
+                    refuse_line(shown, node.start_mark.line, "default_profile has no value", "Name a profile")
+                found.names.append((found.default, shown, node.start_mark.line))
+            case other:
+                refuse_unknown_key(shown, key.start_mark.line, other, KEYS)
+
+
+def _profile(key: yaml.Node, node: yaml.Node, path: str) -> Profile:
+    name = _text(key, path, "the name of a profile")
+    line = key.start_mark.line
+    if _NAME.fullmatch(name) is None:
+        remedy = 'Use at most 63 ASCII letters, digits and "_.-", with a letter or digit at both ends'
+        refuse_line(path, line, f"{quoted(name)} is not a valid name of a profile", remedy)
+    values: dict[str, yaml.Node] = {}
+    # A profile without keys watches as the daemon does.
+    for setting, value in [] if is_empty(node) else _mapping(node, path, f"profile {name}"):
+        word = _text(setting, path, "a key")
+        if word not in PROFILE_KEYS:
+            refuse_unknown_key(path, setting.start_mark.line, word, PROFILE_KEYS)
+        values[word] = value
+    return Profile(
+        name=name,
+        watch=_watch(values["watch"], path) if "watch" in values else Watch.POD,
+        class_=_class(values["class"], path) if "class" in values else None,
+        snapshot_ttl_s=_time_span(values["snapshot_ttl"], path, "snapshot_ttl") if "snapshot_ttl" in values else None,
+        linger_s=_time_span(values["linger"], path, "linger") if "linger" in values else None,
+        priority=_priority(values["priority"], path) if "priority" in values else None,
+        origin=_origin(key, path),
+    )
+
+
+def _rule(found: _Found, node: yaml.Node, path: str) -> Rule:
+    values: dict[str, yaml.Node] = {}
+    for key, value in _mapping(node, path, "a rule"):
+        word = _text(key, path, "a key")
+        if word not in RULE_KEYS:
+            refuse_unknown_key(path, key.start_mark.line, word, RULE_KEYS)
+        values[word] = value
+    line = node.start_mark.line
+    if "profile" not in values:
+        refuse_line(path, line, "the rule names no profile", "Add 'profile: NAME'")
+    if len(values) == 1:
+        refuse_line(path, line, "the rule has no condition", "For all containers, use 'default_profile'")
+    name = _text(values["profile"], path, "profile")
+    found.names.append((name, path, values["profile"].start_mark.line))
+    owners = _owners(values["owner"], path) if "owner" in values else frozenset()
+    if "labels" in values and owners == {"oci"}:
+        refuse_line(
+            path,
+            values["labels"].start_mark.line,
+            "the rule can never match: Podman and CRI-O do not pass labels to the OCI hook",
+            "Use an annotation of the container, or another condition",
+        )
+    return Rule(
+        profile=name,
+        origin=_origin(node, path),
+        owners=owners,
+        globs={key: _patterns(values[key], path, key) for key in RULE_GLOBS if key in values},
+        labels=_labels(values["labels"], path) if "labels" in values else (),
+        users=_users(values["user"], path) if "user" in values else frozenset(),
+    )
+
+
+# -- values
+
+
+def _watch(node: yaml.Node, path: str) -> Watch:
+    text = _text(node, path, "watch")
+    known = [str(watch) for watch in Watch]
+    if text not in known:
+        expected = f"Expected one of {', '.join(known)}"
+        refuse_line(path, node.start_mark.line, f"watch cannot be {quoted(text)}", _nearest(text, known, expected))
+    return Watch(text)
+
+
+def _class(node: yaml.Node, path: str) -> str | None:
+    text = _text(node, path, "class")
+    if text == "follow":
+        return None
+    expected = "Expected follow, the name of a class, or / for the root class"
+    if not text:
+        refuse_line(path, node.start_mark.line, "class has no value", expected)
+    try:
+        return valid_class(text)
+    except ResctrlError as error:
+        refuse_line(path, node.start_mark.line, error.message, expected)
+
+
+def _time_span(node: yaml.Node, path: str, key: str) -> float:
+    text = _text(node, path, key)
+    try:
+        seconds = parse_time_span(text)
+    except (ValueError, OverflowError):
+        seconds = -1.0
+    if not 0 <= seconds <= _LONGEST_S:
+        _refuse_value(node, path, key, 'a time span of at most a year, as in "5min", "1h 30min" or 90 (seconds)')
+    return seconds
+
+
+def _priority(node: yaml.Node, path: str) -> int:
+    text = _text(node, path, "priority")
+    if not re.fullmatch(r"-?[0-9]{1,4}", text, re.ASCII) or not -MAX_PRIORITY <= int(text) <= MAX_PRIORITY:
+        _refuse_value(node, path, "priority", f"a number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+    return int(text)
+
+
+def _owners(node: yaml.Node, path: str) -> frozenset[str]:
+    found = _patterns(node, path, "owner")
+    for owner in found:
+        if owner not in OWNERS:
+            _refuse_value(node, path, "owner", "oci (the OCI hook) or nri (the NRI plugin)", owner)
+    return frozenset(found)
+
+
+def _users(node: yaml.Node, path: str) -> frozenset[int]:
+    found = set()
+    for user in _patterns(node, path, "user"):
+        try:
+            found.add(int(user) if re.fullmatch("[0-9]{1,10}", user, re.ASCII) else pwd.getpwnam(user).pw_uid)
+        except (KeyError, ValueError):
+            _refuse_value(node, path, "user", "the name or the number of a user of this host", user)
+    return frozenset(found)
+
+
+def _patterns(node: yaml.Node, path: str, key: str) -> tuple[str, ...]:
+    """Return one text, or the texts of a list."""
+    entries = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    found = tuple(_text(entry, path, key) for entry in entries)
+    if not found or not all(found):
+        refuse_line(path, node.start_mark.line, f"{key} has no value", "Write one text, or a list as [a, b]")
+    return found
+
+
+def _labels(node: yaml.Node, path: str) -> tuple[Requirement, ...]:
+    try:
+        if isinstance(node, yaml.MappingNode):
+            found = equal_labels({_text(k, path, "a label"): _text(v, path, "a label") for k, v in node.value})
+        else:
+            found = parse_selector(_text(node, path, "labels"))
+    except SelectorError as error:
+        refuse_line(path, node.start_mark.line, f"labels: {error}", _MANUAL)
+    if not found:
+        refuse_line(path, node.start_mark.line, "labels has no value", _MANUAL)
+    return found
+
+
+# -- nodes
+
+
+def _text(node: yaml.Node, path: str, what: str) -> str:
+    # Every plain value is taken as text: a name may look like a number.
+    if not isinstance(node, yaml.ScalarNode):
+        refuse_line(path, node.start_mark.line, f"{what} is a list or a mapping", "Write one plain value")
+    return str(node.value)
+
+
+def _mapping(node: yaml.Node, path: str, what: str) -> list[tuple[yaml.Node, yaml.Node]]:
+    if not isinstance(node, yaml.MappingNode):
+        refuse_line(path, node.start_mark.line, f"{what} is not a mapping", f'Write lines "key: value". {_MANUAL}')
+    return list(node.value)
+
+
+def _sequence(node: yaml.Node, path: str, what: str) -> list[yaml.Node]:
+    if not isinstance(node, yaml.SequenceNode):
+        refuse_line(path, node.start_mark.line, f"{what} is not a list", f'Begin each entry with "- ". {_MANUAL}')
+    return list(node.value)
+
+
+def _origin(node: yaml.Node, path: str) -> str:
+    return f"{path}:{node.start_mark.line + 1}"
+
+
+def _nearest(text: str, known: Collection[str], otherwise: str) -> str:
+    close = difflib.get_close_matches(text[:64], known, n=1)
+    return f"Did you mean {close[0]}?" if close else otherwise
+
+
+def _refuse_value(node: yaml.Node, path: str, key: str, expected: str, value: str | None = None) -> NoReturn:
+    text = str(node.value) if value is None else value
+    refuse_line(path, node.start_mark.line, f"{key} cannot be {quoted(text)}", f"Expected {expected}")

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Profiles: which containers are watched, and how; and the selection of a container's profile. No I/O."""
+
+from __future__ import annotations
+
+import enum
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from resctrlmond.workloads.label_selector import Requirement
+from resctrlmond.workloads.reports import Facts
+
+# The annotations that name a profile, the most important first: each for one container ("<name>/<container>"), then
+# for the pod. The second one is that of memtierd's NRI plugin.
+ANNOTATIONS = ("profile.resctrlmon.org", "class.memtierd.nri.io")
+
+_UNIT = re.compile(r".\.(?:service|scope)\Z", re.DOTALL)
+_USER_SLICE = re.compile(r"user-([0-9]{1,10})\.slice")
+
+
+class Watch(enum.StrEnum):
+    """The group in which a container is counted."""
+
+    POD = "pod"
+    """The group of its pod or, outside of Kubernetes, its own."""
+    CONTAINER = "container"
+    """A group of its own."""
+    NONE = "none"
+    """No group."""
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """How a container is watched. Keys that are not set are None; ``class_`` is "" for the root class.
+
+    ``origin`` is the file and the line, for messages.
+    """
+
+    name: str
+    watch: Watch = Watch.POD
+    class_: str | None = None
+    snapshot_ttl_s: float | None = None
+    linger_s: float | None = None
+    priority: int | None = None
+    origin: str = ""
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """Assigns a profile, given by its name, to the containers that meet all conditions.
+
+    ``globs`` has the patterns of each condition by its key (``RULE_GLOBS``): one of them must match the fact.
+    ``users`` are user ids. Empty conditions are met.
+    """
+
+    profile: str
+    origin: str = ""
+    owners: frozenset[str] = frozenset()
+    globs: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    labels: tuple[Requirement, ...] = ()
+    users: frozenset[int] = frozenset()
+
+    def matches(self, facts: Facts, *, owner: str, cgroup: str) -> bool:
+        """Whether the container meets the conditions. A fact that is not known meets none."""
+        if self.owners and owner not in self.owners:
+            return False
+        if self.users and user_of(cgroup) not in self.users:
+            return False
+        if self.labels and (
+            facts.labels is None or not all(requirement.holds(facts.labels) for requirement in self.labels)
+        ):
+            return False
+        known = {
+            "namespace": facts.namespace,
+            "image": facts.image,
+            "container": facts.container,
+            "unit": unit_of(cgroup),
+            "cgroup": cgroup,
+        }
+        return all(
+            known[key] and any(fnmatch.fnmatchcase(known[key], pattern) for pattern in patterns)
+            for key, patterns in self.globs.items()
+        )
+
+    def __str__(self) -> str:
+        parts = {
+            "owner": ", ".join(sorted(self.owners)),
+            **{key: ", ".join(patterns) for key, patterns in self.globs.items()},
+            "labels": ", ".join(map(str, self.labels)),
+            "user": ", ".join(map(str, sorted(self.users))),
+        }
+        return "; ".join(f"{key}: {text}" for key, text in parts.items() if text)
+
+
+RULE_GLOBS = ("namespace", "image", "container", "unit", "cgroup")
+
+
+class Profiles(msgspec.Struct, frozen=True):
+    """All profiles by name, the rules in their order, and the default: the name of a profile, "" for none."""
+
+    by_name: Mapping[str, Profile] = msgspec.field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    default: str = ""
+    default_origin: str = ""
+
+    def find(self, name: str) -> Profile | None:
+        """Return the profile of that name; None if there is none."""
+        return self.by_name.get(name)
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The selected profile, None for none, and the annotation or rule that selected it.
+
+    ``unknown`` describes an annotation that names a profile that does not exist; "" if there is none.
+    """
+
+    profile: Profile | None = None
+    source: str = ""
+    unknown: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the profile; "" for none."""
+        return self.profile.name if self.profile else ""
+
+    @property
+    def watch(self) -> Watch:
+        """The group in which the container is counted."""
+        return self.profile.watch if self.profile else Watch.POD
+
+
+def select(profiles: Profiles, facts: Facts, *, owner: str, cgroup: str) -> Choice:
+    """Return the profile of a container: by its annotations, else by the first rule that matches, else the default.
+
+    An empty annotation selects no profile. One that names a profile that does not exist selects the default.
+    ``cgroup`` is the path of the control group below the mount.
+    """
+    for annotation in _annotations(facts.container):
+        value = facts.annotations.get(annotation)
+        if value is None:
+            continue
+        if not value:
+            return Choice(None, f"annotation {annotation} is empty")
+        profile = profiles.find(value)
+        if profile is not None:
+            return Choice(profile, f"annotation {annotation}")
+        unknown = f"annotation {annotation} names the profile {value[:64]!a}, which does not exist"
+        default = _default(profiles)
+        return Choice(default.profile, "; ".join(filter(None, (default.source, unknown))), unknown)
+    for rule in profiles.rules:
+        if rule.matches(facts, owner=owner, cgroup=cgroup):
+            return Choice(profiles.find(rule.profile), f"rule at {rule.origin}")
+    return _default(profiles)
+
+
+def select_for_pod(profiles: Profiles, facts: Facts, *, owner: str) -> Choice:
+    """Return the profile of a pod as a whole, from the facts about one of its containers."""
+    of_pod = msgspec.structs.replace(facts, container="", image="")
+    return select(profiles, of_pod, owner=owner, cgroup="")
+
+
+def annotation_names(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Return the annotations that can name a profile."""
+    return {
+        name: value
+        for name, value in annotations.items()
+        if name in ANNOTATIONS or name.startswith(tuple(f"{prefix}/" for prefix in ANNOTATIONS))
+    }
+
+
+def unit_of(cgroup: str) -> str:
+    """Return the innermost service or scope of systemd in the path of a control group; "" if there is none."""
+    return next((name for name in reversed(cgroup.split("/")) if _UNIT.search(name)), "")
+
+
+def user_of(cgroup: str) -> int | None:
+    """Return the user whose slice of systemd the path of a control group is in; None if it is in none."""
+    for name in cgroup.split("/"):
+        if found := _USER_SLICE.fullmatch(name):
+            return int(found[1])
+    return None
+
+
+def _annotations(container: str) -> Iterator[str]:
+    for name in ANNOTATIONS:
+        if container:
+            yield f"{name}/{container}"
+        yield name
+
+
+def _default(profiles: Profiles) -> Choice:
+    if not profiles.default:
+        return Choice()
+    return Choice(profiles.find(profiles.default), f"default_profile at {profiles.default_origin}")

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""resctrlctl profiles: the profiles as the files have them, and mistakes in a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from resctrlctl.command import main
+
+TEXT = """\
+profiles:
+  batch: {watch: container, class: batch, linger: 5min, snapshot_ttl: 1h, priority: -3}
+  quiet: {watch: none}
+  root: {class: /}
+rules:
+  - {profile: quiet, namespace: kube-*}
+  - {profile: batch, labels: "tier in (batch)", user: root}
+default_profile: root
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A directory with profiles."""
+    (tmp_path / "10-shop.yaml").write_text(TEXT)
+    return tmp_path
+
+
+def call(directory: Path, *words: str) -> int:
+    return main(["profiles", *words, "--profiles-dir", str(directory)])
+
+
+def test_list_shows_profiles_and_rules(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(directory, "list") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    file = f"{directory}/10-shop.yaml"
+    assert ["batch", "container", "batch", "5m0s", "60m", "-3", "-", f"{file}:2"] in lines
+    assert ["quiet", "none", "follow", "-", "-", "-", "-", f"{file}:3"] in lines
+    assert ["root", "pod", "/", "-", "-", "-", "yes", f"{file}:4"] in lines
+    assert [f"{file}:6", "quiet", "namespace:", "kube-*"] in lines
+    assert [f"{file}:7", "batch", "labels:", "tier", "in", "(batch);", "user:", "0"] in lines
+
+
+def test_list_prints_json_and_names(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(directory, "list", "--json") == 0
+    reply = json.loads(capsys.readouterr().out)
+    assert reply["defaultProfile"] == "root"
+    assert reply["profiles"][0] == {
+        "name": "batch",
+        "watch": "container",
+        "class": "batch",
+        "linger": 300.0,
+        "snapshotTtl": 3600.0,
+        "priority": -3,
+        "origin": f"{directory}/10-shop.yaml:2",
+    }
+    assert [rule["profile"] for rule in reply["rules"]] == ["quiet", "batch"]
+    assert call(directory, "list", "--quiet") == 0
+    assert capsys.readouterr().out == "batch\nquiet\nroot\n"
+
+
+def test_show_prints_a_profile_with_its_rules(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(directory, "show", "quiet") == 0
+    shown = capsys.readouterr().out
+    assert "Watch: none" in shown
+    assert f"namespace: kube-* ({directory}/10-shop.yaml:6)" in shown
+    assert "batch" not in shown
+    assert call(directory, "show", "root", "--json") == 0
+    reply = json.loads(capsys.readouterr().out)
+    assert [profile["name"] for profile in reply["profiles"]] == ["root"]
+    assert reply["rules"] == []
+
+
+def test_show_names_the_existing_profiles(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(directory, "show", "other") == 1
+    assert "there is no profile 'other'. Existing profiles: batch, quiet, root" in capsys.readouterr().err
+
+
+def test_check_reports_the_mistake_with_its_line(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = directory / "20.yaml"
+    new.write_text("profiles: {new: }\nrules:\n  - {profile: nwe, image: x}\n")
+    assert call(directory, "check", str(new)) == 1
+    assert f"{new}:3: there is no profile 'nwe'. Did you mean new?" in capsys.readouterr().err
+    new.write_text("profiles: {new: }\nrules:\n  - {profile: quiet, image: x}\n")
+    assert call(directory, "check", str(new)) == 0
+    assert capsys.readouterr().out == f"{new}: correct; with the other files 4 profiles, 3 rules\n"
+
+
+def test_wrong_file_is_one_line_on_standard_error(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (directory / "10-shop.yaml").write_text("profils: {}")
+    assert call(directory, "list") == 1
+    error = capsys.readouterr().err
+    assert error.endswith("unknown key 'profils'. Did you mean profiles?\n")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["list", "batch"], ["show"], ["check"], ["shwo", "batch"], []])
+def test_wrong_command_line_is_refused(words: list[str], directory: Path) -> None:
+    assert call(directory, *words) == 2
+
+
+def test_no_profiles_are_an_empty_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(tmp_path / "missing", "list") == 0
+    assert capsys.readouterr().out == "0 profiles.\n"
