@@ -526,8 +526,14 @@ def _units(verb: argparse.ArgumentParser) -> None:
 
 
 def _profiles(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("action", choices=("list", "show", "check"), help="the action on the profiles")
-    verb.add_argument("subject", metavar="NAME", nargs="?", type=not_empty, help="show: the profile; check: the file")
+    verb.add_argument("action", choices=("list", "show", "check", "explain"), help="the action on the profiles")
+    verb.add_argument(
+        "subject",
+        metavar="NAME",
+        nargs="?",
+        type=not_empty,
+        help="show: the profile; check: the file; explain: the workload or container",
+    )
     verb.add_argument(
         "--profiles-dir",
         type=not_empty,
@@ -686,7 +692,11 @@ VERBS = {
     "move": ("move a workload's group to another class, with its counters", "control:move", _move),
     "hooks": ("enable or disable the OCI hooks of Podman and CRI-O, or show their state", "hooks:hooks", _hooks),
     "units": ("watch systemd units that globs select, or show the globs", "units:units", _units),
-    "profiles": ("list, show and check the profiles of containers", "profiles:profiles", _profiles),
+    "profiles": (
+        "list, show, check and explain the profiles of containers",
+        "profiles:profiles",
+        _profiles,
+    ),
     "report": ("add up what ended workloads used, from the journal", "report:report", _report),
     "run": ("run a command as a workload, and print what it used", "run:run", _run),
 }

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verb ``profiles``: list, show and check the profiles of containers, as the files have them now."""
+"""The verb ``profiles``: list, show and check the profiles in the files, and explain the profile of a workload."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OK, CommandError
-from resctrlctl.format import format_class, format_count, format_duration
+from resctrlctl.format import format_class, format_count, format_duration, format_message
 from resctrlctl.layout import Block, Column, Row, Sheet, Table
 from resctrlctl.output import Json, Output
+from resctrlctl.selectors import matching
 from resctrlmond import profile_files
+from resctrlmond.api import types
+from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.config_file import ConfigError
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.profiles import Profile, Profiles, Rule
@@ -51,8 +55,23 @@ class ProfileList(msgspec.Struct, frozen=True, rename="camel"):
     default_profile: str
 
 
+class Selected(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The profile of a workload, or of a container, in the JSON output: "" for none.
+
+    ``source`` is the annotation or rule that selected it, and ``reason`` why the container is in no group.
+    """
+
+    id: str
+    profile: str
+    source: str
+    reason: str = ""
+    members: list[Selected] = []
+
+
 def profiles(args: argparse.Namespace, output: Output) -> int:
-    """List, show or check profiles; return the exit status."""
+    """List, show or check profiles, or explain one; return the exit status."""
+    if args.action == "explain":
+        return _explain(args.subject, Daemon(args.socket), output)
     directories = (args.profiles_dir,) if args.profiles_dir else profile_files.DIRECTORIES
     try:
         if args.action == "check":
@@ -105,6 +124,61 @@ def _show(found: Profiles, name: str, output: Output) -> None:
     }
     shown = tuple((label, values) for label, values in fields.items() if values)
     output.print_blocks([Sheet(name, shown)])
+
+
+def _explain(name: str, daemon: Daemon, output: Output) -> int:
+    pages = daemon.stream("list the workloads", "List", types.NoParameters(), types.ListReply)
+    action = "list the unwatched containers"
+    unwatched = daemon.call(action, "ListUnwatched", types.NoParameters(), types.ListUnwatchedReply)
+    found = _selected(name, [workload for page in pages for workload in page.workloads], unwatched.containers)
+    if not found:
+        raise CommandError(f"there is no workload or container {name[:64]!a}", NO_SUCH_WORKLOAD)
+    if output.json is not Json.OFF:
+        for one in found:
+            output.print_json(one)
+        return OK
+    output.print_blocks([_selected_sheet(one) for one in found])
+    return OK
+
+
+def _selected(name: str, workloads: Sequence[types.Workload], unwatched: Sequence[types.Unwatched]) -> list[Selected]:
+    """Return the workloads, members and unwatched containers that a text selects."""
+    found = [
+        Selected(
+            one.key,
+            one.profile,
+            one.profile_source,
+            members=[Selected(of.id, of.profile, of.profile_source) for of in one.members if of.lives],
+        )
+        for one in matching(name, workloads, is_change=False)
+    ]
+    found = found or [
+        Selected(member.id, member.profile, member.profile_source)
+        for workload in workloads
+        for member in workload.members
+        if member.lives and member.id.startswith(name)
+    ]
+    return found or [
+        Selected(one.id, one.profile, one.profile_source, one.reason)
+        for one in unwatched
+        if name == one.name or one.id.startswith(name)
+    ]
+
+
+def _selected_sheet(selected: Selected) -> Sheet:
+    fields = {
+        "Profile": (printable(selected.profile) or "none",),
+        "Selected by": (_source_text(selected),),
+        "Reason": (format_message(selected.reason),) if selected.reason else (),
+        "Members": tuple(
+            f"{printable(of.id)}: {printable(of.profile) or 'none'}, {_source_text(of)}" for of in selected.members
+        ),
+    }
+    return Sheet(printable(selected.id), tuple((label, values) for label, values in fields.items() if values))
+
+
+def _source_text(selected: Selected) -> str:
+    return format_message(selected.source) or "no annotation, rule or default"
 
 
 def _tables(found: Profiles) -> list[Block]:

@@ -27,6 +27,7 @@ from resctrlmond.api.types import (
     KeyRequest,
     ListPodsReply,
     ListReply,
+    ListUnwatchedReply,
     MachineReply,
     NoParameters,
     ReadAllReply,
@@ -34,6 +35,7 @@ from resctrlmond.api.types import (
     ReadForeignReply,
     ReadReply,
     StatusReply,
+    Unwatched,
     Usage,
 )
 from resctrlmond.resctrl.errors import ResctrlError, printable
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from resctrlctl.tree_view import TreeView
     from resctrlmond.resctrl.tree import Tree
 
+    _Others: TypeAlias = tuple[list[Foreign], list[Unwatched]]
     Report: TypeAlias = ReadReply | ForeignReport | ClassReport
 
 
@@ -57,6 +60,7 @@ class UsageList(msgspec.Struct):
 
     usages: list[Usage]
     foreign: list[Foreign]
+    unwatched: list[Unwatched]
 
 
 class Source:
@@ -99,6 +103,13 @@ class Source:
             except DaemonDown as error:
                 self._view = self._fall_back(error)
         return self._view.usages(with_ended=with_ended)
+
+    def unwatched(self) -> list[Unwatched]:
+        """Return the containers that are in no group because of their profiles; [] without the daemon."""
+        if self._view is not None:
+            return []
+        action = "list the unwatched containers"
+        return self._daemon.call(action, "ListUnwatched", NoParameters(), ListUnwatchedReply).containers
 
     def pods(self) -> ListPodsReply:
         """Return all pods; without the daemon, only the pods that have a group."""
@@ -178,20 +189,22 @@ def list_workloads(args: argparse.Namespace, output: Output) -> int:
             time.sleep(args.watch or RATE_S)
             source.refresh()
         usages = source.usages(with_ended=args.all)
-        _print_list(args, output, usages, before or [], source.workloads().foreign if args.all else [])
+        others = (source.workloads().foreign, source.unwatched()) if args.all else ([], [])
+        _print_list(args, output, usages, before or [], others)
         if not args.watch:
             return OK
         before = usages
 
 
 def _print_list(
-    args: argparse.Namespace, output: Output, usages: list[Usage], before: list[Usage], foreign: list[Foreign]
+    args: argparse.Namespace, output: Output, usages: list[Usage], before: list[Usage], others: _Others
 ) -> None:
+    foreign, unwatched = others
     found = workload_table.selected(workload_table.lines(usages, before), args.filter)
     if args.sort:
         found = workload_table.in_order(found, args.sort)
     if output.json is not Json.OFF:
-        output.print_json(UsageList([line.usage for line in found], foreign))
+        output.print_json(UsageList([line.usage for line in found], foreign, unwatched))
     elif output.quiet:
         for line in found:
             output.print_line(printable(line.workload.key))
@@ -201,6 +214,10 @@ def _print_list(
             from resctrlctl.render import render_foreign_list  # noqa: PLC0415 - a list of workloads does not need it
 
             blocks.append(render_foreign_list(foreign))
+        if unwatched and not args.filter:
+            from resctrlctl.render import render_unwatched  # noqa: PLC0415
+
+            blocks.append(render_unwatched(unwatched))
         output.print_blocks(blocks, is_screen=bool(args.watch))
 
 

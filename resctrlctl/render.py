@@ -32,6 +32,7 @@ from resctrlmond.api.types import (
     ReadReply,
     StatusReply,
     Total,
+    Unwatched,
     Usage,
     Workload,
 )
@@ -45,6 +46,14 @@ _FOREIGN_COLUMNS = (
     Column("FOREIGN GROUP", name_width=_NAME_WIDTH),
     Column("CLASS"),
     Column("PATH"),
+)
+_UNWATCHED_COLUMNS = (
+    Column("UNWATCHED CONTAINER", name_width=_NAME_WIDTH),
+    Column("ID"),
+    Column("POD"),
+    Column("SINCE"),
+    Column("PROFILE"),
+    Column("REASON", is_note=True),
 )
 _POD_COLUMNS = (
     Column("POD", name_width=_NAME_WIDTH // 2),
@@ -88,7 +97,13 @@ NOT_SHOWN: dict[type[msgspec.Struct], dict[str, str]] = {
     Usage: {"levels": "the column LLC", "read_at": "the end of AGE", "domains": "top --by domain"},
     ListReply: {"workloads": "their keys, with --quiet"},
     ReadAllReply: {"next": "for the next call"},
-    Workload: {"key": "the title", "reason": "with state", "in_limbo": "with state", "classes": "with class_"},
+    Workload: {
+        "key": "the title",
+        "reason": "with state",
+        "in_limbo": "with state",
+        "classes": "with class_",
+        "profile_source": "profiles explain",
+    },
     Member: {
         "id": "the beginning of the line",
         "owner": "with kind",
@@ -101,12 +116,14 @@ NOT_SHOWN: dict[type[msgspec.Struct], dict[str, str]] = {
         "include_descendants": "an option of Assign",
         "cpu_time_before_ns": "with late",
         "dormant": "rarely needed",
+        "profile_source": "profiles explain",
     },
     Pod: {"labels": "too long for a table", "sandboxes": "rarely needed"},
     Reading: {"status": "the text has the kernel's word for it", "nested": "for programs that add up domains"},
     Report: {},
     StatusReply: {"in_limbo": "the reason of each pending workload has it"},
     Total: {},
+    Unwatched: {"profile_source": "with reason"},
 }
 # Each labelled line of a workload, by its field; the line Workload has no field of its own. A line without values is
 # left out.
@@ -164,6 +181,24 @@ def render_foreign_list(foreign: Iterable[Foreign]) -> Table:
     """Render the monitoring groups of other programs."""
     rows = tuple(map(_foreign_row, sorted(foreign, key=lambda group: group.path)))
     return Table(_FOREIGN_COLUMNS, rows, f"{format_count(len(rows), 'foreign group')}.")
+
+
+def render_unwatched(containers: Iterable[Unwatched]) -> Table:
+    """Render the containers that are in no group because of their profiles."""
+    rows = tuple(
+        Row(
+            (
+                printable(container.name) or "-",
+                printable(container.id[:12]),
+                printable(container.pod) or "-",
+                format_time(container.since),
+                printable(container.profile),
+                format_message(container.reason),
+            )
+        )
+        for container in containers
+    )
+    return Table(_UNWATCHED_COLUMNS, rows, f"{format_count(len(rows), 'unwatched container')}.")
 
 
 def render_pods(reply: ListPodsReply) -> list[Block]:

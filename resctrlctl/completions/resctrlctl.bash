@@ -186,12 +186,13 @@ _resctrlctl() {
                 __resctrlctl_words $'enable\ndisable\nstatus' "$current"
                 ;;
             profiles:0)
-                __resctrlctl_words $'list\nshow\ncheck' "$current"
+                __resctrlctl_words $'list\nshow\ncheck\nexplain' "$current"
                 ;;
             profiles:1)
                 case $action in
                     show) __resctrlctl_words "$(resctrlctl profiles list --quiet 2>/dev/null)" "$current" ;;
                     check) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
+                    explain) __resctrlctl_words "$(__resctrlctl_keys "$socket")" "$current" ;;
                 esac
                 ;;
             move:1)

@@ -88,6 +88,8 @@ function __resctrlctl_profile_subjects
             resctrlctl profiles list --quiet 2>/dev/null
         case check
             __fish_complete_path (commandline -ct)
+        case explain
+            __resctrlctl_workloads
     end
 end
 
@@ -124,7 +126,7 @@ complete -c resctrlctl -n __resctrlctl_has_no_verb -a release -d 'end a claim; t
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a move -d 'move a workload'\''s group to another class, with its counters'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a hooks -d 'enable or disable the OCI hooks of Podman and CRI-O, or show their state'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a units -d 'watch systemd units that globs select, or show the globs'
-complete -c resctrlctl -n __resctrlctl_has_no_verb -a profiles -d 'list, show and check the profiles of containers'
+complete -c resctrlctl -n __resctrlctl_has_no_verb -a profiles -d 'list, show, check and explain the profiles of containers'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a report -d 'add up what ended workloads used, from the journal'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a run -d 'run a command as a workload, and print what it used'
 complete -c resctrlctl -n '__resctrlctl_is list' -s a -l all -d 'list workloads that have ended too, and groups of other programs'
@@ -188,7 +190,7 @@ complete -c resctrlctl -n '__resctrlctl_is hooks' -l hooks-dir -xa '(__fish_comp
 complete -c resctrlctl -n '__resctrlctl_is hooks 0' -a 'enable disable status'
 complete -c resctrlctl -n '__resctrlctl_is units 0' -a 'enable disable status'
 complete -c resctrlctl -n '__resctrlctl_is profiles' -l profiles-dir -xa '(__fish_complete_directories)' -d 'the directory to read instead of those of the daemon'
-complete -c resctrlctl -n '__resctrlctl_is profiles 0' -a 'list show check'
+complete -c resctrlctl -n '__resctrlctl_is profiles 0' -a 'list show check explain'
 complete -c resctrlctl -n '__resctrlctl_is profiles 1' -a '(__resctrlctl_profile_subjects)'
 complete -c resctrlctl -n '__resctrlctl_is report' -l since -x -d 'only workloads that ended at TIME or later'
 complete -c resctrlctl -n '__resctrlctl_is report' -l until -x -d 'only workloads that ended at TIME or earlier'

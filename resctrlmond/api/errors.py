@@ -40,6 +40,7 @@ from resctrlmond.workloads.errors import (
     LimitExceeded,
     NoSuchClaim,
     NoSuchWorkload,
+    NotWatched,
     NotWritten,
     TooSlow,
 )
@@ -181,6 +182,11 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     NotRead: ErrorName(
         "NotRead",
         "A file that the reply requires cannot be read: in _/proc_, in a control group, or below _/run/resctrlmond_.",
+    ),
+    NotWatched: ErrorName(
+        "NotWatched",
+        "The profile of the container or pod excludes it: no group was created, and nothing is counted. See "
+        "*resctrlmond-profiles*(5).",
     ),
     TooSlow: ErrorName(
         "TooSlow",

@@ -4,22 +4,31 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 
 import msgspec
 
 from resctrlmond.api import podman
 from resctrlmond.api.access import Caller
-from resctrlmond.api.oci import InvalidOciState, OciContainer, State, container_of, container_without_pod, parse_state
+from resctrlmond.api.oci import (
+    InvalidOciState,
+    OciContainer,
+    State,
+    container_of,
+    container_without_pod,
+    facts_of,
+    parse_state,
+)
 from resctrlmond.api.types import RunReply, RunRequest
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess
+from resctrlmond.workloads.errors import NotWatched
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import EndRule
 from resctrlmond.workloads.plan import OCI
+from resctrlmond.workloads.pod_cgroups import pod_cgroup
 from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.validation import attribute_value, canonical_key, is_pod_uid
+from resctrlmond.workloads.validation import attribute_value, is_pod_uid
 
 log = logging.getLogger(__name__)
 
@@ -60,28 +69,33 @@ def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
     if not caller.waits():
         _check_start(state.pid, caller)
     container, own, pod = _placement(state)
-    done = manager.assign(
-        Assignment(
-            key=container.key,
-            owner=OCI,
-            ends=EndRule.CONTAINER,
-            pid=state.pid,
-            member=container.member,
-            kind=container.kind,
-            own_cgroup=own,
-            # The runtime starts the program of the container's init after the hook has ended.
-            late=False,
-            is_awaited=caller.waits,
-            pod_cgroup=pod,
-            attributes=container.attributes,
-            is_from_runtime=True,
-        )
+    assignment = Assignment(
+        key=container.key,
+        owner=OCI,
+        ends=EndRule.CONTAINER,
+        pid=state.pid,
+        member=container.member,
+        kind=container.kind,
+        own_cgroup=own,
+        # The runtime starts the program of the container's init after the hook has ended.
+        late=False,
+        is_awaited=caller.waits,
+        pod_cgroup=pod,
+        attributes=container.attributes,
+        is_from_runtime=True,
+        facts=facts_of(state, container),
     )
+    try:
+        done = manager.assign(assignment)
+    except NotWatched as error:
+        log.debug("container %s: %s", container.member, error.message)
+        return RunReply(key=container.key)
     return RunReply(key=done.workload.key, state=done.workload.state, moved=done.moved.moved)
 
 
 def _end(manager: Manager, state: State) -> RunReply:
     container = container_of(state)
+    manager.unwatched.remove(container.member)
     if is_pod_uid(container.key) and not _is_member(manager, container):
         # At its start, the control group of the container was not in that pod.
         container = container_without_pod(state)
@@ -167,19 +181,3 @@ def _add_podman_facts(container: OciContainer, state: State, cgroup: str) -> Oci
             container, attributes=container.attributes | {"container.name": attribute_value(name)}
         )
     return container
-
-
-# The kubelet names the control group of a pod "pod<uid>" (cgroupfs driver) or "kubepods-burstable-pod<uid>.slice"
-# with underscores for dashes (systemd driver). UIDs of static pods have neither. A UID may have capital letters.
-_POD_CGROUP = re.compile(
-    r"(?:.*[^0-9A-Za-z])?pod([0-9A-Fa-f]{8}(?:[-_]?[0-9A-Fa-f]{4}){3}[-_]?[0-9A-Fa-f]{12})(?:\.slice)?"
-)
-
-
-def pod_cgroup(cgroup: str) -> tuple[str, str]:
-    """Return the parent or ancestor of a control group that is a pod's, and the pod's UID; ("", "") if none is."""
-    while (parent := os.path.dirname(cgroup)) != cgroup:
-        cgroup = parent
-        if named := _POD_CGROUP.fullmatch(os.path.basename(cgroup)):
-            return cgroup, canonical_key(re.sub("[-_]", "", named[1]))
-    return "", ""

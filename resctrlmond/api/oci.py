@@ -9,6 +9,8 @@ import msgspec
 
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.workloads.errors import InvalidKey
+from resctrlmond.workloads.profiles import annotation_names
+from resctrlmond.workloads.reports import Facts
 from resctrlmond.workloads.validation import attribute_value, canonical_key, check_member_id, is_pod_uid
 
 # A pod has up to 256 KiB of annotations, and CRI-O includes them twice. The hook has the same limit.
@@ -25,6 +27,9 @@ _ATTRIBUTES = {
     "pod.uid": _POD_UID,
     "container.name": ("io.kubernetes.container.name", "io.kubernetes.cri.container-name"),
 }
+
+# The image of the container: of CRI-O, of containerd. Podman does not set it.
+_IMAGE = ("io.kubernetes.cri-o.ImageName", "io.kubernetes.cri.image-name")
 
 # "sandbox" or "container": CRI-O, containerd. Podman does not set it.
 _CONTAINER_TYPE = ("io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri.container-type")
@@ -109,6 +114,16 @@ def container_without_pod(state: State) -> OciContainer:
         )
     attributes = {name: value for name, value in container.attributes.items() if not name.startswith("pod.")}
     return msgspec.structs.replace(container, attributes=attributes)
+
+
+def facts_of(state: State, container: OciContainer) -> Facts:
+    """Return the facts by which the container's profile is selected. The state has no labels of the pod."""
+    return Facts(
+        annotations=annotation_names(state.annotations),
+        namespace=container.attributes.get("pod.namespace", ""),
+        image=_first(state, _IMAGE)[1],
+        container=container.attributes.get("container.name", ""),
+    )
 
 
 def _without(annotations: dict[str, str], names: tuple[str, ...]) -> dict[str, str]:

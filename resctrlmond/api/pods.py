@@ -19,25 +19,31 @@ def pods_of(reports: Iterable[ReportedSandbox], workloads: Iterable[types.Worklo
     """Return all reported pods and all other pods with a workload that has not ended, by namespace and name.
 
     A pod that was not reported (the hook created its workload, or the adapter has not reported since the daemon's
-    start) has only the containers that are members of the workload, without their names. Those that are observed are
-    workloads of their own: they are listed with the pod, but not counted in its group.
+    start) has only the containers that are members of the workload, without their names. Those that are workloads of
+    their own are listed with the pod, but not counted in its group.
     """
     by_key: dict[str, list[ReportedSandbox]] = {}
     for report in reports:
         by_key.setdefault(report.key, []).append(report)
-    found, observed = dict[str, types.Workload](), dict[str, dict[str, types.Workload]]()
+    found, apart = dict[str, types.Workload](), dict[str, dict[str, types.Workload]]()
     for workload in workloads:
-        if not workload.observed:
+        if not _is_apart(workload):
             found[workload.key] = workload
         elif is_pod_uid(pod := workload.attributes.get("pod.uid", "")) and not workload.state.is_over:
-            observed.setdefault(canonical_key(pod), {})[workload.key] = workload
-    reported = [_reported_pod(key, of_pod, found.get(key), observed.get(key, {})) for key, of_pod in by_key.items()]
+            apart.setdefault(canonical_key(pod), {})[workload.key] = workload
+    reported = [_reported_pod(key, of_pod, found.get(key), apart.get(key, {})) for key, of_pod in by_key.items()]
     others = [
-        _unreported_pod(workload, observed.get(key, {}))
+        _unreported_pod(workload, apart.get(key, {}))
         for key, workload in found.items()
         if key not in by_key and _is_pod(workload) and not workload.state.is_over
     ]
     return sorted([*reported, *others], key=lambda pod: (pod.namespace, pod.name, pod.key))
+
+
+def _is_apart(workload: types.Workload) -> bool:
+    """Whether a workload is one container, possibly of a pod, and not a pod."""
+    is_container = any(member.id == workload.key for member in workload.members)
+    return workload.observed or (is_container and bool(workload.profile) and not is_pod_uid(workload.key))
 
 
 def _is_pod(workload: types.Workload) -> bool:
@@ -48,14 +54,14 @@ def _reported_pod(
     key: str,
     reports: list[ReportedSandbox],
     workload: types.Workload | None,
-    observed: Mapping[str, types.Workload],
+    apart: Mapping[str, types.Workload],
 ) -> types.Pod:
     sandboxes = [report.sandbox for report in reports]
     # All sandboxes of a pod have the same name and namespace; labels may change.
     newest = sandboxes[-1]
     members = {member.id: member for member in workload.members} if workload else {}
     containers = [
-        _container(container, sandbox, members.get(container.id), workload, observed)
+        _container(container, sandbox, members.get(container.id), workload, apart)
         for sandbox in sandboxes
         for container in sandbox.containers
     ]
@@ -66,13 +72,13 @@ def _reported_pod(
         namespace=newest.namespace,
         labels=newest.labels,
         sandboxes=[sandbox.id for sandbox in sandboxes],
-        containers=[*containers, *(one for one in _members(workload, observed) if one.id not in known)],
+        containers=[*containers, *(one for one in _members(workload, apart) if one.id not in known)],
         reason=next((sandbox.reason for sandbox in sandboxes if sandbox.reason), None),
         workload=workload,
     )
 
 
-def _unreported_pod(workload: types.Workload, observed: Mapping[str, types.Workload]) -> types.Pod:
+def _unreported_pod(workload: types.Workload, apart: Mapping[str, types.Workload]) -> types.Pod:
     labels = {
         name.removeprefix(LABEL): value for name, value in workload.attributes.items() if name.startswith(LABEL)
     }
@@ -82,22 +88,22 @@ def _unreported_pod(workload: types.Workload, observed: Mapping[str, types.Workl
         namespace=workload.attributes.get("pod.namespace", ""),
         labels=labels,
         sandboxes=[member.id for member in workload.members if member.kind == "sandbox" and member.lives],
-        containers=_members(workload, observed),
+        containers=_members(workload, apart),
         workload=workload,
     )
 
 
-def _members(workload: types.Workload | None, observed: Mapping[str, types.Workload]) -> list[types.Container]:
-    """Return the containers that are living members of a pod's workload, and those that are observed."""
+def _members(workload: types.Workload | None, apart: Mapping[str, types.Workload]) -> list[types.Container]:
+    """Return the living containers of a pod's workload, and those that are workloads of their own."""
     return [
         _container(
             ReportedContainer(id=member.id, name="", state=ContainerState.RUNNING, pid=member.pid or None),
             None,
             member if of is workload else None,
             workload,
-            observed,
+            apart,
         )
-        for of in filter(None, (workload, *observed.values()))
+        for of in filter(None, (workload, *apart.values()))
         for member in of.members
         if member.kind == "container" and member.lives
     ]
@@ -108,9 +114,12 @@ def _container(
     sandbox: Sandbox | None,
     member: types.Member | None,
     workload: types.Workload | None,
-    observed: Mapping[str, types.Workload],
+    apart: Mapping[str, types.Workload],
 ) -> types.Container:
-    if reported.id in observed:
+    if (own := apart.get(reported.id)) is not None:
+        why = f"it has its own group, because of its profile {own.profile}"
+        if own.observed:
+            why = "observed: its runtime has its own group for it"
         return types.Container(
             id=reported.id,
             name=reported.name,
@@ -118,7 +127,7 @@ def _container(
             sandbox=sandbox.id if sandbox else None,
             pid=reported.pid or None,
             monitored=False,
-            reason=f"observed: its runtime has its own group for it; see workload {reported.id}",
+            reason=f"{why}; see workload {reported.id}",
         )
     is_member = member is not None and member.lives
     is_counted = is_member and workload is not None and workload.state.has_group and not (member and member.reason)

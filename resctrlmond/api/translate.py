@@ -16,6 +16,7 @@ from resctrlmond.workloads.accounting import Quality, worst
 from resctrlmond.workloads.caveats import together
 from resctrlmond.workloads.model import Member, Workload
 from resctrlmond.workloads.totals import as_reported
+from resctrlmond.workloads.unwatched import UnwatchedContainer
 from resctrlmond.workloads.usage import Usage
 
 
@@ -34,6 +35,8 @@ def workload_of(workload: Workload, path: str | None, snapshot: str | None = Non
         reason=workload.reason or None,
         in_limbo=first.in_limbo,
         priority=workload.priority,
+        profile=workload.profile,
+        profile_source=workload.profile_source,
         path=path,
         observed=workload.is_observed,
         snapshot=snapshot,
@@ -63,6 +66,19 @@ def member(of: Member) -> types.Member:
 def foreign(found: Found) -> types.Foreign:
     """Convert a monitoring group without the daemon's mark."""
     return types.Foreign(class_=text(found.ref.class_), name=text(found.ref.name), path=text(found.path))
+
+
+def unwatched(of: UnwatchedContainer) -> types.Unwatched:
+    """Convert a container that is in no group because of its profile."""
+    return types.Unwatched(
+        id=of.id,
+        name=of.name,
+        pod=of.pod,
+        profile=of.profile,
+        profile_source=of.source,
+        reason=of.reason,
+        since=of.since,
+    )
 
 
 def reading(of: counters.Reading) -> types.Reading:

@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from resctrlmond.resctrl.kinds import Kind, Mode, Status
-from resctrlmond.workloads.reports import ContainerState, Report, Sandbox
+from resctrlmond.workloads.reports import ContainerState, Facts, Report, Sandbox
 from resctrlmond.workloads.states import EndRule, Pool, Quality, State
 
 FOLLOW = "follow"
@@ -63,7 +63,12 @@ class Common(Reply, frozen=True, kw_only=True):
     """
     priority: int
     """The order in which pending workloads get free RMIDs: -1000 to 1000, the highest first; at the same priority,
-    the oldest first. 0 until a caller sets it.
+    the oldest first. 0 until a caller or a profile sets it.
+    """
+    facts: Facts
+    """Facts about the container or pod by which its profile is selected. If the profile excludes it, the error is
+    *NotWatched*. If its profile gives the container a group of its own, the key of the workload is the id of the
+    member, and its claim is the daemon's. Without facts, no profile is selected.
     """
 
 
@@ -127,6 +132,10 @@ class Member(Reply, frozen=True):
     """Whether the member is a control group, such as that of a service, that is empty or was removed. As long as its
     owner claims the workload, tasks that appear at its path are put into the group, and the totals are _late_.
     """
+    profile: str = ""
+    """The name of its profile. Absent if it has none. See *resctrlmond-profiles*(5)."""
+    profile_source: str = ""
+    """The annotation or rule that selected the profile, or no profile."""
 
     @property
     def lives(self) -> bool:
@@ -149,6 +158,10 @@ class Workload(Reply, frozen=True, kw_only=True):
     in_limbo: bool = False
     """With _pending_: whether RMIDs are in limbo, that is, freed but not usable until their cache lines are gone."""
     priority: int = 0
+    profile: str = ""
+    """The name of the profile of its pod or container. Absent if it has none. See *resctrlmond-profiles*(5)."""
+    profile_source: str = ""
+    """The annotation or rule that selected the profile, or no profile."""
     path: str | None = None
     """The directory of the group in resctrl. Absent while there is none."""
     observed: bool = False
@@ -192,6 +205,25 @@ class Foreign(Reply, frozen=True, kw_only=True):
     """The name of its directory."""
     path: str
     """The path of its directory."""
+
+
+class Unwatched(Reply, frozen=True, kw_only=True):
+    """A container that is in no group, because of its profile."""
+
+    id: str
+    """The id of the container."""
+    name: str = ""
+    """The name of the container. Absent if it is not known."""
+    pod: str = ""
+    """The UID of its pod. Absent if it has none."""
+    profile: str
+    """The name of its profile."""
+    profile_source: str
+    """The annotation or rule that selected the profile."""
+    reason: str
+    """Why it is in no group."""
+    since: str
+    """When it started, or was found."""
 
 
 class Reading(Reply, frozen=True, kw_only=True):
@@ -436,6 +468,7 @@ class CreateRequest(Request, frozen=True, kw_only=True):
     attributes: dict[str, str] | None = None
     allow_pending: bool | None = None
     priority: int | None = None
+    facts: Facts | None = None
 
 
 class AssignRequest(Request, frozen=True, kw_only=True):
@@ -495,6 +528,7 @@ class AssignRequest(Request, frozen=True, kw_only=True):
     attributes: dict[str, str] | None = None
     allow_pending: bool | None = None
     priority: int | None = None
+    facts: Facts | None = None
 
 
 class ReleaseRequest(Request, frozen=True, kw_only=True):
@@ -642,6 +676,13 @@ class ListReply(Reply, frozen=True, kw_only=True):
     """The workloads in order of their keys, with those that ended less than _snapshot_ttl_ ago."""
     foreign: list[Foreign]
     """The monitoring groups without the daemon's mark."""
+
+
+class ListUnwatchedReply(Reply, frozen=True, kw_only=True):
+    """The answer of ListUnwatched."""
+
+    containers: list[Unwatched]
+    """The containers, in order of their ids."""
 
 
 class ReportPodsReply(Reply, frozen=True, kw_only=True):

@@ -54,6 +54,7 @@ from resctrlmond.workloads.errors import (
     LimitExceeded,
     NoSuchClaim,
     NoSuchWorkload,
+    NotWatched,
     NotWritten,
     TooSlow,
 )
@@ -202,6 +203,7 @@ def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> t
         attributes=request.attributes,
         may_wait=request.allow_pending is not False,
         priority=request.priority,
+        facts=request.facts,
     )
     return types.WorkloadReply(workload=reported(manager, workload))
 
@@ -242,6 +244,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
             attributes=request.attributes or {},
             may_wait=request.allow_pending is not False,
             priority=request.priority,
+            facts=request.facts,
         )
     )
     return types.AssignReply(
@@ -305,6 +308,10 @@ def _workloads(manager: Manager) -> Iterator[types.Workload]:
 
 def _foreign(manager: Manager) -> list[types.Foreign]:
     return [translate.foreign(found) for found in manager.tree_status().foreign]
+
+
+def _list_unwatched(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.ListUnwatchedReply:
+    return types.ListUnwatchedReply(containers=bounded(map(translate.unwatched, manager.unwatched.all())))
 
 
 def _report_pods(manager: Manager, request: types.ReportPodsRequest, caller: Caller) -> types.ReportPodsReply:
@@ -430,6 +437,7 @@ _CREATE_ERRORS: tuple[type[ResctrlError], ...] = (
     MonitoringUnavailable,
     GroupExists,
     ForeignGroup,
+    NotWatched,
 )
 _ASSIGN_ERRORS: tuple[type[ResctrlError], ...] = (
     *_CREATE_ERRORS,
@@ -586,6 +594,19 @@ KiB; *foreign* is in the first one. Without *more*, and over D-Bus, a list of mo
         description="""
 List all pods that an owner reported, and all other pods with a workload that has not ended. Long lists are returned
 as by *List*, with *reported* in the first reply.
+""",
+    ),
+    Verb(
+        "ListUnwatched",
+        Lane.RECORDS,
+        types.NoParameters,
+        types.ListUnwatchedReply,
+        Access.READ,
+        _list_unwatched,
+        errors=(LimitExceeded,),
+        description="""
+List the containers that run and are in no group because of their profiles. The daemon keeps this list in memory only:
+after a restart, it has those that start, or that an owner assigns, from then on.
 """,
     ),
     Verb(

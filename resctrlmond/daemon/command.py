@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Sequence
 
-from resctrlmond import __version__, config, journal
+from resctrlmond import __version__, config, journal, profile_files
 from resctrlmond.arguments import not_empty
 from resctrlmond.config import Config
 from resctrlmond.daemon.daemon import PROGRESS_S, Daemon
@@ -23,6 +23,7 @@ from resctrlmond.notify import Notify
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.start_lock import StartLock
 from resctrlmond.workloads.atomic_files import set_umask
+from resctrlmond.workloads.profiles import Profiles
 
 log = logging.getLogger("resctrlmond")
 
@@ -40,9 +41,16 @@ def _parser() -> argparse.ArgumentParser:
         "--config", type=not_empty, metavar="FILE", help=f"configuration file (default: {config.DEFAULT_PATH})"
     )
     parser.add_argument(
+        "--profiles-dir",
+        type=not_empty,
+        metavar="DIRECTORY",
+        help="the directory of profiles to read instead of those in /etc/resctrlmond and /usr/lib/resctrlmond",
+    )
+    parser.add_argument(
         "--check-config",
         action="store_true",
-        help="check the configuration, its group and its directories, and exit; a running daemon is not affected",
+        help="check the configuration, its group and its directories, and the profiles, and exit; a running daemon "
+        "is not affected",
     )
     parser.add_argument(
         "--simulate",
@@ -100,8 +108,10 @@ def _serve(options: argparse.Namespace, loaded: Config, gid: int, start_lock: St
         # A simulation, or a daemon on a terminal, is not the service.
         is_service = journal.target() == "journal" and not options.simulate
         ledger = ledger_of(loaded, setup, journal.JournalSocket()) if is_service else None
-        reload = functools.partial(_load, options)
-        await Daemon(loaded, setup, reload, notify, bus=bus, start_lock=start_lock, ledger=ledger).run()
+        reload, profiles = functools.partial(_load, options), functools.partial(_load_profiles, options)
+        await Daemon(
+            loaded, setup, reload, notify, profiles=profiles, bus=bus, start_lock=start_lock, ledger=ledger
+        ).run()
 
     try:
         asyncio.run(run())
@@ -142,6 +152,7 @@ def _check_config(options: argparse.Namespace) -> int:
         if not options.simulate:
             _gid(loaded)
             check_folders(loaded)
+        _load_profiles(options)
     except ResctrlError as error:
         # Without the message id of a failed start: a daemon may be running.
         log.error("%s", error, extra=journal.fields(error))
@@ -152,6 +163,10 @@ def _check_config(options: argparse.Namespace) -> int:
 def _load(options: argparse.Namespace) -> Config:
     loaded = config.load(options.config)
     return config_below(options.simulate, loaded) if options.simulate else loaded
+
+
+def _load_profiles(options: argparse.Namespace) -> Profiles:
+    return profile_files.load((options.profiles_dir,) if options.profiles_dir else profile_files.DIRECTORIES)
 
 
 def _gid(loaded: Config) -> int:

@@ -36,6 +36,7 @@ from resctrlmond.notify import Notify, watchdog_interval_s
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.start_lock import StartLock
 from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.profiles import Profiles
 
 if TYPE_CHECKING:
     from resctrlmond.api.dbus.server import DBusServer
@@ -54,6 +55,7 @@ PROGRESS_S = 5.0
 class Daemon:
     """One run of the daemon. ``reload`` reads the configuration again; it raises ConfigError if that is wrong.
 
+    ``profiles`` reads the profiles, at the start too, and raises the same.
     ``bus``: the address of the D-Bus bus; None for the system bus. ``ledger`` gets the ended workloads.
     """
 
@@ -64,6 +66,7 @@ class Daemon:
         reload: Callable[[], Config],
         notify: Notify | None = None,
         *,
+        profiles: Callable[[], Profiles] = Profiles,
         bus: str | None = None,
         start_lock: StartLock | None = None,
         ledger: Ledger | None = None,
@@ -73,7 +76,7 @@ class Daemon:
         # The keys that a reload does not change are compared with those of the start.
         self._started = self._config = config
         self._setup = setup
-        self._reload = reload
+        self._reload, self._profiles = reload, profiles
         self._manager = setup.manager
         self._notify = notify or Notify()
         self._workers = Workers()
@@ -176,6 +179,7 @@ class Daemon:
 
     def _recover(self) -> None:
         manager = self._manager
+        self._load_profiles("the daemon runs without profiles")
         manager.subscribe(self._notices.changed, on_failure=self._notices.unfinished)
         manager.on_finish(self._before_finish)
         manager.recover()
@@ -349,7 +353,18 @@ class Daemon:
         else:
             self._apply(new)
             self._manager.alerts["configuration"] = ""
+        self._load_profiles("the old ones stay in use")
         self._notify.ready(self._status())
+
+    def _load_profiles(self, otherwise: str) -> None:
+        """Read the profiles. ``otherwise`` is the part of the message for files that are wrong."""
+        problem = ""
+        try:
+            self._manager.profiles = self._profiles()
+        except ConfigError as error:
+            problem = f"the profiles are wrong, and {otherwise}: {error}"
+            log.error("%s", problem, extra=journal.fields(error, message_id=MessageId.CONFIG_REFUSED))
+        self._manager.alerts["profiles"] = problem
 
     def _apply(self, new: Config) -> None:
         old = self._config

@@ -21,10 +21,10 @@ from resctrlmond.nri.manager import Manager
 from resctrlmond.nri.messages import PLUGIN_INDEX, PLUGIN_NAME
 from resctrlmond.nri.plugin import Plugin
 from resctrlmond.nri.pods import Pods
-from resctrlmond.nri.rate_limit import RateLimit
 from resctrlmond.nri.rival import Watch
 from resctrlmond.nri.selection import Selection
 from resctrlmond.nri.updater import Updater
+from resctrlmond.rate_limit import RateLimit
 
 log = logging.getLogger("resctrlmond.nri")
 

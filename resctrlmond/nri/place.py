@@ -6,18 +6,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.resctrl.processes import leader, stat
 
-# IDs of containers and sandboxes, as of containerd and CRI-O.
-_ID = re.compile(r"(?:.*-)?([0-9a-f]{64})(?:\.scope)?")
 _POD = re.compile(r"(?:.*-)?pod(.+)")
-# CRI-O runs a monitor for each container, in a control group next to the container's.
-_MONITOR = "crio-conmon-"
 
 
 def own_cgroup(pid: int, container: str) -> str:
@@ -89,20 +85,6 @@ def pod_path(cgroup_parent: str, uid: str) -> str:
     is_slice = cgroup_parent.endswith(".slice") and "/" not in cgroup_parent
     inner = _slice_path(cgroup_parent) if is_slice else os.path.normpath("/" + cgroup_parent).lstrip("/")
     return inner if _is_named_for_pod(uid, os.path.basename(inner)) else ""
-
-
-def containers_in(pod: str, known: Collection[str]) -> dict[str, str]:
-    """Return running containers in the control group of a pod, ID -> control group, except for the ``known``."""
-    found = {}
-    with contextlib.suppress(FileNotFoundError):
-        for name in sorted(os.listdir(pod)):
-            named = _ID.fullmatch(name)
-            path = os.path.join(pod, name)
-            if named is None or named[1] in known or name.startswith(_MONITOR):
-                continue
-            if os.path.isdir(path) and cgroups.is_populated(path):
-                found[named[1]] = path
-    return found
 
 
 def _is_named_for(container: str, name: str) -> bool:

@@ -15,6 +15,7 @@ from resctrlmond.nri.messages import Container
 from resctrlmond.nri.pods import Sandbox
 from resctrlmond.nri.updater import Updater
 from resctrlmond.workloads.errors import InvalidKey
+from resctrlmond.workloads.pod_cgroups import containers_in
 from resctrlmond.workloads.pods import ContainerState
 
 log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ def _unreported(sandbox: Sandbox, known: set[str]) -> dict[str, str]:
     # No container starts in a sandbox whose process has ended: new processes are of the sandbox that replaces it.
     if sandbox.pod.pid and not place.started(sandbox.pod.pid):
         return {}
-    return place.containers_in(sandbox.cgroup, known)
+    return containers_in(sandbox.cgroup, known)
 
 
 def _is_left(sandbox: Sandbox, containers: Iterable[Container]) -> bool:

@@ -70,6 +70,15 @@ def path_of(inner: str) -> str:
     return found[1] if found else ""
 
 
+def below_mount(path: str) -> str:
+    """Return the path of a control group below the mount point of its hierarchy; "" if it is in none.
+
+    Raises NotRead.
+    """
+    found = _find(lambda hierarchies: _above(path, hierarchies))
+    return path.removeprefix(found[0].point) if found else ""
+
+
 def member_test(cgroup: str) -> Callable[[int], bool]:
     """Return a test whether a thread is in the control group or below it; False for a thread that has ended.
 

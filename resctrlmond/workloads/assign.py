@@ -11,13 +11,22 @@ from resctrlmond.resctrl.tasks import CgroupTasks, Elsewhere, Moved, MoveOptions
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads import group_ops, nested, units
 from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.apart import with_left_out
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, Workload, replace
 from resctrlmond.workloads.placement import outside_of, spread, why_outside
 from resctrlmond.workloads.plan import SYSTEMD
 from resctrlmond.workloads.reasons import Reason, ran_before
 from resctrlmond.workloads.requests import FOLLOW, Assigned, Assignment
-from resctrlmond.workloads.runs import check_has_rmid, claimed, continue_run, move_empty, new_run, start_run
+from resctrlmond.workloads.runs import (
+    check_has_rmid,
+    claimed,
+    continue_run,
+    move_empty,
+    new_run,
+    start_run,
+    with_profile,
+)
 from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.target import Target, check_free
 from resctrlmond.workloads.validation import valid_class
@@ -30,7 +39,7 @@ def assign(
     ctx: Context, txn: Transaction, target: Target, where: Membership | None, assignment: Assignment
 ) -> Assigned:
     """Put the target, whose first task is at ``where``, into the workload. See ``Manager.assign``."""
-    before = continue_run(ctx, txn)
+    before = with_left_out(ctx, txn, continue_run(ctx, txn), target, assignment)
     part_of = _outers(ctx, before, where, assignment)
     _check_free(ctx, before, target, None if part_of else where, assignment)
     if assignment.late is False and outside_of(ctx, before, target.children()):
@@ -154,6 +163,7 @@ def _joined(workload: Workload, member: Member, assignment: Assignment) -> Workl
         assignment.priority,
         fitting=assignment.is_from_runtime,
     )
+    workload = with_profile(workload, assignment.choice_of_workload)
     return replace(workload, pod_cgroup=assignment.pod_cgroup or workload.pod_cgroup)
 
 

@@ -7,26 +7,31 @@ import msgspec
 
 from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.workloads.clock import boot_ns
 from resctrlmond.workloads.interference import Interference
 from resctrlmond.workloads.joiners import Joiners
 from resctrlmond.workloads.machine import Machine
 from resctrlmond.workloads.mark import Mark
+from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.profiles import Profile, Profiles
 from resctrlmond.workloads.quality_file import QualityFiles
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.store import Store
 from resctrlmond.workloads.takeover import TakeOver
+from resctrlmond.workloads.unwatched import UnwatchedContainers
 from resctrlmond.workloads.watched import WatchedMembers
 
 
-class Memory(msgspec.Struct, frozen=True):
+class Memory(msgspec.Struct):
     """Facts about groups, kept until the daemon ends.
 
     ``mounted_on`` is the mount on which a group was found last, by its nonce. ``stale_links`` are the snapshots
     (``Workload.subfolder``) whose links to live counters could not be changed after their group moved. ``occupants``
     is a task that was found in a group, by its directory. ``checkpoints`` are the checkpoints of a workload's groups
-    (``Snapshots.keep_read``) for which its file ``quality`` was written, by key. ``apart`` is a container of a pod
-    that is a workload of its own, because its runtime has a group for it, by the key of the pod.
+    (``Snapshots.keep_read``) for which its file ``quality`` was written, by key. ``apart`` is the reason
+    why a container of a pod is not counted in the group of the pod, by the key of the pod; it lacks containers that
+    were started before ``since_ns`` (``clock.boot_ns``).
     """
 
     mounted_on: dict[int, Mounting] = msgspec.field(default_factory=dict)
@@ -34,12 +39,18 @@ class Memory(msgspec.Struct, frozen=True):
     occupants: dict[GroupRef, int] = msgspec.field(default_factory=dict)
     checkpoints: dict[str, list[int]] = msgspec.field(default_factory=dict)
     apart: dict[str, str] = msgspec.field(default_factory=dict)
+    since_ns: int = msgspec.field(default_factory=boot_ns)
 
 
 class Reloadable(msgspec.Struct):
-    """The settings, which a reload replaces."""
+    """The settings and the profiles, which a reload replaces."""
 
     settings: Settings
+    profiles: Profiles = msgspec.field(default_factory=Profiles)
+
+    def profile_of(self, workload: Workload) -> Profile | None:
+        """Return the profile of the workload as it is now; None if it has none, or an unknown one."""
+        return self.profiles.find(workload.profile)
 
 
 class Context(msgspec.Struct, frozen=True):
@@ -57,3 +68,4 @@ class Context(msgspec.Struct, frozen=True):
     machine: Machine
     memory: Memory = msgspec.field(default_factory=Memory)
     watched: WatchedMembers = msgspec.field(default_factory=WatchedMembers)
+    unwatched: UnwatchedContainers = msgspec.field(default_factory=UnwatchedContainers)

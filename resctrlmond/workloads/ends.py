@@ -136,14 +136,15 @@ def _ended_claims(ctx: Context, workload: Workload) -> list[str]:
         # The owner of the group removes it soon after its last task.
         lives = any(member.has_tasks for member in workload.living)
         return [] if lives else [claim.owner for claim in workload.claims]
-    settings = ctx.config.settings
+    settings, profile = ctx.config.settings, ctx.config.profile_of(workload)
+    linger_s = profile.linger_s if profile else None
     return claims_over(
         workload,
         pod_is_gone=bool(workload.pod_cgroup) and not cgroups.is_there(workload.pod_cgroup),
         group_is_empty=workload.has_claim_until(EndRule.TASKS)
         and all(_is_empty(ctx, group.ref) for group in workload.existing_groups),
-        linger_s=settings.linger_s,
-        pod_linger_s=settings.pod_linger_s,
+        linger_s=settings.linger_s if linger_s is None else linger_s,
+        pod_linger_s=settings.pod_linger_s if linger_s is None else linger_s,
     )
 
 

@@ -46,5 +46,9 @@ class NotWritten(ResctrlError):
     """A file of the daemon under /run cannot be written: /run is full or read-only, or the folder was removed."""
 
 
+class NotWatched(ResctrlError):
+    """The profile of the container or pod excludes it from its group, or from all groups."""
+
+
 class TooSlow(ResctrlError):
     """The client of a stream did not read its replies in time."""

@@ -244,8 +244,8 @@ def with_baseline(
     group = replace(group, state=GroupState.CREATED, reason="", in_limbo=False, baseline=quality, inodes=inodes)
     if group.observed:
         group = group.downgraded(Quality.ESTIMATED, Reason.OBSERVED.text())
-    if container := ctx.memory.apart.get(workload.key):
-        why_late = (*why_late, Reason.COUNTED_APART.text(member=container))
+    if apart := ctx.memory.apart.get(workload.key):
+        why_late = (*why_late, apart)
     for why in why_late:
         group = group.downgraded(Quality.LATE, why)
     live = ctx.tree.full_path(group.ref)

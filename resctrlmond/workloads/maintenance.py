@@ -296,9 +296,13 @@ class Maintenance:
 
     def _prune(self, settings: Settings) -> None:
         snapshots = self._ctx.snapshots
+        profiles = self._ctx.config.profiles.by_name.values()
+        ttls = [settings.snapshot_ttl_s, *(one.snapshot_ttl_s for one in profiles if one.snapshot_ttl_s is not None)]
         for workload in self._store.finished():
-            if not _is_expired(workload, settings):
-                break
+            if seconds_since_ns(workload.first.completed_ns) < min(ttls):
+                break  # all others ended later
+            if not self._is_expired(workload, settings):
+                continue
             with self._guarded(workload.key), self._store.transaction_if_free(workload.key) as txn:
                 if txn is not None:
                     self._drop_expired(txn, settings)
@@ -307,16 +311,26 @@ class Maintenance:
         for key in snapshots.set_aside_keys():
             with self._guarded(key, "pruning"), self._store.transaction_if_free(key) as txn:
                 if txn is not None:
-                    snapshots.prune(key, settings.snapshot_ttl_s)
+                    snapshots.prune(key, self._ttl_s(txn.find(), settings))
         self.early_pruner.prune()
 
     def _drop_expired(self, txn: Transaction, settings: Settings) -> None:
         """Remove the record and the files of a run that has been over for ``snapshot_ttl``."""
         workload = txn.find()
         is_over = workload is not None and workload.state.is_over and not workload.is_interrupted
-        if workload is not None and is_over and _is_expired(workload, settings):
+        if workload is not None and is_over and self._is_expired(workload, settings):
             self._ctx.snapshots.delete(txn.key)
             txn.drop()
+
+    def _is_expired(self, workload: Workload, settings: Settings) -> bool:
+        return seconds_since_ns(workload.first.completed_ns) >= self._ttl_s(workload, settings)
+
+    def _ttl_s(self, workload: Workload | None, settings: Settings) -> float:
+        """Return for how long the files of an ended run are kept: as its profile or else the settings state."""
+        profile = self._ctx.config.profile_of(workload) if workload is not None else None
+        if profile is None or profile.snapshot_ttl_s is None:
+            return settings.snapshot_ttl_s
+        return profile.snapshot_ttl_s
 
     def _forget_gone(self) -> None:
         """Forget the groups that may have been removed or renamed since the last tick."""
@@ -488,10 +502,6 @@ class Maintenance:
         workload = txn.find()
         if workload is not None and workload.state.has_group:
             group_ops.lose(self._ctx, txn, "resctrl was unmounted, which removed every group")
-
-
-def _is_expired(workload: Workload, settings: Settings) -> bool:
-    return seconds_since_ns(workload.first.completed_ns) >= settings.snapshot_ttl_s
 
 
 def _is_below(ref: GroupRef, gone: set[str]) -> bool:

@@ -4,14 +4,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from resctrlmond.resctrl.counters import Reading
-from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
+from resctrlmond.resctrl.errors import (
+    ClassMismatch,
+    KernelRefused,
+    NoSuchClass,
+    NoSuchGroup,
+    NotMounted,
+    ResctrlError,
+)
 from resctrlmond.resctrl.package_energy import DEFAULT_FOLDER, PackageEnergy
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
-from resctrlmond.workloads import ends, group_ops, nested, observed, placement, target
+from resctrlmond.workloads import apart, ends, group_ops, nested, observed, placement, profiled, target
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.assign import assign
 from resctrlmond.workloads.clock import utc_now
@@ -24,8 +32,11 @@ from resctrlmond.workloads.maintenance import Maintenance
 from resctrlmond.workloads.mark import Mark
 from resctrlmond.workloads.model import EndRule, Group, Member, State, Workload, replace
 from resctrlmond.workloads.pods import Inventory
+from resctrlmond.workloads.profiles import Profiles
 from resctrlmond.workloads.quality_file import QualityFiles
+from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.recovery import Problem, Recovery
+from resctrlmond.workloads.reports import Facts
 from resctrlmond.workloads.requests import FOLLOW, Assigned, Assignment, Reconciled, Released
 from resctrlmond.workloads.runs import (
     check_has_rmid,
@@ -35,6 +46,7 @@ from resctrlmond.workloads.runs import (
     new_run,
     require_run,
     start_run,
+    with_profile,
 )
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.snapshot import Snapshots
@@ -42,6 +54,7 @@ from resctrlmond.workloads.store import Limit, Store, UnreadableRecord
 from resctrlmond.workloads.takeover import TakeOver
 from resctrlmond.workloads.totals import summed
 from resctrlmond.workloads.tree_status import TreeStatus, TreeWatcher
+from resctrlmond.workloads.unwatched import UnwatchedContainers
 from resctrlmond.workloads.usage import SharedPass, Usage
 from resctrlmond.workloads.validation import (
     canonical_key,
@@ -104,6 +117,20 @@ class Manager:
     @settings.setter
     def settings(self, settings: Settings) -> None:
         self.context.config.settings = settings
+
+    @property
+    def profiles(self) -> Profiles:
+        """The profiles of the last reload."""
+        return self.context.config.profiles
+
+    @profiles.setter
+    def profiles(self, profiles: Profiles) -> None:
+        self.context.config.profiles = profiles
+
+    @property
+    def unwatched(self) -> UnwatchedContainers:
+        """The containers that are in no group because of their profiles."""
+        return self.context.unwatched
 
     def subscribe(
         self,
@@ -264,13 +291,15 @@ class Manager:
         attributes: Mapping[str, str] | None = None,
         may_wait: bool = True,
         priority: int | None = None,
+        facts: Facts | None = None,
     ) -> Workload:
         """Create the workload's group without a task, or find it; ``owner`` claims it, and the claim ends by the rule
         ``ends`` (None: EndRule.RELEASE for a new claim, unchanged for an existing one).
 
         With class FOLLOW the group is created in the root class and moves to the class of its first task. If no RMID
         is free, the workload is ``pending``; RmidsExhausted only if not ``may_wait``. Pending workloads get an RMID
-        in the order of ``priority`` (-1000 to 1000, 0 at first), the highest first. Raises InvalidKey, InvalidClass,
+        in the order of ``priority`` (-1000 to 1000, 0 at first), the highest first. ``facts`` are those of a pod by
+        which its profile is selected, None for no selection. Raises NotWatched, InvalidKey, InvalidClass,
         NoSuchClass, ForeignGroup, ClassMismatch, KernelRefused, NotMounted, NotWritten, InvalidAttributes,
         LimitExceeded.
         """
@@ -278,11 +307,13 @@ class Manager:
         check_claim(owner, attributes or {}, priority)
         class_ = class_ if class_ == FOLLOW else valid_class(class_)
         ctx = self.context
+        choice = profiled.choose_for_pod(ctx, key, owner, facts)
+        priority = profiled.priority_of(ctx, key, choice) if priority is None else priority
         with self._store.transaction(key) as txn:
             workload = continue_run(ctx, txn)
             if workload is None:
                 workload = new_run(ctx, txn, "" if class_ == FOLLOW else class_, follows_class=class_ == FOLLOW)
-                workload = claimed(workload, owner, ends, attributes, priority)
+                workload = with_profile(claimed(workload, owner, ends, attributes, priority), choice)
                 return start_run(ctx, txn, workload, may_wait=may_wait)
             if not may_wait:
                 check_has_rmid(workload)
@@ -290,7 +321,8 @@ class Manager:
                 # Before the move, which is not undone.
                 self._store.check_limits(claimed(workload, owner, ends, attributes, priority))
                 move_empty(ctx, txn, class_)
-            return txn.save(claimed(txn.workload, owner, ends, attributes, priority), Limit.NORMAL)
+            workload = with_profile(claimed(txn.workload, owner, ends, attributes, priority), choice)
+            return txn.save(workload, Limit.NORMAL)
 
     def assign(self, assignment: Assignment) -> Assigned:
         """Put a process with its threads, or a control group, into the workload's group; create that if needed.
@@ -301,18 +333,30 @@ class Manager:
         a baseline that was found to be late, and of groups in which tasks of a rejected member ran. Raises what
         ``create`` does, and AlreadyMonitored, NoSuchProcess, ProcessChanged, NoSuchCgroup, PermissionDenied.
         """
-        key = canonical_key(assignment.key)
+        canonical_key(assignment.key)
         check_claim(assignment.owner, assignment.attributes, assignment.priority)
         check_word("kind", assignment.kind)
         if assignment.nested and assignment.take_over:
             raise InvalidRequest("nested and takeOver exclude each other: one of them decides on the outer workload")
         if assignment.member is not None:
             check_member_id(assignment.member)
+        assignment, whole = profiled.with_profile(self.context, assignment), assignment.key
+        try:
+            return self._assign(assignment, whole)
+        except (NoSuchClass, ClassMismatch, KernelRefused) as error:
+            if assignment.choice is None or assignment.class_ == FOLLOW:
+                raise
+            profiled.warn_of_class(assignment, str(error))
+        return self._assign(dataclasses.replace(assignment, class_=FOLLOW, allow_class_change=False), whole)
+
+    def _assign(self, assignment: Assignment, whole: str) -> Assigned:
+        """Carry out an assignment whose profile is selected. ``whole`` is the key that the caller has named."""
+        key = canonical_key(assignment.key)
         with target.opened(self.tree, assignment) as opened:
             where = opened.membership()
             of_runtime = observed.group_of_runtime(self.context, where, assignment)
             if of_runtime is not None:
-                return self._observe(of_runtime, opened, assignment)
+                return self._observe(of_runtime, opened, dataclasses.replace(assignment, key=whole))
             is_inside = assignment.nested and where is not None and bool(where.group)
             takes = assignment.take_over or is_inside
             turn = self.context.take_over.turn() if takes else contextlib.nullcontext()
@@ -324,7 +368,7 @@ class Manager:
         if whole != key:
             # First, so that a daemon that is killed in between leaves no exact pod that lacks the container.
             with self._store.transaction(whole) as txn:
-                observed.mark_apart(self.context, txn, key)
+                apart.mark_apart(self.context, txn, Reason.COUNTED_APART.text(member=key))
         with self._store.transaction(key) as txn:
             return observed.observe(self.context, txn, found, opened, assignment)
 

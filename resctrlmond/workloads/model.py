@@ -76,6 +76,8 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     ``dormant``: the member is a control group, for example of a service, and has ended because the control group is
     empty or gone. If tasks appear at its path, they are moved into the group.
     ``init``: the process is the first of a PID namespace, so the kernel ends all other processes of that with it.
+    ``profile`` is the name of its profile, "" for none, and ``profile_source`` the annotation or rule that selected
+    it, "" if none was selected.
     """
 
     id: str
@@ -98,6 +100,8 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     descendants_outside: int = 0
     dormant: bool = False
     init: bool = False
+    profile: str = ""
+    profile_source: str = ""
 
     @property
     def has_tasks(self) -> bool:
@@ -232,6 +236,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     is the owner that set an attribute, by the attribute's name. A higher ``priority`` gets a free RMID first.
     ``part_of`` are the keys of the workloads in which this one began, the nearest first. It is ``nested`` in those of
     them that list it. ``left_tasks``: it has ended, and tasks that ran on could not be moved into their groups.
+    ``profile`` and ``profile_source`` are those of the pod or of the container, as with a member.
     """
 
     # A factory's value is always written, unlike a default.
@@ -242,6 +247,8 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     follows_class: bool = False
     is_active: bool = False
     priority: int = 0
+    profile: str = ""
+    profile_source: str = ""
     pod_cgroup: str = ""
     claims: tuple[Claim, ...] = ()
     members: tuple[Member, ...] = ()

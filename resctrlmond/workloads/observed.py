@@ -15,6 +15,7 @@ from resctrlmond.resctrl.tree import Found, GroupRef
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads import ends, group_ops, placement
 from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.apart import POD_UID
 from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import InvalidKey
@@ -22,15 +23,10 @@ from resctrlmond.workloads.model import EndRule, Group, Workload, replace
 from resctrlmond.workloads.plan import OCI
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.requests import Assigned, Assignment
-from resctrlmond.workloads.runs import claimed, continue_run, new_run
+from resctrlmond.workloads.runs import claimed, continue_run, new_run, with_profile
 from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.target import Target, already_monitored
 from resctrlmond.workloads.validation import canonical_key, is_pod_uid
-
-# The attribute with the pod of an observed container.
-_POD_UID = "pod.uid"
-# Pods with observed containers that have ended are remembered until there are so many.
-_MAX_PODS = 10_000
 
 
 def group_of_runtime(ctx: Context, where: Membership | None, assignment: Assignment) -> Found | None:
@@ -121,34 +117,6 @@ def _claimed(workload: Workload, assignment: Assignment) -> Workload:
     attributes = dict(assignment.attributes)
     if is_pod_uid(pod := canonical_key(assignment.key)):
         # First, because the last ones are left out if there are too many.
-        attributes = {_POD_UID: pod, **attributes} | {_POD_UID: pod}
-    return claimed(workload, OCI, EndRule.CONTAINER, attributes, assignment.priority, fitting=True)
-
-
-def note_pod(ctx: Context, workload: Workload) -> None:
-    """Remember the pod of an observed container."""
-    if workload.is_observed:
-        _note_apart(ctx, workload.attributes.get(_POD_UID, ""), workload.key)
-
-
-def mark_apart(ctx: Context, txn: Transaction, container: str) -> None:
-    """Make a workload late, if it runs, because this container of it is not counted in it.
-
-    To be called before the container is observed. A pod that begins later is late too.
-    """
-    _note_apart(ctx, txn.key, container)
-    workload = txn.find()
-    if workload is not None and not workload.state.is_over:
-        why = Reason.COUNTED_APART.text(member=container)
-        txn.save(workload.downgraded(workload.first, Quality.LATE, why))
-
-
-def _note_apart(ctx: Context, pod: str, container: str) -> None:
-    if not is_pod_uid(pod):
-        return
-    apart, pod = ctx.memory.apart, canonical_key(pod)
-    apart[pod] = container
-    if len(apart) > _MAX_PODS:
-        living = {workload.attributes.get(_POD_UID) for workload in ctx.store.unfinished() if workload.is_observed}
-        for other in apart.keys() - living - {pod}:
-            apart.pop(other, None)
+        attributes = {POD_UID: pod, **attributes} | {POD_UID: pod}
+    workload = claimed(workload, OCI, EndRule.CONTAINER, attributes, assignment.priority, fitting=True)
+    return with_profile(workload, assignment.choice)

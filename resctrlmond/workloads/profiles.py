@@ -12,11 +12,14 @@ import msgspec
 
 from resctrlmond.workloads.label_selector import Requirement
 from resctrlmond.workloads.reports import Facts
+from resctrlmond.workloads.validation import attribute_value
 
 # The annotations that name a profile, the most important first: each for one container ("<name>/<container>"), then
 # for the pod. The second one is that of memtierd's NRI plugin.
 ANNOTATIONS = ("profile.resctrlmon.org", "class.memtierd.nri.io")
 
+# Kubernetes allows 63 characters.
+_MAX_CONTAINER_NAME = 253
 _UNIT = re.compile(r".\.(?:service|scope)\Z", re.DOTALL)
 _USER_SLICE = re.compile(r"user-([0-9]{1,10})\.slice")
 
@@ -140,12 +143,13 @@ def select(profiles: Profiles, facts: Facts, *, owner: str, cgroup: str) -> Choi
         value = facts.annotations.get(annotation)
         if value is None:
             continue
+        shown = attribute_value(annotation)
         if not value:
-            return Choice(None, f"annotation {annotation} is empty")
+            return Choice(None, f"annotation {shown} is empty")
         profile = profiles.find(value)
         if profile is not None:
-            return Choice(profile, f"annotation {annotation}")
-        unknown = f"annotation {annotation} names the profile {value[:64]!a}, which does not exist"
+            return Choice(profile, f"annotation {shown}")
+        unknown = f"annotation {shown} names the profile {value[:64]!a}, which does not exist"
         default = _default(profiles)
         return Choice(default.profile, "; ".join(filter(None, (default.source, unknown))), unknown)
     for rule in profiles.rules:
@@ -184,7 +188,7 @@ def user_of(cgroup: str) -> int | None:
 
 def _annotations(container: str) -> Iterator[str]:
     for name in ANNOTATIONS:
-        if container:
+        if 0 < len(container) <= _MAX_CONTAINER_NAME:
             yield f"{name}/{container}"
         yield name
 

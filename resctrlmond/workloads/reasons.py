@@ -200,6 +200,11 @@ class Reason(enum.Enum):
         Quality.LATE,
         "{member} is not included, because its runtime has its own group for it: it is a workload of its own",
     )
+    EXCLUDED = Quality.LATE, "{member} is not included, because of its profile {profile}"
+    LEFT_OUT = (
+        Quality.LATE,
+        "{member} is not included: it runs in the control group of the pod, but not in the group",
+    )
 
     # A group was lost, or could not be created.
     LOST = Quality.ESTIMATED, Quality.UNKNOWN, "{loss}; last read at {time}"

@@ -13,7 +13,7 @@ import msgspec
 
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Found
-from resctrlmond.workloads import ends, group_ops, observed, placement, rmid_queue
+from resctrlmond.workloads import apart, ends, group_ops, placement, rmid_queue
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
@@ -59,7 +59,7 @@ class Recovery:
                 ends.add_unseen_end(ctx, txn)
         plan = plan_start(ctx.store.all(), ctx.tree.scan(), ctx.mark.gid, ctx.mark.boot_id)
         for workload in ctx.store.all():
-            observed.note_pod(ctx, workload)
+            apart.note_pod(ctx, workload)
         # An error with one workload must not keep the others from being served: the next tick tries it again.
         for step in plan.steps:
             with self._reported(step.key, problems), ctx.store.transaction(step.key) as txn:

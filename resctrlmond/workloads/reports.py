@@ -69,13 +69,13 @@ class Report(msgspec.Struct, frozen=True, rename="camel"):
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
     """Facts about a container or a pod by which its profile is selected. See *resctrlmond-profiles*(5)."""
 
-    annotations: dict[str, str] = {}
+    annotations: dict[str, str]
     """The annotations of the pod that can name a profile. Other annotations are ignored."""
     labels: dict[str, str] | None = None
     """The labels of the pod. Absent if they are not known."""
-    namespace: str = ""
-    """The namespace of the pod."""
-    image: str = ""
-    """The image of the container."""
-    container: str = ""
-    """The name of the container."""
+    namespace: str
+    """The namespace of the pod; "" if it is not known."""
+    image: str
+    """The image of the container; "" if it is not known, or for a pod."""
+    container: str
+    """The name of the container; "" if it is not known, or for a pod."""

@@ -13,6 +13,8 @@ from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tasks import Moved
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.model import EndRule, Workload
+from resctrlmond.workloads.profiles import Choice
+from resctrlmond.workloads.reports import Facts
 
 # The class of the workload's first task.
 FOLLOW = "follow"
@@ -33,6 +35,9 @@ class Assignment:
     cannot repeat the request with less: attributes over the limit are left out, and the reserve of records is used.
     Its ``own_cgroup`` is what the kernel states for the process. ``nested``: if the process is in the group of
     another workload, the new workload begins inside that one, which is then not downgraded.
+    Its ``own_cgroup`` is what the kernel states for the process. ``facts`` are those by which a profile is selected,
+    None for no selection; ``choice`` is then the profile of the container, and ``choice_of_workload`` that of its
+    pod.
     """
 
     key: str
@@ -56,6 +61,9 @@ class Assignment:
     priority: int | None = None
     is_from_runtime: bool = False
     nested: bool = False
+    facts: Facts | None = None
+    choice: Choice | None = None
+    choice_of_workload: Choice | None = None
 
 
 class Assigned(msgspec.Struct, frozen=True):

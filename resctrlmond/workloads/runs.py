@@ -15,6 +15,7 @@ from resctrlmond.workloads.ends import finish_again, has_ended
 from resctrlmond.workloads.errors import NoSuchWorkload
 from resctrlmond.workloads.model import EndRule, Group, PriorRuns, State, Workload, replace
 from resctrlmond.workloads.plan import losses_in_a_row, served_before
+from resctrlmond.workloads.profiles import Choice
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.validation import is_pod_uid, merged_attributes, valid_class
@@ -108,6 +109,8 @@ def resume(ctx: Context, txn: Transaction) -> Workload:
     workload = replace(
         new_run(ctx, txn, class_, follows_class=lost.follows_class and not places),
         priority=lost.priority,
+        profile=lost.profile,
+        profile_source=lost.profile_source,
         pod_cgroup=lost.pod_cgroup,
         claims=lost.claims,
         members=members,
@@ -175,3 +178,10 @@ def claimed(
     merged = merged_attributes(workload.attributes, new, fitting=fitting)
     owners = {**workload.attribute_owners, **{name: owner for name in new if name in merged}}
     return replace(workload, attributes=merged, attribute_owners=owners)
+
+
+def with_profile(workload: Workload, choice: Choice | None) -> Workload:
+    """Return the workload with the profile that was selected last; unchanged if ``choice`` is None."""
+    if choice is None:
+        return workload
+    return replace(workload, profile=choice.name, profile_source=choice.source)

@@ -166,6 +166,8 @@ class _Process(msgspec.Struct, frozen=True):
             late=self.cpu_time_ns() is not None if assignment.late is None else assignment.late,
             include_descendants=self.tasks.with_descendants,
             init=processes.is_namespace_init(self.process.pid),
+            profile=assignment.choice.name if assignment.choice else "",
+            profile_source=assignment.choice.source if assignment.choice else "",
         )
 
 
@@ -201,4 +203,6 @@ class _Cgroup(msgspec.Struct, frozen=True):
             cgroup=self.tasks.path,
             started_at=utc_now(),
             late=assignment.owner == SYSTEMD or cgroups.is_populated(self.tasks.path),
+            profile=assignment.choice.name if assignment.choice else "",
+            profile_source=assignment.choice.source if assignment.choice else "",
         )

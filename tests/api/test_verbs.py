@@ -243,7 +243,18 @@ def test_access_of_users_to_verbs(caller: Caller, allowed: set[Access], access: 
 
 
 def test_only_verbs_that_read_are_for_readers() -> None:
-    readers = {"List", "ListPods", "Get", "Read", "ReadAll", "Machine", "ReadForeign", "Status", "Watch"}
+    readers = {
+        "List",
+        "ListPods",
+        "ListUnwatched",
+        "Get",
+        "Read",
+        "ReadAll",
+        "Machine",
+        "ReadForeign",
+        "Status",
+        "Watch",
+    }
     assert {name for name, verb in VERBS.items() if verb.access is Access.READ} == readers
     assert {name for name, verb in VERBS.items() if verb.access is Access.WRITE} == set(VERBS) - readers
 

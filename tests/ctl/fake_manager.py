@@ -89,6 +89,7 @@ class FakeManager:
     workloads: dict[str, types.Workload] = field(default_factory=dict)
     foreign: list[types.Foreign] = field(default_factory=list)
     sandboxes: list[ReportedSandbox] = field(default_factory=list)
+    unwatched: list[types.Unwatched] = field(default_factory=list)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     refuse: dict[str, VarlinkError] = field(default_factory=dict)
     # The methods that never reply.
@@ -147,6 +148,7 @@ class FakeManager:
             "ReadAll": types.ReadAllRequest,
             "List": types.NoParameters,
             "ListPods": types.NoParameters,
+            "ListUnwatched": types.NoParameters,
             "Status": types.NoParameters,
             "Machine": types.NoParameters,
         }
@@ -256,6 +258,9 @@ class FakeManager:
 
     def list(self, _request: types.NoParameters) -> types.ListReply:
         return types.ListReply(workloads=list(self.workloads.values()), foreign=self.foreign)
+
+    def listunwatched(self, _request: types.NoParameters) -> types.ListUnwatchedReply:
+        return types.ListUnwatchedReply(containers=self.unwatched)
 
     def listpods(self, _request: types.NoParameters) -> types.ListPodsReply:
         return types.ListPodsReply(

@@ -29,6 +29,7 @@ COMMANDS = {
     "List": ["list", "--all"],
     "ReadAll": ["list", "--columns", ",".join(FIELDS)],
     "ListPods": ["list", "--pods"],
+    "ListUnwatched": ["list", "--all"],
     "ReadForeign": ["show", "foreign"],
     "Status": ["status"],
     "Create": ["create", "k"],

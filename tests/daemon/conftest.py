@@ -22,6 +22,10 @@ from resctrlmond.sim.fuse.mount import Simulation
 
 MANAGER = "org.resctrlmon.Manager"
 StartProcess = Callable[[], "subprocess.Popen[bytes]"]
+MoveToCgroup = Callable[[str, int], None]
+
+# The init process of a container while its hooks run: it waits for a line before it executes the program.
+_INIT = "import os, sys; sys.stdin.readline(); os.execvp('sleep', ['sleep', '600'])"
 
 
 class Machine:
@@ -31,6 +35,8 @@ class Machine:
         self.top = top
         self.simulation = simulation
         self.module = "resctrlmond"
+        # Further options of the daemon.
+        self.options: tuple[str, ...] = ()
         self.run = top / "run"
         self.config = top / "resctrlmond.yaml"
         self.config.write_text("group: 4242\nlog_level: debug\nlinger: 0\nsnapshot_ttl: 1h\n")
@@ -52,6 +58,7 @@ class Machine:
             str(self.top),
             "--config",
             str(self.config),
+            *self.options,
             *options,
         ]
 
@@ -186,6 +193,48 @@ def process() -> Iterator[StartProcess]:
     yield start
     for child in started:
         end(child)
+
+
+@pytest.fixture
+def init() -> Iterator[StartProcess]:
+    """Return a function that starts the init process of a container, in a control group of its own."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def cgroup_of(child: subprocess.Popen[bytes]) -> Path:
+        return cgroup_root() / f"resctrlmond-hook-{os.getpid()}-{child.pid}"
+
+    def start() -> subprocess.Popen[bytes]:
+        child = subprocess.Popen([sys.executable, "-c", _INIT], stdin=subprocess.PIPE)
+        started.append(child)
+        cgroup_of(child).mkdir()
+        (cgroup_of(child) / "cgroup.procs").write_text(str(child.pid))
+        return child
+
+    yield start
+    for child in started:
+        end(child)
+        cgroup_of(child).rmdir()
+        assert child.stdin
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.close()
+
+
+@pytest.fixture
+def move_to_cgroup() -> Iterator[MoveToCgroup]:
+    """Return a function that moves a process into a control group, which is created and removed at the end."""
+    created: list[Path] = []
+
+    def move(name: str, pid: int) -> None:
+        path = cgroup_root() / name
+        created.extend(directory for directory in (path.parent, path) if not directory.exists())
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "cgroup.procs").write_text(str(pid))
+
+    yield move
+    for path in reversed(created):
+        for pid in (path / "cgroup.procs").read_text().split():
+            (cgroup_root() / "cgroup.procs").write_text(pid)
+        path.rmdir()
 
 
 def end(child: subprocess.Popen[bytes]) -> None:

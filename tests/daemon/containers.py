@@ -8,8 +8,15 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from tests.daemon.conftest import cgroup_root, end
+from tests.daemon.conftest import Machine, cgroup_root, end
+from tests.hook.forms import command_of, file_of
+from tests.wait import wait_until
+
+CONTAINER = "4d" * 32
+UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 
 Containers = dict[str, "subprocess.Popen[bytes]"]
 
@@ -38,3 +45,33 @@ def state_of(id_: str, pid: int) -> bytes:
     """Return the state that a runtime passes to the hooks of a container (OCI runtime-spec, runtime.md, "State")."""
     state = {"ociVersion": "1.0.2", "id": id_, "status": "created", "pid": pid, "bundle": "/b", "annotations": {}}
     return json.dumps(state).encode()
+
+
+def execute(child: subprocess.Popen[bytes]) -> None:
+    """Let a container's init process execute its program, and wait until it has."""
+    assert child.stdin
+    child.stdin.write(b"go\n")
+    child.stdin.flush()
+    wait_until(lambda: b"sleep" in Path(f"/proc/{child.pid}/cmdline").read_bytes())
+
+
+def state(pid: int, id_: str = CONTAINER, **annotations: str) -> dict[str, Any]:
+    """Return an OCI state; in the names of annotations, "__" stands for "." and "_" for "-"."""
+    names = {name.replace("__", ".").replace("_", "-"): value for name, value in annotations.items()}
+    return {
+        "ociVersion": "1.0.2",
+        "id": id_,
+        "status": "created",
+        "pid": pid,
+        "bundle": "/run/bundle",
+        "annotations": names,
+    }
+
+
+def hook(machine: Machine, stage: str, text: object, *options: str, form: str = "compiled") -> tuple[int, str]:
+    """Run the hook with a state, and return its exit code and its standard error."""
+    command = [*command_of(form, file_of(form)), stage, "--socket", machine.socket]
+    command += ["--timeout", "10", "--journal", "/nowhere", *options]
+    input_ = text if isinstance(text, bytes) else json.dumps(text).encode()
+    done = subprocess.run(command, input=input_, capture_output=True, check=False, timeout=60)
+    return done.returncode, done.stderr.decode()

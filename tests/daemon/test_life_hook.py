@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,77 +18,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resctrlmond.api.hooks import pod_cgroup
 from resctrlmond.api.varlink.client import Client, VarlinkError
 from resctrlmond.api.verbs import VERBS
 from resctrlmond.resctrl import processes
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
-from tests.daemon.conftest import MANAGER, Machine, StartProcess, cgroup_root, end
-from tests.daemon.containers import containers
+from resctrlmond.workloads.pod_cgroups import pod_cgroup
+from tests.daemon.conftest import MANAGER, Machine, MoveToCgroup, StartProcess, cgroup_root, end
+from tests.daemon.containers import CONTAINER, UID, containers, execute, hook, state
 from tests.hook.forms import command_of, file_of
 from tests.wait import wait_until
-
-MoveToCgroup = Callable[[str, int], None]
-CONTAINER = "4d" * 32
-UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
-
-# The init process of a container while its hooks run: it waits for a line before it executes the program.
-_INIT = "import os, sys; sys.stdin.readline(); os.execvp('sleep', ['sleep', '600'])"
-
-
-@pytest.fixture
-def init() -> Iterator[StartProcess]:
-    """Return a function that starts the init process of a container, in a control group of its own."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def cgroup_of(child: subprocess.Popen[bytes]) -> Path:
-        return cgroup_root() / f"resctrlmond-hook-{os.getpid()}-{child.pid}"
-
-    def start() -> subprocess.Popen[bytes]:
-        child = subprocess.Popen([sys.executable, "-c", _INIT], stdin=subprocess.PIPE)
-        started.append(child)
-        cgroup_of(child).mkdir()
-        (cgroup_of(child) / "cgroup.procs").write_text(str(child.pid))
-        return child
-
-    yield start
-    for child in started:
-        end(child)
-        cgroup_of(child).rmdir()
-        assert child.stdin
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.close()
-
-
-def execute(child: subprocess.Popen[bytes]) -> None:
-    """Let a container's init process execute its program, and wait until it has."""
-    assert child.stdin
-    child.stdin.write(b"go\n")
-    child.stdin.flush()
-    wait_until(lambda: b"sleep" in Path(f"/proc/{child.pid}/cmdline").read_bytes())
-
-
-def state(pid: int, id_: str = CONTAINER, **annotations: str) -> dict[str, Any]:
-    """Return an OCI state; in the names of annotations, "__" stands for "." and "_" for "-"."""
-    names = {name.replace("__", ".").replace("_", "-"): value for name, value in annotations.items()}
-    return {
-        "ociVersion": "1.0.2",
-        "id": id_,
-        "status": "created",
-        "pid": pid,
-        "bundle": "/run/bundle",
-        "annotations": names,
-    }
-
-
-def hook(machine: Machine, stage: str, text: object, *options: str, form: str = "compiled") -> tuple[int, str]:
-    """Run the hook with a state, and return its exit code and its standard error."""
-    command = [*command_of(form, file_of(form)), stage, "--socket", machine.socket]
-    command += ["--timeout", "10", "--journal", "/nowhere", *options]
-    input_ = text if isinstance(text, bytes) else json.dumps(text).encode()
-    done = subprocess.run(command, input=input_, capture_output=True, check=False, timeout=60)
-    return done.returncode, done.stderr.decode()
 
 
 @pytest.mark.parametrize("form", ["python", "compiled"])
@@ -173,24 +112,6 @@ def test_restarted_container_is_a_new_run(machine: Machine, init: StartProcess) 
         end(child)
         assert machine.reaches(CONTAINER, "completed")
     assert os.listdir(machine.run / "completed" / CONTAINER) == ["1"]
-
-
-@pytest.fixture
-def move_to_cgroup() -> Iterator[MoveToCgroup]:
-    """Return a function that moves a process into a control group, which is created and removed at the end."""
-    created: list[Path] = []
-
-    def move(name: str, pid: int) -> None:
-        path = cgroup_root() / name
-        created.extend(directory for directory in (path.parent, path) if not directory.exists())
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "cgroup.procs").write_text(str(pid))
-
-    yield move
-    for path in reversed(created):
-        for pid in (path / "cgroup.procs").read_text().split():
-            (cgroup_root() / "cgroup.procs").write_text(pid)
-        path.rmdir()
 
 
 @pytest.mark.parametrize("spelling", [UID, UID.upper(), UID.replace("-", "_")])

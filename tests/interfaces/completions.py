@@ -47,6 +47,7 @@ __resctrlctl_profile_subjects() {
   case ${words[${words[(i)profiles]} + 1]} in
     show) compadd -- ${(f)"$(_call_program profiles resctrlctl profiles list --quiet 2>/dev/null)"} ;;
     check) _files ;;
+    explain) __resctrlctl_workloads ;;
   esac
 }
 
@@ -171,6 +172,8 @@ function __resctrlctl_profile_subjects
             resctrlctl profiles list --quiet 2>/dev/null
         case check
             __fish_complete_path (commandline -ct)
+        case explain
+            __resctrlctl_workloads
     end
 end
 

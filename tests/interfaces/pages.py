@@ -114,8 +114,10 @@ def _bus_call(element: ElementTree.Element) -> list[str]:
 
 
 def _bus_options(method: Method) -> list[str]:
-    listed = [f"_{field.name}_ {signature(field.shape)}" for field in dbus.options(method)]
-    return terms([(method.name, f"{', '.join(listed)}.")]) if listed else []
+    # A line ends between two options, not between the name and the type of one.
+    listed = [f"_{field.name}_\0{signature(field.shape)}" for field in dbus.options(method)]
+    lines = terms([(method.name, f"{', '.join(listed)}.")]) if listed else []
+    return [line.replace("\0", " ") for line in lines]
 
 
 def _method(method: Method) -> list[str]:

@@ -21,8 +21,8 @@ from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import __main__ as nri
 from resctrlmond.nri import settings as nri_settings
 from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES
-from resctrlmond.nri.rate_limit import BURST, INTERVAL_S
 from resctrlmond.nri.selection import Selection
+from resctrlmond.rate_limit import BURST, INTERVAL_S
 from resctrlmond.resctrl.counters import EVENTS, Status
 from resctrlmond.sim import __main__ as simulator
 from resctrlmond.sim.control.client import Control

@@ -19,7 +19,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from resctrlmond.workloads import group_ops, observed
+from resctrlmond.workloads import apart, group_ops, observed
 from resctrlmond.workloads.accounting import Quality, Total
 from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup, InvalidClass, NotWritten
 from resctrlmond.workloads.model import EndRule, State
@@ -242,7 +242,7 @@ def test_any_workload_that_lacks_its_observed_container_is_late(host: Host, proc
 def test_pods_of_living_observed_containers_are_not_forgotten(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observed, "_MAX_PODS", 2)
+    monkeypatch.setattr(apart, "_MAX_PODS", 2)
     child, later = process(), process()
     create_as_runtime(host, child.pid)
     start(host, child.pid, UID)

@@ -27,6 +27,11 @@ BY_NAME = {name: Profile(name) for name in ("one", "two", "three", "usual")}
 LIBPOD = "/machine.slice/libpod-abc.scope/container"
 
 
+def known(**facts: Any) -> Facts:
+    """Return facts; those that are not given are not known."""
+    return Facts(**{"annotations": {}, "namespace": "", "image": "", "container": "", **facts})
+
+
 def rule(profile: str = "one", **conditions: Any) -> Rule:
     """Return a rule with these conditions."""
     return Rule(profile, f"F:{profile}", **conditions)
@@ -46,7 +51,7 @@ def annotated(container: str = "app", **annotations: str) -> Facts:
         name.replace("_", "/").replace("ours", OURS).replace("theirs", THEIRS): value
         for name, value in annotations.items()
     }
-    return Facts(annotations=names, container=container)
+    return known(annotations=names, container=container)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +86,7 @@ def test_unknown_profile_in_an_annotation_selects_the_default_and_no_rule(defaul
     assert found.source == (f"default_profile at F:9; {found.unknown}" if default else found.unknown)
 
 
-FACTS = Facts(namespace="shop", labels={"app": "web"}, image="registry/web:1", container="app")
+FACTS = known(namespace="shop", labels={"app": "web"}, image="registry/web:1", container="app")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +131,7 @@ def test_rule_matches_if_all_conditions_are_met(conditions: dict[str, Any], matc
     ids=str,
 )
 def test_unknown_fact_meets_no_condition(conditions: dict[str, Any]) -> None:
-    assert chosen(Facts(), rule(**conditions), default="usual", cgroup="") == ("usual", "default_profile at F:9")
+    assert chosen(known(), rule(**conditions), default="usual", cgroup="") == ("usual", "default_profile at F:9")
 
 
 def test_first_rule_that_matches_applies() -> None:
@@ -149,7 +154,7 @@ def test_pod_as_a_whole_has_no_facts_of_a_container() -> None:
     )
     profiles = Profiles(BY_NAME, rules)
     assert select_for_pod(profiles, FACTS, owner="nri").name == "two"
-    facts = Facts(annotations={f"{OURS}/app": "one", OURS: "three"}, container="app")
+    facts = known(annotations={f"{OURS}/app": "one", OURS: "three"}, container="app")
     assert select_for_pod(profiles, facts, owner="nri").name == "three"
 
 

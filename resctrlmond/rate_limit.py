@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limit the adapter's log for any messages of a runtime."""
+"""Limit the log of messages that a runtime, or an annotation of a container, can cause."""
 
 from __future__ import annotations
 

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers of a pod that are not counted in its group. Such a pod is not exact.
+
+A container has no group because of its profile, or is a workload of its own. ``Memory.apart`` has the pods of those
+that this daemon was asked about. It is lost with the daemon, so the control group of a pod shows earlier containers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from resctrlmond.resctrl import cgroups, processes
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.clock import boot_ns
+from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.placement import outside_of
+from resctrlmond.workloads.pod_cgroups import containers_in, pod_cgroup
+from resctrlmond.workloads.reasons import Reason
+from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.store import Transaction
+from resctrlmond.workloads.target import Target
+from resctrlmond.workloads.validation import canonical_key, is_pod_uid
+
+# The attribute with the pod of a container that is a workload of its own.
+POD_UID = "pod.uid"
+# Pods are remembered until there are so many, also if their containers have ended.
+_MAX_PODS = 10_000
+
+
+def note_pod(ctx: Context, workload: Workload) -> None:
+    """Remember the pod of a container that is a workload of its own."""
+    if workload.is_observed:
+        _note_apart(ctx, workload.attributes.get(POD_UID, ""), Reason.COUNTED_APART.text(member=workload.key))
+    elif workload.profile and not is_pod_uid(workload.key):
+        why = Reason.EXCLUDED.text(member=workload.key, profile=workload.profile)
+        _note_apart(ctx, workload.attributes.get(POD_UID, ""), why)
+
+
+def mark_apart(ctx: Context, txn: Transaction, why: str) -> None:
+    """Make a workload late, if it runs, because a container of it is not counted in it. ``why`` names the container.
+
+    To be called before the container is observed, or starts. A pod that begins later is late too.
+    """
+    _note_apart(ctx, txn.key, why)
+    workload = txn.find()
+    if workload is not None and not workload.state.is_over:
+        txn.save(workload.downgraded(workload.first, Quality.LATE, why))
+
+
+def with_left_out(
+    ctx: Context, txn: Transaction, workload: Workload | None, target: Target, assignment: Assignment
+) -> Workload | None:
+    """Return the workload, late if it is a pod and a container that runs in its control group is not counted in it.
+
+    To be called when a container of the pod is assigned; ``workload`` is the pod, None if no run goes on. Only
+    containers that were started before ``Memory.since_ns`` are searched: ``Memory.apart`` has those of later calls,
+    and a container that is being created has not run yet. Raises NoSuchProcess, NotRead.
+    """
+    is_exact = workload is None or workload.first.baseline is Quality.EXACT
+    if not is_exact or not is_pod_uid(txn.key) or txn.key in ctx.memory.apart:
+        return workload
+    own = assignment.cgroup or assignment.own_cgroup
+    if not own and target.process is not None:
+        own = cgroups.cgroup_of(target.process.pid)
+    pod, uid = pod_cgroup(own)
+    if uid != canonical_key(txn.key):
+        return workload
+    members = workload.living if workload else ()
+    known = {member.id for member in members} | {assignment.member or ""}
+    paths = {member.cgroup for member in members} | {own}
+    for name, path in containers_in(pod, known).items():
+        if path not in paths and outside_of(ctx, workload, _started_before(cgroups.tasks(path), ctx.memory.since_ns)):
+            mark_apart(ctx, txn, Reason.LEFT_OUT.text(member=name))
+            return workload and txn.workload
+    return workload
+
+
+def _started_before(tids: Collection[int], time_ns: int) -> list[int]:
+    """Return the threads that were started before a time of ``clock.boot_ns``, or in the same tick."""
+    found = ((tid, processes.stat(tid)) for tid in tids)
+    return [
+        tid
+        for tid, stat in found
+        if stat is not None and stat.start_time * 1_000_000_000 <= time_ns * processes.TICKS_PER_S
+    ]
+
+
+def _note_apart(ctx: Context, pod: str, why: str) -> None:
+    if not is_pod_uid(pod):
+        return
+    apart, pod = ctx.memory.apart, canonical_key(pod)
+    apart[pod] = why
+    if len(apart) > _MAX_PODS:
+        ctx.memory.since_ns = boot_ns()
+        living = {workload.attributes.get(POD_UID) for workload in ctx.store.unfinished()}
+        for other in apart.keys() - living - {pod}:
+            apart.pop(other, None)

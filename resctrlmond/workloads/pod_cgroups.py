@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Control groups of pods: find the pod of a container, and the containers of a pod."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+
+from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl.errors import not_read
+from resctrlmond.workloads.validation import canonical_key
+
+# The kubelet names the control group of a pod "pod<uid>" (cgroupfs driver) or "kubepods-burstable-pod<uid>.slice"
+# with underscores for dashes (systemd driver). UIDs of static pods have neither. A UID may have capital letters.
+_POD = re.compile(r"(?:.*[^0-9A-Za-z])?pod([0-9A-Fa-f]{8}(?:[-_]?[0-9A-Fa-f]{4}){3}[-_]?[0-9A-Fa-f]{12})(?:\.slice)?")
+# Ids of containers and sandboxes, as of containerd, CRI-O and Podman.
+_CONTAINER = re.compile(r"(?:.*-)?([0-9a-f]{64})(?:\.scope)?")
+# CRI-O runs a monitor for each container, in a control group next to the container's.
+_MONITOR = "crio-conmon-"
+
+
+def pod_cgroup(cgroup: str) -> tuple[str, str]:
+    """Return the parent or ancestor of a control group that is a pod's, and the pod's UID; ("", "") if none is."""
+    while (parent := os.path.dirname(cgroup)) != cgroup:
+        cgroup = parent
+        if named := _POD.fullmatch(os.path.basename(cgroup)):
+            return cgroup, canonical_key(re.sub("[-_]", "", named[1]))
+    return "", ""
+
+
+def containers_in(pod: str, known: Collection[str]) -> dict[str, str]:
+    """Return the containers with tasks in the control group of a pod, except for the ``known``: id -> control group.
+
+    Raises NotRead.
+    """
+    try:
+        names = sorted(os.listdir(pod))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise not_read(error, "list the containers in the control group", pod) from error
+    found = {}
+    for name in names:
+        named = _CONTAINER.fullmatch(name)
+        if named is None or named[1] in known or name.startswith(_MONITOR):
+            continue
+        path = os.path.join(pod, name)
+        if os.path.isdir(path) and cgroups.is_populated(path):
+            found[named[1]] = path
+    return found

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Apply the profile of a container to its assignment: its group, its class and the priority of its workload."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import NoReturn
+
+from resctrlmond.rate_limit import RateLimit
+from resctrlmond.resctrl import cgroups, processes
+from resctrlmond.workloads.apart import mark_apart
+from resctrlmond.workloads.clock import utc_now
+from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.errors import NotWatched
+from resctrlmond.workloads.model import EndRule
+from resctrlmond.workloads.plan import OCI
+from resctrlmond.workloads.profiles import Choice, Watch, select, select_for_pod
+from resctrlmond.workloads.reasons import Reason
+from resctrlmond.workloads.reports import Facts
+from resctrlmond.workloads.requests import FOLLOW, Assignment
+from resctrlmond.workloads.unwatched import UnwatchedContainer
+from resctrlmond.workloads.validation import attribute_value, canonical_key, is_pod_uid
+
+log = logging.getLogger(__name__)
+# A container that crashes in a loop repeats its message each time.
+log.addFilter(RateLimit())
+
+_MAX_NAME = 256
+_REMEDY = "See resctrlmond-profiles(5)"
+
+
+def choose_for_pod(ctx: Context, key: str, owner: str, facts: Facts | None) -> Choice | None:
+    """Return the profile of a pod that has no container yet; None for no selection.
+
+    Raises NotWatched if the pod has no group of its own.
+    """
+    if facts is None or not ctx.config.profiles.by_name:
+        return None
+    choice = select_for_pod(ctx.config.profiles, facts, owner=owner)
+    _warn_of_unknown(key, choice)
+    if choice.watch is not Watch.POD:
+        raise NotWatched(_why(choice), remedy=_REMEDY)
+    return choice
+
+
+def with_profile(ctx: Context, assignment: Assignment) -> Assignment:
+    """Return the assignment with the group, the class and the priority of the container's profile.
+
+    A member that runs already keeps its profile. Raises NotWatched if the container is in no group.
+    """
+    facts, profiles, member = assignment.facts, ctx.config.profiles, assignment.member
+    if facts is None or member is None:
+        return assignment
+    pod = canonical_key(assignment.key) if is_pod_uid(assignment.key) else ""
+    if pod and _runs_in(ctx, assignment, member):
+        return _apart(assignment, facts)
+    if not profiles.by_name or _runs_in(ctx, assignment, canonical_key(assignment.key)):
+        return assignment
+    choice = of_pod = select(profiles, facts, owner=assignment.owner, cgroup=_cgroup(assignment))
+    if pod:
+        of_pod = select_for_pod(profiles, facts, owner=assignment.owner)
+        if assignment.kind == "sandbox":
+            choice = of_pod
+    _warn_of_unknown(member, choice)
+    assignment = dataclasses.replace(assignment, choice=choice, choice_of_workload=of_pod)
+    # An id in the form of a pod's UID would be the key of a pod.
+    is_apart = bool(pod) and choice.watch is Watch.CONTAINER and not is_pod_uid(member)
+    if pod and (is_apart or choice.watch is Watch.NONE):
+        # First, so that a daemon that is killed in between leaves no exact pod that lacks the container.
+        with ctx.store.transaction(pod) as txn:
+            mark_apart(ctx, txn, Reason.EXCLUDED.text(member=member, profile=choice.name))
+    if choice.watch is Watch.NONE or (is_apart and assignment.kind == "sandbox"):
+        _leave_out(ctx, assignment, choice, facts, pod)
+    if is_apart:
+        assignment = _apart(assignment, facts)
+    return _with_class(ctx, _with_priority(ctx, assignment))
+
+
+def warn_of_class(assignment: Assignment, why: str) -> None:
+    """Log that a container stays in its class, although its profile names another one."""
+    log.warning(
+        "container %s stays in its class, although its profile %s names the class %s: %s",
+        assignment.member,
+        assignment.choice.name if assignment.choice else "",
+        assignment.class_ or "/",
+        why,
+    )
+
+
+def priority_of(ctx: Context, key: str, choice: Choice | None) -> int | None:
+    """Return the priority for a workload without a run; None for no change."""
+    workload = ctx.store.get(key)
+    if choice is None or choice.profile is None or (workload is not None and not workload.state.is_over):
+        return None
+    return choice.profile.priority
+
+
+def _runs_in(ctx: Context, assignment: Assignment, key: str) -> bool:
+    """Whether this very process or control group is a living member of the workload with that key."""
+    workload = ctx.store.get(key)
+    if workload is None or workload.is_observed or assignment.member is None:
+        return False
+    known = workload.member(assignment.member)
+    if known is None or not known.is_living:
+        return False
+    return known.pid == assignment.pid if assignment.pid else known.cgroup == assignment.cgroup
+
+
+def _apart(assignment: Assignment, facts: Facts) -> Assignment:
+    """Return the assignment to a workload of the container alone.
+
+    The claim is the daemon's: the caller ends those of its own that it does not know (Reconcile).
+    """
+    assert assignment.member is not None
+    named = {"pod.uid": canonical_key(assignment.key)}
+    if facts.container:
+        named["container.name"] = attribute_value(facts.container)
+    return dataclasses.replace(
+        assignment,
+        key=assignment.member,
+        owner=OCI,
+        ends=EndRule.CONTAINER,
+        pod_cgroup="",
+        attributes={**assignment.attributes, **named},
+        choice_of_workload=assignment.choice,
+    )
+
+
+def _with_priority(ctx: Context, assignment: Assignment) -> Assignment:
+    if assignment.priority is not None:
+        return assignment
+    priority = priority_of(ctx, canonical_key(assignment.key), assignment.choice_of_workload)
+    return dataclasses.replace(assignment, priority=priority)
+
+
+def _with_class(ctx: Context, assignment: Assignment) -> Assignment:
+    profile = assignment.choice.profile if assignment.choice else None
+    if profile is None or profile.class_ is None or assignment.class_ != FOLLOW:
+        return assignment
+    named = dataclasses.replace(assignment, class_=profile.class_, allow_class_change=True)
+    if ctx.tree.has_class(profile.class_):
+        return named
+    warn_of_class(named, "there is no such class")
+    return assignment
+
+
+def _leave_out(ctx: Context, assignment: Assignment, choice: Choice, facts: Facts, pod: str) -> NoReturn:
+    """Record that a container is in no group. Raises NotWatched."""
+    reason = _why(choice)
+    found = processes.stat(assignment.pid) if assignment.pid else None
+    ctx.unwatched.add(
+        UnwatchedContainer(
+            id=assignment.member or "",
+            name=attribute_value(facts.container)[:_MAX_NAME],
+            pod=pod,
+            profile=choice.name,
+            source=choice.source,
+            reason=reason,
+            since=utc_now(),
+            pid=assignment.pid or 0,
+            start_time=found.start_time if found else 0,
+            cgroup=assignment.cgroup or "",
+        )
+    )
+    raise NotWatched(reason, remedy=_REMEDY)
+
+
+def _why(choice: Choice) -> str:
+    of_pod = choice.watch is Watch.CONTAINER
+    text = "only the containers of the pod have groups" if of_pod else "it is in no group"
+    return f"{text}, because of its profile {choice.name} ({choice.source})"
+
+
+def _warn_of_unknown(name: str, choice: Choice) -> None:
+    if choice.unknown:
+        profile = f"profile {choice.name}" if choice.profile else "no profile"
+        log.warning("%s: %s: the default applies (%s)", name, choice.unknown, profile)
+
+
+def _cgroup(assignment: Assignment) -> str:
+    """Return the control group of the container, below the mount point. Raises NoSuchProcess, NotRead."""
+    path = assignment.cgroup or assignment.own_cgroup
+    if not path and assignment.pid:
+        path = cgroups.cgroup_of(assignment.pid)
+    return cgroups.below_mount(path) if path else ""
