@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from resctrlmond.nri import nri_pb2
 from resctrlmond.workloads.pods import ContainerState
+from resctrlmond.workloads.profiles import annotation_names
 
 PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
@@ -78,7 +79,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container. ``pid`` is 0 if the runtime does not report it."""
+    """A container. ``pid`` is 0, and ``image`` "", if the runtime does not report it."""
 
     id: str
     sandbox: str
@@ -86,6 +87,7 @@ class Container:
     state: ContainerState = ContainerState.UNKNOWN
     pid: int = 0
     cgroups_path: str = ""
+    image: str = ""
 
     @property
     def is_running(self) -> bool:
@@ -181,14 +183,20 @@ _TEXT_LENGTH = 4096
 _MAP_LENGTH = 65536
 
 
+# The annotations of a container with the name of its image: of containerd, of CRI-O.
+_IMAGE = frozenset({b"io.kubernetes.cri.image-name", b"io.kubernetes.cri-o.ImageName"})
+
+
 def _pod(pod: nri_pb2.PodSandbox) -> Pod:
+    annotations = {_text(pair.name): _text(pair.value) for pair in islice(pod.annotations, _MAP_LENGTH)}
     return Pod(
         id=pod.id[:_TEXT_LENGTH],
         uid=pod.uid[:_TEXT_LENGTH],
         name=pod.name[:_TEXT_LENGTH],
         namespace=pod.namespace[:_TEXT_LENGTH],
         labels=_fitting(pod.labels),
-        annotations=_fitting({_text(pair.name): _text(pair.value) for pair in islice(pod.annotations, _MAP_LENGTH)}),
+        # Large annotations leave no room for others.
+        annotations=_fitting(annotations) | _fitting(annotation_names(annotations)),
         runtime_handler=pod.runtime_handler[:_TEXT_LENGTH],
         cgroup_parent=pod.linux.cgroup_parent[:_TEXT_LENGTH],
         pid=pod.pid,
@@ -220,6 +228,7 @@ _STATES = {
 
 
 def _container(container: nri_pb2.Container) -> Container:
+    images = (pair.value for pair in islice(container.annotations, _MAP_LENGTH) if pair.name in _IMAGE)
     return Container(
         id=container.id[:_TEXT_LENGTH],
         sandbox=container.pod_sandbox_id[:_TEXT_LENGTH],
@@ -227,6 +236,7 @@ def _container(container: nri_pb2.Container) -> Container:
         state=_STATES.get(container.state, ContainerState.UNKNOWN),
         pid=container.pid,
         cgroups_path=container.linux.cgroups_path[:_TEXT_LENGTH],
+        image=_text(next(images, b""))[:_TEXT_LENGTH],
     )
 
 

@@ -270,6 +270,8 @@ class Plugin:
         return False
 
     def _retry_later(self) -> None:
+        # The daemon may be restarted with other profiles.
+        self._pods.include_all()
         if self._resync_at is None:
             self._resync_at = time.monotonic() + self._retry_s
             self._retry_s = min(2 * self._retry_s, RETRY_S[1])

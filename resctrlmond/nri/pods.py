@@ -10,6 +10,8 @@ from resctrlmond.api.pods import ANNOTATION, LABEL
 from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES, Container, Pod
 from resctrlmond.nri.selection import Selection
 from resctrlmond.workloads.errors import InvalidAttributes, InvalidKey
+from resctrlmond.workloads.profiles import annotation_names
+from resctrlmond.workloads.reports import Facts
 from resctrlmond.workloads.validation import (
     MAX_ATTRIBUTE_LENGTH,
     MAX_ATTRIBUTES,
@@ -35,6 +37,8 @@ _RUNTIME_LABELS = ("io.kubernetes.pod.", "io.kubernetes.container.", "io.cri-con
 class Sandbox:
     """One sandbox of a pod. ``key`` names its workload. ``is_settled``: resctrlmond knows it, or has refused it.
 
+    ``is_excluded``: resctrlmond has refused it because of its profile. ``choosing`` are the annotations of the pod
+    that can name a profile.
     ``unselected`` is the reason why its pod is not monitored, or "". ``cgroup`` is the control group of the pod, if
     one was found. ``names`` are the names of its containers, including removed ones. ``started`` is the start time of
     the process that holds its namespaces (field 22 of /proc/PID/stat), which detects a reused pid; 0 if it is not
@@ -48,12 +52,16 @@ class Sandbox:
     cgroup: str = ""
     names: set[str] = field(default_factory=set)
     started: int = 0
+    is_excluded: bool = False
+    choosing: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Member:
     """One container of a sandbox. ``is_settled``: resctrlmond has it in its group, or has refused it.
 
+    ``key`` is that of the workload in which it is counted: the pod or, by its profile, the container itself.
+    ``is_excluded``: resctrlmond has refused it because of its profile.
     ``cgroup`` is the path of its control group, if a search found it. ``started`` is the start time of the reported
     process (field 22 of /proc/PID/stat), which detects a reused pid; 0 if the process was not read in time.
     ``is_found``: a search found its control group, but no event or list has named it.
@@ -65,6 +73,7 @@ class Member:
     cgroup: str = ""
     started: int = 0
     is_found: bool = False
+    is_excluded: bool = False
 
 
 class Pods:
@@ -111,6 +120,9 @@ class Pods:
                 entry = self.add_sandbox(reported) if isinstance(reported, Pod) else self.add_member(reported)
                 if (known := before.get(reported.id)) is not None:
                     entry.is_settled, entry.cgroup = known.is_settled, known.cgroup
+                    entry.is_excluded = known.is_excluded
+                    if isinstance(entry, Member) and isinstance(known, Member) and known.key == reported.id:
+                        entry.key = known.key
                     if isinstance(entry, Sandbox) and isinstance(known, Sandbox) and not entry.pod.pid:
                         # After a restart, containerd does not report the pid until a client asks for the sandbox.
                         entry.pod = replace(entry.pod, pid=known.pod.pid)
@@ -139,6 +151,7 @@ class Pods:
             wanted = self._selection.annotations
             given = {name: text for name, text in pod.annotations.items() if name in wanted}
             known = Sandbox(replace(pod, annotations=given), key, self._selection.why_not(pod))
+            known.choosing = annotation_names(pod.annotations)
             self.sandboxes[pod.id] = known
         elif pod.pid and pod.pid != known.pod.pid:
             known.pod, known.started = replace(known.pod, pid=pod.pid), 0
@@ -173,6 +186,7 @@ class Pods:
                 container,
                 pid=container.pid or known.container.pid,
                 cgroups_path=container.cgroups_path or known.container.cgroups_path,
+                image=container.image or known.container.image,
             )
         return known
 
@@ -183,6 +197,13 @@ class Pods:
         for name in gone:
             del self.members[name]
         return gone
+
+    def include_all(self) -> None:
+        """Forget which sandboxes and containers resctrlmond has refused because of their profiles."""
+        for sandbox in self.sandboxes.values():
+            sandbox.is_excluded = False
+        for member in self.members.values():
+            member.is_excluded = False
 
     def record_ids(self, *ids: str) -> None:
         """Record that an event has named these IDs."""
@@ -219,6 +240,17 @@ def attributes(sandbox: Sandbox) -> dict[str, str]:
             found |= annotation
     labels = fitting_labels(pod.labels, _MAX_OWN - len(found), _MAX_OWN_BYTES - _size(found))
     return found | {LABEL + name: value for name, value in labels.items()}
+
+
+def facts(sandbox: Sandbox, container: Container | None = None) -> Facts:
+    """Return the facts by which resctrlmond selects the profile of a pod or, with ``container``, of a container."""
+    return Facts(
+        annotations=dict(sandbox.choosing),
+        labels=dict(sandbox.pod.labels),
+        namespace=sandbox.pod.namespace,
+        image=container.image if container else "",
+        container=container.name if container else "",
+    )
 
 
 def container_names(sandbox: Sandbox) -> dict[str, str]:

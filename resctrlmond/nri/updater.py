@@ -6,15 +6,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 from resctrlmond import journal
 from resctrlmond.api import types
 from resctrlmond.nri import place
 from resctrlmond.nri.inventory import chunks, inventory
 from resctrlmond.nri.manager import CLAIM, Manager, Refused, Unavailable
-from resctrlmond.nri.pods import Member, Pods, attributes, container_names
+from resctrlmond.nri.pods import Member, Pods, Sandbox, attributes, container_names, facts
 from resctrlmond.workloads.pods import Sandbox as ReportedSandbox
+from resctrlmond.workloads.reports import Facts
 from resctrlmond.workloads.validation import attribute_value
 
 log = logging.getLogger(__name__)
@@ -22,6 +24,9 @@ log = logging.getLogger(__name__)
 # Errors of an end that has already happened, and of a start whose process or control group has already gone.
 _ALREADY = frozenset({"NoSuchWorkload", "NoSuchGroup", "NoSuchClaim"})
 _GONE = frozenset({"NoSuchProcess", "NoSuchCgroup", "ProcessChanged"})
+_NOT_WATCHED = "NotWatched"
+# The error of an earlier version of resctrlmond for a parameter that it does not know.
+_INVALID_PARAMETER = "org.varlink.service.InvalidParameter"
 # Kata Containers and gVisor report the process of the sandbox for each container: the virtual machine, or the kernel
 # of the containers.
 _COUNTED_AS_SANDBOX = {"pod.counted": "as a whole: its containers run within the sandbox's process"}
@@ -33,6 +38,7 @@ _INVENTORY = "/inventory"
 
 
 _Target = dict[str, int | str]
+_Reply = TypeVar("_Reply")
 
 
 class _NotFound(Exception):
@@ -78,13 +84,19 @@ class Updater:
         if sandbox is None or sandbox.is_settled or sandbox.unselected:
             return
         try:
-            await self._manager.ask(
-                "Create", types.WorkloadReply, key=sandbox.key, claim=CLAIM, attributes=attributes(sandbox)
+            await self._ask_with_facts(
+                "Create",
+                types.WorkloadReply,
+                facts(sandbox),
+                key=sandbox.key,
+                claim=CLAIM,
+                attributes=attributes(sandbox),
             )
             await self._manager.ask(
                 "AddMember", types.WorkloadReply, key=sandbox.key, member=sandbox_id, kind="sandbox", claim=CLAIM
             )
         except Refused as error:
+            sandbox.is_excluded = error.name == _NOT_WATCHED
             name = attribute_value(f"{sandbox.pod.namespace}/{sandbox.pod.name}")[:_SHOWN_LENGTH]
             self._refused(sandbox.key, f"pod {name} is unmonitored", error)
         sandbox.is_settled = True
@@ -107,41 +119,62 @@ class Updater:
         target = _late_target if is_late else _early_target
         await self.claim_sandbox(member.container.sandbox)
         is_late = is_late or not is_held()
-        names = container_names(sandbox)
-        if member.container.pid == sandbox.pod.pid != 0:
-            names |= _COUNTED_AS_SANDBOX
         try:
-            await self._assign(member, names, target, is_late=is_late)
+            await self._assign(member, sandbox, target, is_late=is_late)
             # The runtime may have closed the connection a moment ago.
             if not is_late and not is_held():
-                await self._assign(member, names, target, is_late=True)
+                await self._assign(member, sandbox, target, is_late=True)
             self._refusals.pop(container_id, None)
         except _NotFound:
             log.debug("container %s has no process that could be found", container_id)
             return
         except Refused as error:
+            member.is_excluded = error.name == _NOT_WATCHED
             if error.name not in _GONE:
                 self._refused(container_id, f"container {container_id} is unmonitored", error)
         member.is_settled = True
 
     async def _assign(
-        self, member: Member, attributes: Mapping[str, str], target: Callable[[Member], _Target], *, is_late: bool
+        self, member: Member, sandbox: Sandbox, target: Callable[[Member], _Target], *, is_late: bool
     ) -> None:
+        # A container that is a workload of its own has the attributes of its pod, too.
+        named = attributes(sandbox) | container_names(sandbox)
+        if member.container.pid == sandbox.pod.pid != 0:
+            named |= _COUNTED_AS_SANDBOX
         self._is_vouching = not is_late
         try:
-            await self._manager.ask(
+            reply = await self._ask_with_facts(
                 "Assign",
                 types.AssignReply,
+                facts(sandbox, member.container),
                 functools.partial(target, member),
-                key=member.key,
+                key=sandbox.key,
                 member=member.container.id,
                 kind="container",
                 claim=CLAIM,
-                attributes=attributes,
+                attributes=named,
                 late=is_late,
             )
         finally:
             self._is_vouching = False
+        if not reply.workload.observed:
+            member.key = reply.workload.key
+
+    async def _ask_with_facts(
+        self,
+        verb: str,
+        reply: type[_Reply],
+        facts: Facts,
+        lookup: Callable[[], _Target] | None = None,
+        **parameters: Any,
+    ) -> _Reply:
+        """Make a call with facts; without them if an earlier version of resctrlmond does not know them."""
+        try:
+            return await self._manager.ask(verb, reply, lookup, facts=facts, **parameters)
+        except Refused as error:
+            if error.name != _INVALID_PARAMETER:
+                raise
+        return await self._manager.ask(verb, reply, lookup, **parameters)
 
     async def end(self, key: str, member: str) -> None:
         """End a member of the workload."""
@@ -185,6 +218,8 @@ class Updater:
         removed = [name for name in self._inventory if name not in now]
         try:
             if await self._report_pods(changed, removed=removed) != len(now):
+                # The profiles may have changed with the restart, and the daemon lists unwatched containers again.
+                self.pods.include_all()
                 await self._report_pods(list(now.values()), replace_all=True)
             self._refusals.pop(_INVENTORY, None)
         except Refused as error:
@@ -221,9 +256,9 @@ class Updater:
         listed = {(one.key, member.id): member for one in workloads for member in one.members if member.lives}
         claimed = {one.key for one in workloads if any(claim.owner == CLAIM for claim in one.claims)}
         for name, sandbox in self.pods.sandboxes.items():
-            sandbox.is_settled = sandbox.key in claimed and (sandbox.key, name) in listed
+            sandbox.is_settled = sandbox.is_excluded or (sandbox.key in claimed and (sandbox.key, name) in listed)
         for name, member in self.pods.members.items():
-            member.is_settled = (member.key, name) in listed
+            member.is_settled = member.is_excluded or (member.key, name) in listed
         yield
         for name in list(self.pods.sandboxes):
             await _isolated(name, self.claim_sandbox(name))
@@ -259,7 +294,8 @@ class Updater:
     def _refused(self, name: str, what: str, error: Refused) -> None:
         """Log a refusal, once for each reason: every rescan may repeat it."""
         if self._refusals.get(name) != str(error):
-            log.warning("%s: %s", what, error, extra=journal.fields(key=name))
+            level = logging.INFO if error.name == _NOT_WATCHED else logging.WARNING
+            log.log(level, "%s: %s", what, error, extra=journal.fields(key=name))
         self._refusals[name] = str(error)
 
 

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Profiles of pods and containers that the NRI adapter reports, with the real daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resctrlmond.api import types
+from resctrlmond.nri import nri_pb2
+from resctrlmond.nri.manager import Manager, Refused
+from resctrlmond.nri.messages import Container, Event, Pod, decode
+from resctrlmond.nri.pods import Pods
+from resctrlmond.nri.updater import Updater
+from resctrlmond.workloads.pods import ContainerState
+from tests.nri.conftest import UID, Node
+from tests.nri.runtime import Plugin
+
+ANNOTATION = "profile.resctrlmon.org"
+PROFILES = """\
+profiles:
+  plain: {priority: 5}
+  quiet: {watch: none}
+  apart: {watch: container}
+  gold: {class: gold}
+rules:
+  - {profile: quiet, owner: nri, namespace: kube-*}
+  - {profile: gold, labels: "app in (web)", image: registry/*}
+  - {profile: plain, labels: {app: web}}
+"""
+
+
+@pytest.fixture
+def profiled(node: Node) -> Node:
+    """A node whose daemon has profiles and the class gold."""
+    directory = node.machine.top / "profiles.d"
+    directory.mkdir()
+    (directory / "10.yaml").write_text(PROFILES)
+    (node.machine.top / "resctrl" / "gold").mkdir()
+    node.machine.options = ("--profiles-dir", str(directory))
+    node.machine.stop()
+    node.machine.start()
+    return node
+
+
+def annotated(node: Node, **annotations: str) -> nri_pb2.PodSandbox:
+    """Return a sandbox of a pod with annotations that name profiles: ``pod``, and the names of containers."""
+    pod = node.pod(labels={"app": "other"})
+    for name, value in annotations.items():
+        text = ANNOTATION if name == "pod" else f"{ANNOTATION}/{name}"
+        pod.annotations.add(name=text.encode(), value=value.encode())
+    return pod
+
+
+def image(name: str) -> list[nri_pb2.Annotation]:
+    """Return the annotation with which containerd names the image of a container."""
+    return [nri_pb2.Annotation(name=b"io.kubernetes.cri.image-name", value=name.encode())]
+
+
+def listed(node: Node) -> dict[str, Any]:
+    """Return the pod in the daemon's list, with its containers by name."""
+    pod: dict[str, Any]
+    (pod,) = node.machine.call("ListPods")["pods"]
+    return pod | {"containers": {one["name"]: one for one in pod["containers"]}}
+
+
+def start_pod(plugin: Plugin, pod: nri_pb2.PodSandbox) -> None:
+    """Report the start of a pod."""
+    plugin.greet()
+    plugin.send_event(Event.RUN_POD_SANDBOX, pod)
+
+
+def test_rules_on_labels_and_image_select(profiled: Node) -> None:
+    with profiled.connected() as plugin:
+        pod = profiled.pod()
+        start_pod(plugin, pod)
+        group = profiled.group()
+        assert (group["profile"], group["priority"]) == ("plain", 5)
+        assert group["profileSource"].startswith("rule at ")
+        one = profiled.start_container(plugin, pod, annotations=image("registry/web:1"))
+        two = profiled.start_container(plugin, pod, annotations=image("other/web:1"))
+        assert (profiled.member(one.id)["profile"], profiled.member(two.id)["profile"]) == ("gold", "plain")
+        group = profiled.group()
+        assert (group["profile"], group["baseline"]) == ("plain", "exact")
+        assert group["classes"] == ["gold", ""]
+        tasks = profiled.machine.top / "resctrl" / "gold" / "mon_groups" / UID / "tasks"
+        assert tasks.read_text().split() == [str(one.pid)]
+
+
+def test_pod_that_is_not_watched_has_no_group_and_is_listed_with_the_reason(profiled: Node) -> None:
+    with profiled.connected() as plugin:
+        pod = profiled.pod(namespace="kube-system")
+        start_pod(plugin, pod)
+        profiled.start_container(plugin, pod)
+        assert profiled.group() == {}
+        assert profiled.machine.groups() == []
+        directory = profiled.machine.top / "profiles.d"
+        reason = f"it is in no group, because of its profile quiet (rule at {directory}/10.yaml:7)"
+
+        def reasons() -> list[str]:
+            found = listed(profiled)
+            return [one.get("reason", "") for one in (found, *found["containers"].values())]
+
+        profiled.until(lambda: [reason in text for text in reasons()] == [True, True], "the reason")
+        found = listed(profiled)
+        assert found["containers"]["app"]["monitored"] is False
+        assert [one["reason"] for one in profiled.machine.call("ListUnwatched")["containers"]] == [reason]
+        assert "WARNING" not in profiled.log_text()
+
+
+def test_one_container_opts_out_of_its_pod(profiled: Node) -> None:
+    with profiled.connected() as plugin:
+        pod = annotated(profiled, pod="plain", sidecar="quiet")
+        start_pod(plugin, pod)
+        app = profiled.start_container(plugin, pod)
+        assert profiled.group()["baseline"] == "exact"
+        sidecar = profiled.container(pod, profiled.process(), state=1, name="sidecar")
+        plugin.send_event(Event.START_CONTAINER, pod, sidecar)
+        assert profiled.living() == {pod.id, app.id}
+        assert profiled.machine.tasks(UID) == {app.pid}
+        assert profiled.group()["baseline"] == "late", "a part of the pod is not counted"
+        totals = profiled.machine.call("Read", key=UID)["totals"]
+        assert {total["reason"] for total in totals} == {
+            f"{sidecar.id} is not included, because of its profile quiet"
+        }
+
+
+def test_containers_that_are_workloads_of_their_own_live_and_end(profiled: Node) -> None:
+    with profiled.connected() as plugin:
+        pod = annotated(profiled, pod="apart")
+        start_pod(plugin, pod)
+        assert profiled.group() == {}
+        one, two = (profiled.start_container(plugin, pod) for _ in range(2))
+        for container in (one, two):
+            group = profiled.group(container.id)
+            assert (group["state"], group["baseline"], group["profile"]) == ("active", "exact", "apart")
+            assert profiled.machine.tasks(container.id) == {container.pid}
+            assert profiled.owners(container.id) == {"oci"}
+            assert (
+                group["attributes"].items() >= {"pod.uid": UID, "pod.name": "web-0", "container.name": "app"}.items()
+            )
+        assert profiled.group() == {}
+        profiled.end(one.pid)
+        plugin.send_event(Event.STOP_CONTAINER, pod, one)
+        assert profiled.group(one.id)["state"] in ("idle", "completed")
+        profiled.until(lambda: profiled.group(one.id)["state"] == "completed", "the end of the container")
+        totals = profiled.machine.call("Read", key=one.id)["totals"]
+        assert {total["quality"] for total in totals} == {"exact"}
+        assert profiled.group(two.id)["state"] == "active"
+        plugin.send_event(Event.REMOVE_POD_SANDBOX, pod)
+        profiled.end(two.pid)
+        profiled.until(lambda: profiled.group(two.id)["state"] == "completed", "the end of the other container")
+
+
+def test_adapter_that_is_restarted_finds_the_containers_again(profiled: Node) -> None:
+    with profiled.connected() as plugin:
+        pod = annotated(profiled, pod="apart")
+        start_pod(plugin, pod)
+        container = profiled.start_container(plugin, pod)
+    before = profiled.group(container.id)
+    profiled.stop_adapter()
+    profiled.start_adapter()
+    container.state = 3
+    with profiled.connected() as plugin:
+        plugin.greet([pod], [container])
+        profiled.until(lambda: "app" in listed(profiled)["containers"], "the list")
+        profiled.until(lambda: "resctrlmond was not updated" not in profiled.log_text(), "the comparison")
+        assert profiled.group() == {}
+        group = profiled.group(container.id)
+        assert (group["baseline"], group["generation"]) == ("exact", before["generation"])
+        why = f"it has its own group, because of its profile apart; see workload {container.id}"
+        assert listed(profiled)["containers"]["app"]["reason"] == why
+
+
+def test_unwatched_containers_are_listed_again_after_a_restart_of_the_daemon(profiled: Node) -> None:
+    with profiled.connected() as plugin:
+        pod = annotated(profiled, pod="quiet")
+        start_pod(plugin, pod)
+        container = profiled.start_container(plugin, pod)
+        profiled.machine.stop()
+        profiled.machine.start()
+
+        def ids() -> list[str]:
+            return [one["id"] for one in profiled.machine.call("ListUnwatched")["containers"]]
+
+        profiled.until(lambda: ids() == [container.id], "the container in the list of the new daemon")
+
+
+def test_large_annotations_do_not_hide_the_profile() -> None:
+    pod = nri_pb2.PodSandbox(id="p")
+    pod.annotations.add(name=b"a", value=b"x" * 65000)
+    pod.annotations.add(name=b"b", value=b"x" * 530)
+    pod.annotations.add(name=ANNOTATION.encode(), value=b"quiet")
+    request = nri_pb2.StateChangeEvent(event=int(Event.RUN_POD_SANDBOX), pod=pod)
+    report = decode("StateChange", request.SerializeToString())
+    sandbox = Pods().add_sandbox(report.pod)  # type: ignore[union-attr, arg-type]
+    assert sandbox.choosing == {ANNOTATION: "quiet"}
+    assert sandbox.pod.annotations == {}, "only configured annotations become attributes"
+
+
+class EarlierManager(Manager):
+    """resctrlmond before it knew facts."""
+
+    def __init__(self) -> None:
+        super().__init__("/nowhere")
+        self.calls: list[tuple[str, set[str]]] = []
+
+    async def ask(self, verb: str, reply: type[Any], lookup: Any = None, **parameters: Any) -> Any:
+        self.calls.append((verb, set(parameters)))
+        if "facts" in parameters:
+            raise Refused("org.varlink.service.InvalidParameter", "facts")
+        workload = types.Workload(
+            key=parameters["key"],
+            class_="",
+            state="active",  # type: ignore[arg-type]
+            generation=1,
+            baseline="exact",  # type: ignore[arg-type]
+            claims=(),
+            members=(),
+            attributes={},
+        )
+        if reply is types.AssignReply:
+            return types.AssignReply(workload=workload, moved=1, passes=1, tasks_outside=0, descendants_outside=0)
+        return types.WorkloadReply(workload=workload)
+
+
+def test_earlier_daemon_is_called_without_facts() -> None:
+    manager, pods = EarlierManager(), Pods()
+    pods.add_sandbox(Pod("p", uid=UID))
+    pods.add_member(Container("c", "p", state=ContainerState.RUNNING, pid=1))
+    asyncio.run(Updater(manager, pods).assign("c", is_late=False))
+    assert [verb for verb, parameters in manager.calls if "facts" not in parameters] == [
+        "Create",
+        "AddMember",
+        "Assign",
+    ]
+    assert pods.members["c"].is_settled
+    assert pods.members["c"].key == UID
+
+
+def test_earlier_adapter_sends_no_facts_and_its_pods_are_watched(profiled: Node) -> None:
+    profiled.machine.call("Create", key=UID, claim="nri", attributes={"pod.namespace": "kube-system"})
+    pid = profiled.process()
+    profiled.machine.call("Assign", key=UID, pid=pid, member="c", kind="container", claim="nri", late=False)
+    assert profiled.machine.tasks(UID) == {pid}
+    assert profiled.group().get("profile") is None
+    assert Path(f"/proc/{pid}").exists()
