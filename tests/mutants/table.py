@@ -100,7 +100,7 @@ MUTANTS = (
     ),
     Mutant(
         "the pod of an observed container says nothing about it",
-        _WORKLOADS + "observed.py",
+        _WORKLOADS + "apart.py",
         "        txn.save(workload.downgraded(workload.first, Quality.LATE, why))\n",
         "        del why\n",
         "tests/workloads/test_observed.py",
@@ -634,6 +634,114 @@ MUTANTS = (
         'if mount.fstype == "resctrl":',
         "if mount.fstype != SIMULATION_FSTYPE:",
         "tests/resctrl",
+    ),
+    # -- profiles
+    Mutant(
+        "a container that was left out before a restart of the daemon is forgotten",
+        _WORKLOADS + "apart.py",
+        "            mark_apart(ctx, txn, Reason.LEFT_OUT.text(member=name))\n",
+        "            pass\n",
+        "tests/daemon/test_profiles_hook.py",
+    ),
+    Mutant(
+        "a container that is being created is taken for one that was left out",
+        _WORKLOADS + "apart.py",
+        "if stat is not None and stat.start_time * 1_000_000_000 <= time_ns * processes.TICKS_PER_S",
+        "if stat is not None",
+        "tests/daemon/test_profiles_hook.py",
+    ),
+    Mutant(
+        "a pod stays exact without a container that its profile excludes",
+        _WORKLOADS + "profiled.py",
+        "            mark_apart(ctx, txn, Reason.EXCLUDED.text(member=member, profile=choice.name))\n",
+        "            pass\n",
+        "tests/daemon/test_profiles_hook.py",
+    ),
+    Mutant(
+        "a container that runs apart is forgotten at a restart of the daemon",
+        _WORKLOADS + "apart.py",
+        "    elif workload.profile and not is_pod_uid(workload.key):\n",
+        "    elif False:\n",
+        "tests/daemon/test_profiles_hook.py",
+    ),
+    Mutant(
+        "a container that is assigned again gets another profile",
+        _WORKLOADS + "profiled.py",
+        " or _runs_in(ctx, assignment, canonical_key(assignment.key))",
+        "",
+        "tests/daemon/test_profiles_hook.py",
+    ),
+    Mutant(
+        "a profile cannot change the class",
+        _WORKLOADS + "profiled.py",
+        "class_=profile.class_, allow_class_change=True",
+        "class_=profile.class_, allow_class_change=False",
+        "tests/daemon/test_profiles_hook.py",
+    ),
+    Mutant(
+        "wrong profiles at a reload replace the old ones",
+        "resctrlmond/daemon/daemon.py",
+        """\
+            problem = f"the profiles are wrong, and {otherwise}: {error}"
+""",
+        """\
+            self._manager.profiles = Profiles()
+            problem = f"the profiles are wrong, and {otherwise}: {error}"
+""",
+        "tests/daemon/test_profiles_hook.py",
+    ),
+    Mutant(
+        "an annotation for one container is ignored",
+        _WORKLOADS + "profiles.py",
+        "if 0 < len(container) <= _MAX_CONTAINER_NAME:",
+        "if False:",
+        "tests/workloads/test_profiles.py",
+    ),
+    Mutant(
+        "an empty annotation does not opt out",
+        _WORKLOADS + "profiles.py",
+        """\
+        if not value:
+            return Choice(None""",
+        """\
+        if False:
+            return Choice(None""",
+        "tests/workloads/test_profiles.py",
+    ),
+    Mutant(
+        "a fact that is not known meets a condition",
+        _WORKLOADS + "profiles.py",
+        "known[key] and any(",
+        "not known[key] or any(",
+        "tests/workloads/test_profiles.py",
+    ),
+    Mutant(
+        "a file of the distribution replaces that of the administrator",
+        "resctrlmond/profile_files.py",
+        "found.setdefault(name, os.path.join(directory, name))",
+        "found[name] = os.path.join(directory, name)",
+        "tests/daemon/test_profile_files.py",
+    ),
+    Mutant(
+        "a container that is a workload of its own is assigned to its pod after the list of the runtime",
+        _NRI + "pods.py",
+        "known.key == reported.id",
+        "False",
+        "tests/nri/test_profiles.py",
+    ),
+    Mutant(
+        "a sandbox keeps the pod of another one that had its id",
+        _NRI + "pods.py",
+        "if isinstance(entry, Member) and isinstance(known, Member) and known.key == reported.id:",
+        "if True:",
+        "tests/nri/test_hostile_runtime.py",
+    ),
+    Mutant(
+        "containers that are not watched are not listed again after a restart of the daemon",
+        _NRI + "pods.py",
+        "            member.is_excluded = False\n",
+        "            pass\n",
+        "tests/nri/test_profiles.py",
     ),
     # -- the interfaces
     Mutant(
