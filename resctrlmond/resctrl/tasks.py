@@ -172,11 +172,12 @@ def move(tree: Tree, tasks: Tasks, ref: GroupRef, options: MoveOptions = NO_OPTI
     return Moved(moved, min(number, MAX_PASSES), frozenset(run.in_other_groups), frozenset(outside), in_other_classes)
 
 
-def put_back(tree: Tree, origins: Origins) -> bool:
+def put_back(tree: Tree, origins: Origins, own: Collection[Membership]) -> bool:
     """Undo moves as far as possible: move each thread of ``origins`` back to its former group.
 
-    Returns whether a thread may have run in the group; it has not if the kernel refused all moves. Does not raise,
-    because the caller reports the error for which it undoes the moves.
+    ``own`` are the memberships of the groups into which the threads were moved. A thread in another group stays
+    there: another call has taken it meanwhile. Returns whether a thread may have run in the group; it has not if the
+    kernel refused all moves. Does not raise, because the caller reports the error for which it undoes the moves.
     """
     may_have_run = False
     for tid, (start_time, before) in origins.items():
@@ -184,11 +185,12 @@ def put_back(tree: Tree, origins: Origins) -> bool:
         with contextlib.suppress(ResctrlError):
             now = processes.stat(tid)
             is_same = now is not None and now.start_time == start_time
-            was_moved = not is_same or tree.membership(tid) != before
-            if is_same and was_moved:
-                tree.write_task(before.class_, tid)
-                if before.group:
-                    tree.write_task(GroupRef(before.class_, before.group).path, tid)
+            where = tree.membership(tid)
+            was_moved = not is_same or where != before
+            is_ours = not where.group or where in own
+            if is_same and was_moved and is_ours and tree.write_task_from(where, before.class_, tid) and before.group:
+                home = GroupRef(before.class_, before.group).path
+                tree.write_task_from(Membership(before.class_, ""), home, tid)
         may_have_run |= was_moved
     return may_have_run
 

@@ -106,11 +106,18 @@ def assign(
         return Assigned(txn.save(workload), moved, member.descendants_outside)
     except Exception:
         # The group must not keep tasks of a member that was rejected.
-        used = {nonce for nonce, here in reversed(origins) if put_back(ctx.tree, here)}
+        used = _put_back(ctx, txn, origins)
         with undoing(txn.key):
             was_outside = is_known and any(here for _, here in origins)
             _undo(ctx, txn, before, ended, member, was_outside=was_outside, used=() if is_known else used)
         raise
+
+
+def _put_back(ctx: Context, txn: Transaction, origins: list[tuple[int, Origins]]) -> set[int]:
+    """Move the tasks out again, and return the nonces of the groups in which one may have run."""
+    workload = txn.find()
+    own = workload.memberships if workload is not None else frozenset()
+    return {nonce for nonce, here in reversed(origins) if put_back(ctx.tree, here, own)}
 
 
 def _outers(

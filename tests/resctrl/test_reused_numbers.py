@@ -177,7 +177,7 @@ def test_undo_does_not_move_a_task_with_a_reused_pid(
     puppet.kill()
     pause_for_start_time()
     assert nursery.make(f"fork-as {puppet.pid}") == puppet.pid, "the number could not be had again"
-    put_back(tree, past)
+    put_back(tree, past, [Membership(ref.class_, ref.name)])
     assert tree.membership(puppet.pid) == THEIRS
 
 
@@ -190,6 +190,6 @@ def test_undoing_moves_puts_each_thread_back_where_it_was(
     past: dict[int, tuple[int, Membership]] = {}
     move(tree, ProcessTasks(held), after, MoveOptions(may_take=lambda _: True, origins=past))
     assert set(tree.tasks(after)) == {puppet.pid, thread}
-    put_back(tree, past)
+    put_back(tree, past, [Membership(after.class_, after.name)])
     assert tree.membership(puppet.pid) == Membership("", "")
     assert tree.membership(thread) == Membership("", "before")

@@ -131,7 +131,7 @@ def test_undo_without_descriptors_does_not_hide_the_first_error(host: Host, proc
     start = processes.stat(child.pid)
     assert start is not None
     with left(0):
-        put_back(host.tree, {child.pid: (start.start_time, Membership("gold", ""))})
+        put_back(host.tree, {child.pid: (start.start_time, Membership("gold", ""))}, [])
 
 
 def test_tick_without_descriptors_drops_no_workload(host: Host, process: Start) -> None:

@@ -230,6 +230,25 @@ def test_a_new_member_that_is_put_back_makes_the_totals_estimated(
     assert host.manager.get("k").first.baseline is Quality.ESTIMATED
 
 
+def test_task_that_a_container_takes_from_a_failing_assign_stays_in_its_group(
+    host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The undo moved it out of the container's group, which then had no task and stayed exact."""
+    host.manager.create("container", owner="oci")
+    save = Transaction.save
+
+    def refuse(txn: Transaction, record: Workload, limit: Limit | None = None, *, is_undo: bool = False) -> Workload:
+        if record.key == "k" and record.is_active:
+            host.tree.write_task(GroupRef("", "container").path, puppet.pid)  # as its hook does
+            raise NotWritten("cannot write", errno=errno.ENOSPC)
+        return save(txn, record, limit, is_undo=is_undo)
+
+    monkeypatch.setattr(Transaction, "save", refuse)
+    with pytest.raises(NotWritten):
+        host.manager.assign(assignment("k", puppet.pid, member="other"))
+    assert host.tree.membership(puppet.pid).group == "container"
+
+
 class _FilledByTheMove:
     """A /run that becomes full between the first record of an Assign and the last, and stays full."""
 
