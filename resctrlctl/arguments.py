@@ -521,7 +521,8 @@ def _hooks(verb: argparse.ArgumentParser) -> None:
 
 
 def _units(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("action", choices=("enable", "disable", "status"), help="the action on globs of units")
+    actions = ("enable", "disable", "status")
+    verb.add_argument("action", choices=actions, nargs="?", default="status", help="the action on globs of units")
     verb.add_argument("glob", metavar="GLOB", nargs="*", help="units, as nginx.service, '*.service' or '!getty@*'")
 
 

@@ -34,7 +34,7 @@ _PROPERTIES = (
     "NRestarts",
 )
 _POLICIES = tuple(f"{folder}/dbus-1/system.d/org.resctrlmon1.conf" for folder in ("/usr/share", "/etc"))
-_REINSTALL = "apt install --reinstall resctrlmond  # or, in the source: make install"
+_REINSTALL = "Install resctrlmond again (package, or 'make install' in the source)"
 # A daemon that answers later than this does not answer.
 _TIMEOUT_S = 5.0
 

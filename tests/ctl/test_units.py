@@ -67,7 +67,7 @@ def test_globs_of_other_files_are_shown_and_not_changed(folder: Path, capsys: py
     assert called(folder) == []
     assert main(["units", "enable", "*.scope"]) == 0
     capsys.readouterr()
-    assert main(["units", "status"]) == 0
+    assert main(["units"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[1:3] == [["*.service", str(file)], ["*.scope", str(folder / "units.yaml")]]
     assert main(["units", "disable", "*.scope", "*.service"]) == 1
