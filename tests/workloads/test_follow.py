@@ -130,11 +130,11 @@ def test_a_group_that_followed_is_not_forgotten_if_its_tasks_cannot_yet_be_moved
     host.manager.assign(assignment("k", child.pid))
     host.tree.write_task(gold, child.pid)
 
-    def refuse(_tree: Tree, directory: str, _tid: int) -> None:
+    def refuse(_tree: Tree, _before: Membership, directory: str, _tid: int) -> bool:
         raise KernelRefused("not now", path=directory)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Tree, "write_task", refuse)
+        patched.setattr(Tree, "write_task_from", refuse)
         host.manager.maintenance.tick()
     record = host.manager.get("k")
     assert (record.first.class_, record.state, record.first.baseline) == (gold, State.ACTIVE, Quality.LATE)
