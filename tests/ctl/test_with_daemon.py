@@ -244,6 +244,7 @@ def test_recording_has_the_final_totals_of_a_short_command(host: Host, tmp_path:
     with subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
         wait_until(lambda: path.exists() and path.read_text().count("\n") == 2)
         done = host.ctl("run", "--key", "burn-short", "--json", "--", sys.executable, "-c", BURN)
+        assert done.returncode == 0, done.stderr
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     header, first, last = map(json.loads, path.read_text().splitlines())
