@@ -171,7 +171,7 @@ class TreeView:
     def _reply(self, reported: types.Workload, workload: Workload | None, live: Live) -> ReadReply:
         readings = summed(live)
         snapshots = self._snapshots()
-        workload = nested.with_ended(snapshots, workload) if workload else None
+        workload = nested.with_ended(snapshots, self.records.get, workload) if workload else None
         totals = used(snapshots, workload, live) if workload else []
         inside = nested.totals_on_disk(workload, [total.event.name for total in totals]) if workload else []
         return ReadReply(

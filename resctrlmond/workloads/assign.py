@@ -271,8 +271,7 @@ def _undo(
     what they used is counted, and a process that they forked meanwhile stays.
     """
     if before is None:
-        with undoing(txn.key):
-            nested.undo_enter(ctx, txn, has_run=bool(used))
+        nested.undo_enter(ctx, txn, has_run=bool(used))
         group_ops.discard_run(ctx, txn, ended)
         return
     for group in txn.workload.groups[1:]:

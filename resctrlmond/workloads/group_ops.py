@@ -502,7 +502,8 @@ def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> Non
     if group.state is not GroupState.ENDING:
         group = txn.save_group(replace(group, state=GroupState.ENDING, reason=reason))
     subfolder = txn.workload.subfolder(group)
-    if not ctx.snapshots.is_complete(subfolder):
+    is_again = ctx.snapshots.is_complete(subfolder)
+    if not is_again:
         try:
             group = follow_group(ctx, txn, group)
             if ctx.snapshots.is_bare(subfolder):
@@ -516,7 +517,7 @@ def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> Non
         except (NoSuchGroup, NotMounted) as error:
             _lose_group(ctx, txn, group, str(error))
             return
-    if nested.has_tasks(ctx, txn.workload, group):
+    if nested.may_leave_tasks(ctx, txn.workload, group, is_again=is_again):
         # Forked while the others were moved. What they have used since the end values were read is not counted.
         txn.save(replace(txn.workload, left_tasks=True))
         nested.give_back(ctx, txn.workload)

@@ -537,7 +537,7 @@ class Manager:
                     group.nonce for group in workload.existing_groups
                 ]:
                     continue
-                now = nested.with_ended(self.context.snapshots, now)
+                now = nested.with_ended(self.context.snapshots, self._store.get, now)
                 found = now, summed(readings), group_ops.totals(self.context, now, readings)
             except (ResctrlError, FileNotFoundError):
                 if self._store.get(key) is workload:
@@ -629,7 +629,8 @@ class Manager:
             readings = group_ops.readings(self.context, workload)
         except (NoSuchGroup, NotMounted):
             readings = {}
-        return group_ops.totals(self.context, nested.with_ended(self.context.snapshots, workload), readings)
+        workload = nested.with_ended(self.context.snapshots, self._store.get, workload)
+        return group_ops.totals(self.context, workload, readings)
 
 
 _ENDED = {state for state in State if state.is_over} | {State.ENDING}

@@ -32,6 +32,7 @@ from resctrlmond.resctrl.errors import (
     ResctrlError,
 )
 from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads.accounting import Quality, Total, added, digits
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import NotWritten
@@ -52,12 +53,14 @@ _MAX_TRIES = 5
 _RUNNING = (State.ACTIVE, State.IDLE)
 
 OwnTotals = Callable[[Workload], list[Total]]
+# Returns the workload of a key; None if there is none.
+Find = Callable[[str], Workload | None]
 
 
 class _End(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """The file of a nested workload that has ended: its own totals.
 
-    ``left_tasks``: tasks that ran on could not be moved into the group of the outer workload.
+    ``left_tasks``: tasks may have run on that were not moved into the group of the outer workload.
     """
 
     totals: dict[str, NestedTotal]
@@ -101,7 +104,7 @@ def undo_enter(ctx: Context, txn: Transaction, *, has_run: bool) -> None:
     """
     begun = txn.find()
     for key in begun.part_of if begun is not None else ():
-        with ctx.store.transaction(key) as outer:
+        with undoing(key), ctx.store.transaction(key) as outer:
             workload = outer.find()
             if begun is None or workload is None or not workload.has_part(begun):
                 continue
@@ -111,14 +114,17 @@ def undo_enter(ctx: Context, txn: Transaction, *, has_run: bool) -> None:
             if has_run:
                 late = workload.first.downgraded(Quality.LATE, Reason.TAKEN_OVER.text(key=begun.key))
                 workload = workload.with_group(late)
-            outer.save(workload)
+            outer.save(workload, is_undo=True)
 
 
 # -- relation
 
 
-def _outers(ctx: Context, workload: Workload) -> list[Workload]:
-    """Return the running workloads in which this one is nested, the nearest first."""
+def outers(ctx: Context, workload: Workload) -> list[Workload]:
+    """Return the running workloads in which this one is nested, the nearest first.
+
+    Not a later run with the key of one of them.
+    """
     found = map(ctx.store.get, workload.part_of)
     return [outer for outer in found if outer is not None and may_contain(outer) and outer.has_part(workload)]
 
@@ -129,14 +135,16 @@ def _outers(ctx: Context, workload: Workload) -> list[Workload]:
 def give_back(ctx: Context, workload: Workload) -> bool:
     """Move the tasks of a workload that ends into the group of the nearest workload around it.
 
-    They run on, and are counted there from then on. Return whether there are tasks that could not be moved.
+    They run on, and are counted there from then on. Return whether there are tasks that could not be moved there.
     """
-    outers = _outers(ctx, workload)
+    around = outers(ctx, workload)
     left = False
-    for group in workload.existing_groups if outers else ():
-        homes = [home for outer in outers if (home := _home(outer, group)) is not None]
+    for group in workload.existing_groups if around else ():
+        homes = [home for outer in around if (home := _home(outer, group)) is not None]
+        # If only a workload further out has a group in their class, the nearest one lacks them.
+        is_nearest = _home(around[0], group) is not None
         try:
-            left |= not _move_all(ctx, group, homes[:1])
+            left |= not _move_all(ctx, group, homes[:1], is_nearest=is_nearest)
         except (NoSuchGroup, NotMounted):
             left |= ctx.tree.find(group.ref) is not None
     return left
@@ -147,13 +155,13 @@ def _home(outer: Workload, group: Group) -> Group | None:
     return next((home for home in outer.existing_groups if home.class_ == group.class_), None)
 
 
-def _move_all(ctx: Context, group: Group, homes: list[Group]) -> bool:
-    """Move all tasks of a group, until none is left. Return whether none is left."""
+def _move_all(ctx: Context, group: Group, homes: list[Group], *, is_nearest: bool) -> bool:
+    """Move all tasks of a group, until none is left. Return whether none is left, and all are in the nearest home."""
     here = Membership(group.class_, group.name)
     for number in range(_MAX_PASSES):
         tids = [tid for tid in ctx.tree.tasks(group.ref) if _runs(tid)]
         if not tids:
-            return True
+            return is_nearest or number == 0
         if not homes:
             return False
         with ctx.interference.changing():
@@ -172,28 +180,42 @@ def _runs(tid: int) -> bool:
     return found is not None and not found.is_exiting
 
 
-def has_tasks(ctx: Context, workload: Workload, group: Group) -> bool:
-    """Whether tasks run in a group of a nested workload, although it has ended: they were being forked meanwhile."""
+def may_leave_tasks(ctx: Context, workload: Workload, group: Group, *, is_again: bool) -> bool:
+    """Whether tasks have run in a group of a nested workload since its end: they were being forked meanwhile.
+
+    ``is_again``: an earlier call has written its end values. Tasks may have ended since then.
+    """
     with suppress(NoSuchGroup, NotMounted):
-        return bool(_outers(ctx, workload)) and any(map(_runs, ctx.tree.tasks(group.ref)))
+        return bool(outers(ctx, workload)) and (any(map(_runs, ctx.tree.tasks(group.ref))) or is_again)
     return False
 
 
 def report_end(ctx: Context, workload: Workload) -> None:
     """Write what a workload that is over used, for each workload around it.
 
-    A file that cannot be written is missing, and the figures of the outer workload state that.
+    For one that cannot be written, ``fold`` uses the record, while that is kept. Without both, the figures of the
+    outer workload state that.
     """
-    for outer in _outers(ctx, workload):
+    for outer in outers(ctx, workload):
         try:
-            totals = used(ctx.snapshots, workload, {})
-            if not totals and workload.first.inodes:
+            end = _end_of(ctx.snapshots, workload)
+            if end is None:
                 log.warning("%s: its files were removed, so the totals of %s lack it", workload.key, outer.key)
                 continue
-            end = _End(_by_event(totals), workload.left_tasks)
             ctx.snapshots.write_nested(outer.key, workload.as_part.name, msgspec.json.encode(end) + b"\n")
         except (NotWritten, ResctrlError, OSError) as error:
-            log.warning("%s: the totals of %s lack it: %s", workload.key, outer.key, error)
+            log.warning("%s: the totals of %s may lack it: %s", workload.key, outer.key, error)
+
+
+def _end_of(snapshots: Snapshots, over: Workload) -> _End | None:
+    """Return the end of a workload that is over; None if its files were removed. Raises NotRead, OSError."""
+    found = used(snapshots, over, {})
+    return _End(_by_event(found), _may_have_left(over)) if found or not over.first.inodes else None
+
+
+def _may_have_left(workload: Workload) -> bool:
+    # The tasks of a group that another program removes run on in no group.
+    return workload.left_tasks or workload.state is State.LOST
 
 
 def _by_event(totals: Iterable[Total]) -> dict[str, NestedTotal]:
@@ -209,8 +231,13 @@ def _by_event(totals: Iterable[Total]) -> dict[str, NestedTotal]:
 
 
 def fold(ctx: Context, txn: Transaction) -> Workload:
-    """Add the files of nested workloads that have ended to the record, and remove them."""
-    workload = with_ended(ctx.snapshots, txn.workload)
+    """Add the totals of nested workloads that have ended to the record, and remove their files."""
+    workload = with_ended(ctx.snapshots, ctx.store.get, txn.workload)
+    for part in workload.nested.living:
+        inner = ctx.store.get(part.key)
+        is_gone = inner is None or inner.as_part != part
+        if is_gone and _read_end(ctx.snapshots, workload, part) is None:
+            workload = _with_unknown(workload, part)
     ended = [part for part in txn.workload.nested.living if part not in workload.nested.living]
     if ended:
         workload = txn.save(workload)
@@ -219,10 +246,10 @@ def fold(ctx: Context, txn: Transaction) -> Workload:
     return workload
 
 
-def with_ended(snapshots: Snapshots, workload: Workload) -> Workload:
+def with_ended(snapshots: Snapshots, find: Find, workload: Workload) -> Workload:
     """Return the workload with the sums of those nested workloads that have ended."""
     for part in workload.nested.living:
-        end = _read_end(snapshots, workload, part)
+        end = _read_end(snapshots, workload, part) or _recorded_end(snapshots, find, part)
         if end is not None:
             workload = _with_end(workload, part, end)
     return workload
@@ -235,12 +262,7 @@ def closed(ctx: Context, workload: Workload, own_now: OwnTotals) -> Workload:
     """
     for part in workload.nested.living:
         end = _current(ctx, workload, part, own_now)
-        if end is None:
-            nested = workload.nested
-            living = tuple(one for one in nested.living if one != part)
-            workload = replace(workload, nested=replace(nested, living=living, missing=nested.missing or part.key))
-        else:
-            workload = _with_end(workload, part, end)
+        workload = _with_unknown(workload, part) if end is None else _with_end(workload, part, end)
     return workload
 
 
@@ -286,10 +308,19 @@ def _with_end(workload: Workload, part: Part, end: _End) -> Workload:
     both = added([[_total(name, of) for name, of in totals.items()] for totals in (nested.totals, end.totals)])
     living = tuple(one for one in nested.living if one != part)
     workload = replace(workload, nested=replace(nested, living=living, totals=_by_event(both)))
-    if end.left_tasks:
-        late = workload.first.downgraded(Quality.LATE, Reason.NESTED_OUTSIDE.text(key=part.key))
-        workload = workload.with_group(late)
-    return workload
+    return _with_left_tasks(workload, part) if end.left_tasks else workload
+
+
+def _with_unknown(workload: Workload, part: Part) -> Workload:
+    """Return the workload without a nested one of which neither the use nor the tasks at its end are known."""
+    nested = workload.nested
+    living = tuple(one for one in nested.living if one != part)
+    workload = replace(workload, nested=replace(nested, living=living, missing=nested.missing or part.key))
+    return _with_left_tasks(workload, part)
+
+
+def _with_left_tasks(workload: Workload, part: Part) -> Workload:
+    return workload.downgraded(workload.first, Quality.LATE, Reason.NESTED_OUTSIDE.text(key=part.key))
 
 
 def _read_end(snapshots: Snapshots, workload: Workload, part: Part) -> _End | None:
@@ -301,6 +332,16 @@ def _read_end(snapshots: Snapshots, workload: Workload, part: Part) -> _End | No
         return None
 
 
+def _recorded_end(snapshots: Snapshots, find: Find, part: Part) -> _End | None:
+    """Return the end of a nested workload from its record; None if it is not over, or not known any more."""
+    inner = find(part.key)
+    if inner is None or inner.as_part != part or not inner.state.is_over:
+        return None
+    with suppress(ResctrlError, OSError):
+        return _end_of(snapshots, inner)
+    return None
+
+
 def _current(ctx: Context, workload: Workload, part: Part, own_now: OwnTotals) -> _End | None:
     """Return what a nested workload has used until now; None if that is not known."""
     for _ in range(_MAX_TRIES):
@@ -310,11 +351,12 @@ def _current(ctx: Context, workload: Workload, part: Part, own_now: OwnTotals) -
         if inner is None or inner.as_part != part:
             break
         try:
-            found = own_now(with_ended(ctx.snapshots, inner))
+            found = own_now(with_ended(ctx.snapshots, ctx.store.get, inner))
         except (ResctrlError, FileNotFoundError):
             continue
         later = ctx.store.get(part.key)
-        has_ended = later is None or (later.as_part, later.first.state) != (part, inner.first.state)
-        if not has_ended and (found or not inner.first.inodes):
-            return _End(_by_event(found))
+        if later is None or (later.as_part, later.first.state) != (part, inner.first.state):
+            continue
+        if found or not inner.first.inodes:
+            return _End(_by_event(found), _may_have_left(later))
     return _read_end(ctx.snapshots, workload, part)

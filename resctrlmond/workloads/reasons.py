@@ -51,7 +51,7 @@ class Reason(enum.Enum):
     TAKEN_OVER = Quality.LATE, "workload {key} took over one of its tasks"
     NESTED_OUTSIDE = (
         Quality.LATE,
-        "tasks of the nested workload {key} ran on after its end, and could not be put back into the group",
+        "tasks of the nested workload {key} may have run on after its end outside the group",
     )
     MOVED_OUT = (
         Quality.LATE,

@@ -305,11 +305,11 @@ MUTANTS = (
         "the group is removed before its end is written",
         _WORKLOADS + "group_ops.py",
         """\
-    if not ctx.snapshots.is_complete(subfolder):
+    if not is_again:
         try:
 """,
         """\
-    if not ctx.snapshots.is_complete(subfolder):
+    if not is_again:
         ctx.tree.remove(group.ref)
         try:
 """,
@@ -391,7 +391,7 @@ MUTANTS = (
     Mutant(
         "a failed Assign leaves the tasks that it moved",
         _WORKLOADS + "assign.py",
-        "for nonce, here in reversed(origins) if put_back(ctx.tree, here)}",
+        "for nonce, here in reversed(origins) if put_back(ctx.tree, here, own)}",
         "for nonce, here in reversed(origins)}",
         "tests/workloads/test_follow.py tests/workloads",
     ),
@@ -553,8 +553,8 @@ MUTANTS = (
     Mutant(
         "the outer run is exact although tasks of a nested one could not return",
         _WORKLOADS + "nested.py",
-        "    if end.left_tasks:\n",
-        "    if False:\n",
+        "_with_left_tasks(workload, part) if end.left_tasks else workload",
+        "workload",
         "tests/workloads/test_nested.py",
     ),
     Mutant(
@@ -569,6 +569,13 @@ MUTANTS = (
         _WORKLOADS + "nested.py",
         "missing=nested.missing or part.key))",
         "missing=nested.missing))",
+        "tests/workloads/test_nested.py",
+    ),
+    Mutant(
+        "the outer run is exact although the group of a nested one was removed",
+        _WORKLOADS + "nested.py",
+        "workload.left_tasks or workload.state is State.LOST",
+        "workload.left_tasks",
         "tests/workloads/test_nested.py",
     ),
     Mutant(

@@ -19,8 +19,9 @@ from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
 from resctrlmond.workloads import group_ops, nested
 from resctrlmond.workloads.accounting import Quality, Total
-from resctrlmond.workloads.errors import AlreadyMonitored, InvalidRequest
+from resctrlmond.workloads.errors import AlreadyMonitored, InvalidRequest, NotWritten
 from resctrlmond.workloads.model import EndRule, Nested, State
+from resctrlmond.workloads.placement import sweep
 from resctrlmond.workloads.requests import Assigned
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import drop
@@ -32,6 +33,7 @@ __all__ = ["fuse"]
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 ENERGY = "core_energy"
+LEFT = "tasks of the nested workload inner may have run on after its end outside the group"
 PIECE_NS = 31_250_000  # as in tests/truth: the simulator's counters represent its use exactly
 PICO = 10**12
 
@@ -68,6 +70,10 @@ class Family:
         """Return the energy of a workload, and of those inside it."""
         workload, _, totals = self.host.manager.read(key)
         return energy(totals), energy_if_any(self.host.manager.nested_totals(workload, totals))
+
+    def sweep(self, key: str) -> None:
+        with self.host.manager.context.store.transaction(key) as txn:
+            sweep(self.host.manager.context, txn)
 
     def release(self, key: str) -> tuple[Total, Total | None]:
         """Release a workload. Return its energy, and that of the workloads inside it: Read returns the same later."""
@@ -317,10 +323,127 @@ def test_tasks_that_cannot_return_make_the_outer_run_late(family: Family) -> Non
     assert summed(family.read("outer")) == family.used(outer, inner)
     assert exact(family.release("inner")[0]) == family.used(inner)
     family.run(inner)
-    reason = "tasks of the nested workload inner ran on after its end, and could not be put back into the group"
     for own, inside in (family.read("outer"), family.release("outer")):
-        assert (own.quality, own.reason) == (Quality.LATE, reason)
+        assert (own.quality, own.reason) == (Quality.LATE, LEFT)
         assert exact(inside) < family.used(inner)
+
+
+@pytest.mark.parametrize("is_pruned", [False, True])
+def test_tasks_that_cannot_return_while_run_is_full_make_the_outer_run_late(
+    family: Family, monkeypatch: pytest.MonkeyPatch, is_pruned: bool
+) -> None:
+    """The file of the inner run is missing, and its record may be too."""
+    family.host.make_class("gold")
+    outer = family.start()
+    family.assign("outer", outer, nested=False)
+    inner = family.start(by=outer)
+    family.assign("inner", inner, class_="gold", allow_class_change=True)
+    family.run(outer, inner)
+    used = family.used(inner)
+
+    def fill(*_: object) -> None:
+        raise NotWritten("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(family.host.manager.context.snapshots, "write_nested", fill)
+        family.release("inner")
+    family.run(inner)
+    if is_pruned:
+        drop(family.host.manager.context.store, "inner")
+        family.sweep("outer")
+    for own, inside in (family.read("outer"), family.release("outer")):
+        assert (own.quality, own.reason) == (Quality.LATE, LEFT)
+        assert inside is not None
+        assert is_pruned or exact(inside) == used
+
+
+def test_end_without_a_file_is_kept_by_the_next_sweep(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    outer = family.start()
+    family.assign("outer", outer, nested=False)
+    inner = family.start(by=outer)
+    family.assign("inner", inner)
+    family.run(outer, inner)
+
+    def fill(*_: object) -> None:
+        raise NotWritten("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(family.host.manager.context.snapshots, "write_nested", fill)
+        family.release("inner")
+    family.sweep("outer")
+    drop(family.host.manager.context.store, "inner")
+    assert summed(family.release("outer")) == family.used(outer, inner)
+
+
+def test_tasks_that_return_to_a_run_further_out_make_the_nearest_one_late(family: Family) -> None:
+    family.host.make_class("gold")
+    tasks = [family.start()]
+    family.assign("a", tasks[0], nested=False)
+    tasks.append(family.start(by=tasks[0]))
+    family.assign("b", tasks[1], class_="gold", allow_class_change=True)
+    tasks.append(family.start(by=tasks[1]))
+    family.assign("inner", tasks[2], class_="", allow_class_change=True)
+    family.run(*tasks)
+    family.release("inner")
+    assert family.group(tasks[2]) == "a"
+    family.run(*tasks)
+    own, _ = family.release("b")
+    assert (own.quality, own.reason) == (Quality.LATE, LEFT)
+
+
+def test_end_that_is_completed_later_makes_the_outer_run_late(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that was forked while the others were moved has ended meanwhile."""
+    outer = family.start()
+    family.assign("outer", outer, nested=False)
+    inner = family.start(by=outer)
+    family.assign("inner", inner)
+
+    def fail(*_: object, **__: object) -> None:
+        child = family.start()
+        family.host.tree.write_task("mon_groups/inner", child)
+        family.run(child)
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        raise NotWritten("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nested, "may_leave_tasks", fail)
+        with pytest.raises(NotWritten):
+            family.host.manager.release("inner", owner="test")
+    family.host.manager.maintenance.tick()
+    assert family.host.manager.get("inner").state is State.COMPLETED
+    own, _ = family.release("outer")
+    assert (own.quality, own.reason) == (Quality.LATE, LEFT)
+
+
+def test_failed_assign_while_run_is_full_leaves_the_outer_run_exact(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [family.start()]
+    family.assign("a", tasks[0], nested=False)
+    tasks.append(family.start(by=tasks[0]))
+    family.assign("b", tasks[1])
+    tasks.append(family.start(by=tasks[1]))
+
+    def fill(*_: object, **__: object) -> None:
+        raise NotWritten("no space left on device")
+
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object, **__: object) -> None:
+            patch.setattr("resctrlmond.workloads.store.write_file", fill)
+            raise NotWritten("no space left on device")
+
+        patch.setattr("resctrlmond.workloads.assign._move", fail)
+        with pytest.raises(NotWritten):
+            family.assign("inner", tasks[2])
+    assert family.group(tasks[2]) == "b"
+    family.run(*tasks)
+    assert summed(family.read("a")) == family.used(*tasks)
+    assert summed(family.release("b")) == family.used(*tasks[1:])
+    assert summed(family.release("a")) == family.used(*tasks)
 
 
 def test_task_that_is_forked_while_the_others_are_moved_makes_the_outer_run_late(
@@ -394,7 +517,8 @@ def test_use_of_an_inner_run_that_is_lost_is_not_exact(family: Family) -> None:
     family.run(inner)
     family.host.manager.maintenance.tick()
     assert family.host.manager.get("inner").state is State.LOST
-    _, inside = family.release("outer")
+    own, inside = family.release("outer")
+    assert (own.quality, own.reason) == (Quality.LATE, LEFT)
     assert inside is not None and inside.quality is Quality.ESTIMATED
     assert 0 < Decimal(str(inside.number)) < family.used(inner)
 
@@ -411,8 +535,10 @@ def test_nested_use_that_cannot_be_read_is_unknown(family: Family, what: str) ->
         (end,) = Path(family.host.run, "groups/outer/nested").iterdir()
         end.write_text("{")
     drop(family.host.manager.context.store, "inner")
+    # Nor is it known whether tasks of it have run on elsewhere.
+    family.sweep("outer")
     for own, inside in (family.read("outer"), family.release("outer")):
-        assert exact(own) == family.used(outer)
+        assert (own.number, own.quality, own.reason) == (family.used(outer), Quality.LATE, LEFT)
         assert inside is not None
         assert (inside.quality, inside.number) == (Quality.UNKNOWN, None)
         assert inside.reason == "what the nested workload inner used is not known"
