@@ -129,7 +129,7 @@ def _outers(
     outer = units.owner(ctx, assignment.key, where)
     if outer is None or units.is_unit(outer) or not nested.may_contain(outer):
         return ()
-    return (outer.key, *outer.part_of)
+    return (outer.key, *(around.key for around in nested.outers(ctx, outer)))
 
 
 def _check_free(

@@ -579,6 +579,13 @@ MUTANTS = (
         "tests/workloads/test_nested.py",
     ),
     Mutant(
+        "a run is nested in a later run with the key of one around it",
+        _WORKLOADS + "assign.py",
+        "*(around.key for around in nested.outers(ctx, outer))",
+        "*outer.part_of",
+        "tests/workloads/test_nested.py",
+    ),
+    Mutant(
         "the group of a nested run does not count as one where tasks of the outer run belong",
         _WORKLOADS + "inspection.py",
         "        own = workload.memberships | nested\n",

@@ -418,6 +418,32 @@ def test_end_that_is_completed_later_makes_the_outer_run_late(
     assert (own.quality, own.reason) == (Quality.LATE, LEFT)
 
 
+def test_later_run_with_the_key_of_an_outer_one_contains_nothing(family: Family) -> None:
+    tasks = [family.start()]
+    family.assign("a", tasks[0], nested=False)
+    tasks.append(family.start(by=tasks[0]))
+    family.assign("b", tasks[1])
+    family.release("a")
+    # A run that is inside b, so it is not around b.
+    tasks.append(family.start(by=tasks[1]))
+    assert family.assign("a", tasks[2]).workload.part_of == ("b",)
+    family.run(*tasks)
+    own, inside = family.read("a")
+    assert (exact(own), inside) == (family.used(tasks[2]), None)
+    assert summed(family.read("b")) == family.used(*tasks[1:])
+    family.release("a")
+    assert family.group(tasks[2]) == "b"
+    # A run elsewhere.
+    stranger = family.start()
+    family.assign("a", stranger, nested=False)
+    tasks.append(family.start(by=tasks[1]))
+    family.assign("c", tasks[3])
+    family.run(stranger, *tasks)
+    own, inside = family.release("a")
+    assert (exact(own), inside) == (family.used(stranger), None)
+    assert summed(family.release("b")) == family.used(*tasks[1:])
+
+
 def test_failed_assign_while_run_is_full_leaves_the_outer_run_exact(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
