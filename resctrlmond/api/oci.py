@@ -121,7 +121,7 @@ def facts_of(state: State, container: OciContainer) -> Facts:
     return Facts(
         annotations=annotation_names(state.annotations),
         namespace=container.attributes.get("pod.namespace", ""),
-        image=_first(state, _IMAGE)[1],
+        image=attribute_value(_first(state, _IMAGE)[1]),
         container=container.attributes.get("container.name", ""),
     )
 

@@ -49,6 +49,14 @@ def test_a_state_is_read_with_all_its_fields() -> None:
     assert (read.bundle, read.annotations) == ("/run/b", {"a": "b"})
 
 
+def test_facts_have_the_limits_of_attributes() -> None:
+    """Each rule compares them, and an annotation may have most of a megabyte."""
+    names = {"io.kubernetes.cri-o.ImageName": "i\x1b" * 100_000, "io.kubernetes.pod.namespace": "n" * 100_000}
+    read = oci.parse_state(state(annotations={**CRIO, **names}))
+    facts = oci.facts_of(read, oci.container_of(read))
+    assert (facts.image, facts.namespace) == ("i" * 4096, "n" * 4096)
+
+
 def test_a_stopped_container_has_no_pid() -> None:
     read = oci.parse_state(f'{{"ociVersion":"1.0.2","id":"{ID}","status":"stopped"}}')
     assert (read.pid, read.bundle, read.annotations) == (0, "", {})
