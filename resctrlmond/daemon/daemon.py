@@ -87,6 +87,7 @@ class Daemon:
         self._ticker = Ticker(self._workers, self._tick, last_progress=lambda: self._manager.last_progress)
         self._units: UnitWatch | None = None
         self._stopping = asyncio.Event()
+        self._reloading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -122,7 +123,7 @@ class Daemon:
                 await self._start_dbus(dbus)
             opened.push_async_callback(self._close_units)
             self._watch_units()
-            loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+            loop.add_signal_handler(signal.SIGHUP, lambda: self._start(self._on_reload()))
             self._start_lock.release()
             self._notify.ready(self._status())
             log.info("ready: %s", self._status())
@@ -340,8 +341,16 @@ class Daemon:
 
     # -- reload
 
-    def _on_reload(self) -> None:
-        self._notify.reloading()
+    async def _on_reload(self) -> None:
+        async with self._reloading:
+            self._notify.reloading()
+            self._reload_configuration()
+            # In a thread: many rules take seconds, and the name of a user may be looked up in the network. Containers
+            # that start meanwhile must not wait.
+            await self._workers.run(Lane.UPKEEP, self._load_profiles, "the old ones stay in use")
+            self._notify.ready(self._status())
+
+    def _reload_configuration(self) -> None:
         try:
             new = self._reload()
         except ConfigError as error:
@@ -353,8 +362,6 @@ class Daemon:
         else:
             self._apply(new)
             self._manager.alerts["configuration"] = ""
-        self._load_profiles("the old ones stay in use")
-        self._notify.ready(self._status())
 
     def _load_profiles(self, otherwise: str) -> None:
         """Read the profiles. ``otherwise`` is the part of the message for files that are wrong."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -168,6 +169,27 @@ def test_rule_on_the_control_group_selects(host: Host, init: StartProcess) -> No
     host.machine.reload()
     workload = host.start(init())
     assert workload["profileSource"] == f"rule at {host.directory}/20.yaml:1"
+
+
+def test_container_starts_while_a_reload_hangs(
+    host: Host, init: StartProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, hangs = host.machine, host.machine.top / "hangs"
+    assert machine.stop() == 0
+    monkeypatch.setenv("HANGS", str(hangs))
+    machine.module = "tests.daemon.slow_lookup"
+    machine.start()
+    hangs.touch()
+    host.write("rules: [{profile: plain, user: root}]\ndefault_profile: short", "20.yaml")
+    assert machine.daemon is not None
+    machine.daemon.send_signal(signal.SIGHUP)
+    try:
+        assert machine.wait_for_notify("RELOADING=1")
+        assert host.start(init(), profile="gold")["profile"] == "gold"
+    finally:
+        hangs.unlink()
+    assert machine.wait_for_notify("READY=1")
+    assert host.start(init(), OTHER)["profile"] == "short"
 
 
 def reasons_of(host: Host, key: str) -> set[str]:
