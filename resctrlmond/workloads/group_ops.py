@@ -473,7 +473,8 @@ def finish(
         ctx.interference.before_end(txn)
         # Tasks that run on are counted in the workload around this one, from before the end values are read.
         left_tasks = nested.give_back(ctx, txn.workload)
-        workload = replace(closed(ctx, change(txn.workload)), left_tasks=left_tasks)
+        workload = closed(ctx, change(txn.workload))
+        workload = replace(workload, left_tasks=left_tasks or workload.left_tasks)
         ending = replace(workload.first, state=GroupState.ENDING, reason=reason)
         txn.save(functools.reduce(Workload.without_claim, without_claims, workload.with_group(ending)))
     # The first group is the last to end, because its completed_at means that all end values are written.

@@ -235,7 +235,8 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     reason of its group states it. ``idle_ns`` is when the last member ended (``clock.boot_ns``). ``attribute_owners``
     is the owner that set an attribute, by the attribute's name. A higher ``priority`` gets a free RMID first.
     ``part_of`` are the keys of the workloads in which this one began, the nearest first. It is ``nested`` in those of
-    them that list it. ``left_tasks``: it has ended, and tasks that ran on could not be moved into their groups.
+    them that list it. ``left_tasks``: tasks of it do not get into their groups at its end, because they could not be
+    moved, or another workload has taken them.
     ``profile`` and ``profile_source`` are those of the pod or of the container, as with a member.
     """
 

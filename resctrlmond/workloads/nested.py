@@ -214,8 +214,10 @@ def _end_of(snapshots: Snapshots, over: Workload) -> _End | None:
 
 
 def _may_have_left(workload: Workload) -> bool:
-    # The tasks of a group that another program removes run on in no group.
-    return workload.left_tasks or workload.state is State.LOST
+    # The tasks of a group that another program removes run on in no group, and those that it moves out are not moved
+    # into the group of the outer workload at the end.
+    were_moved = any(Reason.MOVED_OUT.text() in group.baseline_reasons for group in workload.groups)
+    return workload.left_tasks or were_moved or workload.state is State.LOST
 
 
 def _by_event(totals: Iterable[Total]) -> dict[str, NestedTotal]:

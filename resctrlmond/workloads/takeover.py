@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import replace
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Store
 
@@ -60,5 +61,7 @@ class TakeOver:
         with self._store.transaction(owner.key) as txn:
             workload = txn.find()
             group = workload.group_at(ref) if workload is not None else None
-            if group is not None:
-                txn.save_group(group.downgraded(Quality.LATE, Reason.TAKEN_OVER.text(key=key)))
+            if workload is not None and group is not None:
+                late = workload.with_group(group.downgraded(Quality.LATE, Reason.TAKEN_OVER.text(key=key)))
+                # The task does not return to the workload around this one.
+                txn.save(replace(late, left_tasks=bool(late.part_of)))

@@ -137,10 +137,12 @@ MUTANTS = (
     Mutant(
         "ENDING is saved after the further groups end",
         _WORKLOADS + "group_ops.py",
-        "        workload = replace(closed(ctx, change(txn.workload)), left_tasks=left_tasks)\n",
+        """\
+        workload = closed(ctx, change(txn.workload))
+""",
         """\
         _end_others(ctx, txn, reason)
-        workload = replace(closed(ctx, change(txn.workload)), left_tasks=left_tasks)
+        workload = closed(ctx, change(txn.workload))
 """,
         "tests/workloads/test_cut.py tests/workloads",
     ),
@@ -539,8 +541,8 @@ MUTANTS = (
     Mutant(
         "the workload that lost a task to a take-over is exact",
         _WORKLOADS + "takeover.py",
-        "txn.save_group(group.downgraded(",
-        "(group.downgraded(",
+        "group.downgraded(Quality.LATE, Reason.TAKEN_OVER.text(key=key))",
+        "group",
         "tests/workloads",
     ),
     Mutant(
@@ -574,8 +576,8 @@ MUTANTS = (
     Mutant(
         "the outer run is exact although the group of a nested one was removed",
         _WORKLOADS + "nested.py",
-        "workload.left_tasks or workload.state is State.LOST",
-        "workload.left_tasks",
+        "workload.left_tasks or were_moved or workload.state is State.LOST",
+        "workload.left_tasks or were_moved",
         "tests/workloads/test_nested.py",
     ),
     Mutant(

@@ -22,6 +22,7 @@ from resctrlmond.workloads.accounting import Quality, Total
 from resctrlmond.workloads.errors import AlreadyMonitored, InvalidRequest, NotWritten
 from resctrlmond.workloads.model import EndRule, Nested, State
 from resctrlmond.workloads.placement import sweep
+from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.requests import Assigned
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import drop
@@ -75,6 +76,10 @@ class Family:
         with self.host.manager.context.store.transaction(key) as txn:
             sweep(self.host.manager.context, txn)
 
+    def inspect(self, key: str) -> None:
+        with self.host.manager.context.store.transaction(key) as txn:
+            self.host.manager.context.interference.inspect(txn)
+
     def release(self, key: str) -> tuple[Total, Total | None]:
         """Release a workload. Return its energy, and that of the workloads inside it: Read returns the same later."""
         done = self.host.manager.release(key, owner="test")
@@ -88,6 +93,11 @@ class Family:
 def family(tmp_path: Path, process: Start) -> Iterator[Family]:
     with machine(tmp_path, "intel-aet", 32, residue=7) as (host, control):
         yield Family(host, control, process)
+
+
+def write_as_other(top: str, tid: int) -> None:
+    """Move a task to the root group, as another program does."""
+    subprocess.run(["sh", "-c", f'echo {tid} > "$1/tasks"', "sh", top], check=True)
 
 
 def energy(totals: list[Total]) -> Total:
@@ -326,6 +336,39 @@ def test_tasks_that_cannot_return_make_the_outer_run_late(family: Family) -> Non
     for own, inside in (family.read("outer"), family.release("outer")):
         assert (own.quality, own.reason) == (Quality.LATE, LEFT)
         assert exact(inside) < family.used(inner)
+
+
+def test_take_over_of_a_task_of_the_inner_run_makes_the_outer_run_late(family: Family) -> None:
+    """At the end of the inner run, the task does not return."""
+    outer = family.start()
+    family.assign("outer", outer, nested=False)
+    inner = family.start(by=outer)
+    family.assign("inner", inner)
+    child = family.start(by=inner)
+    family.assign("other", child, nested=False, take_over=True)
+    family.release("inner")
+    family.release("other")
+    family.run(child)
+    own, _ = family.release("outer")
+    assert (own.quality, own.reason) == (Quality.LATE, LEFT)
+
+
+def test_outer_run_is_late_if_another_program_moves_a_task_out_of_the_inner_one(family: Family) -> None:
+    outer = family.start()
+    family.assign("outer", outer, nested=False)
+    inner = family.start(by=outer)
+    family.assign("inner", inner)
+    child = family.start(by=inner)
+    family.inspect("inner")
+    write_as_other(family.host.tree.path, child)
+    family.inspect("inner")
+    assert family.host.manager.get("inner").first.baseline_reasons == (Reason.MOVED_OUT.text(),)
+    family.run(child)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    family.release("inner")
+    own, _ = family.release("outer")
+    assert (own.quality, own.reason) == (Quality.LATE, LEFT)
 
 
 @pytest.mark.parametrize("is_pruned", [False, True])
