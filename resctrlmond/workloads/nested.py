@@ -103,10 +103,12 @@ def undo_enter(ctx: Context, txn: Transaction, *, has_run: bool) -> None:
     ``has_run``: its task was moved and put back. What the task used meanwhile is counted nowhere.
     """
     begun = txn.find()
-    for key in begun.part_of if begun is not None else ():
+    if begun is None or begun.state.is_over:
+        return  # it was not begun, and the run before it is the current one again
+    for key in begun.part_of:
         with undoing(key), ctx.store.transaction(key) as outer:
             workload = outer.find()
-            if begun is None or workload is None or not workload.has_part(begun):
+            if workload is None or not workload.has_part(begun):
                 continue
             nested = workload.nested
             left = tuple(part for part in nested.living if part != begun.as_part)

@@ -629,6 +629,23 @@ def test_failed_assign_leaves_the_outer_run_as_it_was(family: Family) -> None:
     assert (exact(found[0]), found[1]) == (family.used(outer, inner), None)
 
 
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_failed_assign_keeps_the_use_of_an_earlier_run_with_the_same_key(family: Family, is_nested: bool) -> None:
+    outer = family.start()
+    family.assign("outer", outer, nested=False)
+    first, second = family.start(by=outer), family.start(by=outer if is_nested else 0)
+    family.assign("inner", first)
+    family.run(outer, first)
+    used = family.used(first)
+    family.release("inner")
+    family.control.set_faults(Fault(on=Operation.MKDIR, group="mon_groups/inner", answer="EPERM"))
+    with pytest.raises(ResctrlError):
+        family.assign("inner", second, nested=is_nested)
+    family.control.set_faults()
+    own, inside = family.release("outer")
+    assert (exact(own), exact(inside)) == (family.used(outer, first, second) - used, used)
+
+
 def test_outer_run_is_late_if_a_rejected_task_ran_outside(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     outer = family.start()
     family.assign("outer", outer, nested=False)
