@@ -42,7 +42,9 @@ $(READY): pyproject.toml tests/host-packages
 demo: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/demo
 
-check: lint check-fast check-kernel
+# The fast tests mostly wait, and a guest uses one processor: together they take as long as the guests alone.
+check: lint
+	+$(MAKE) --no-print-directory --keep-going --jobs=2 check-fast check-kernel
 
 # One pytest for each folder, several at a time, the longest first. The output of a folder appears when it ends.
 JOBS ?= 2
