@@ -28,6 +28,8 @@ def main() -> int:
     parser.add_argument("--workloads", type=int, nargs="+", default=COUNTS, help="the numbers of workloads")
     parser.add_argument("--seconds", type=int, default=20, help="how long top runs for its processor time")
     args = parser.parse_args()
+    # Not ignored, as in a background job of a shell: "watch" ends with this signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # The daemon and its simulator end with the program.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     found = []
@@ -44,14 +46,18 @@ def _print_cost(of: Site, seconds: int) -> None:
     time.sleep(seconds)
     alone, between = cpu_s(of.daemon) - before, of.begun - begun
     before, own = cpu_s(of.daemon), resource.getrusage(resource.RUSAGE_CHILDREN)
+    begun_at = time.monotonic()
     of.ctl(("top", "-b", "-n", str(seconds)), WIDTHS[0])
+    # An interval is longer than a second if the daemon takes longer to read all groups.
+    shown_s = time.monotonic() - begun_at
     beside = cpu_s(of.daemon) - before
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - own.ru_utime - own.ru_stime
     print(
         f"{of.count:4} workloads, of which {between / seconds:.1f} begin and end each second, on {os.cpu_count()} "
         f"CPUs (load {os.getloadavg()[0]:.0f}): the daemon {100 * alone / seconds:.0f} % of a CPU, "
-        f"{100 * beside / seconds:.0f} % while top shows {seconds} intervals, and top {100 * used / seconds:.0f} %"
+        f"{100 * beside / shown_s:.0f} % while top shows {seconds} intervals in {shown_s:.0f} s, and top "
+        f"{100 * used / shown_s:.0f} %"
     )
 
 
