@@ -132,7 +132,8 @@ def _explain(name: str, daemon: Daemon, output: Output) -> int:
     unwatched = daemon.call(action, "ListUnwatched", types.NoParameters(), types.ListUnwatchedReply)
     found = _selected(name, [workload for page in pages for workload in page.workloads], unwatched.containers)
     if not found:
-        raise CommandError(f"there is no workload or container {name[:64]!a}", NO_SUCH_WORKLOAD)
+        message = f"cannot explain the profile of {name[:64]!a}: there is no such workload or container"
+        raise CommandError(f"{message}. See: resctrlctl list --all", NO_SUCH_WORKLOAD)
     if output.json is not Json.OFF:
         for one in found:
             output.print_json(one)

@@ -400,6 +400,16 @@ def test_check_config_checks_the_profiles(tmp_path: Path) -> None:
     assert run_daemon(*options)[0] == 0
 
 
+def test_explanation_of_an_unknown_name_is_an_error_with_a_remedy(host: Host) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        host.ctl("profiles", "explain", "mising")
+    assert (failed.value.returncode, failed.value.stderr) == (
+        4,
+        "resctrlctl: cannot explain the profile of 'mising': there is no such workload or container. "
+        "See: resctrlctl list --all\n",
+    )
+
+
 def test_explanation_names_each_container_of_a_pod(host: Host, pod: Any) -> None:
     app = "02" * 32
     host.start(pod(app), app, name="app", uid=UID, profile="plain", app_profile="gold")
