@@ -32,6 +32,23 @@ from tests.wait import wait_until
 
 BURN = "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass"
 
+# Creates groups until no RMID is left. mkdir also fails while the RMIDs of earlier tests are in limbo, and those
+# become free later: the RMIDs are used up when there are as many groups and classes as RMIDs.
+FILL = """\
+import pathlib, sys, time
+root = pathlib.Path(sys.argv[1])
+rmids = int((root / "info/L3_MON/num_rmids").read_text())
+made = 0
+while True:
+    try:
+        (root / f"mon_groups/fill-{made}").mkdir()
+        made += 1
+    except OSError:
+        if len([*root.glob("**/mon_data")]) == rmids:
+            break
+        time.sleep(0.01)
+"""
+
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "TZ": "UTC"}
 
 
@@ -217,11 +234,10 @@ def test_inner_run_with_best_effort_is_counted_in_the_outer_run(host: Host, tmp_
     inner = command(
         host.socket, "run", "--best-effort", "-j", "-q", "-o", str(file), "--", sys.executable, "-c", BURN
     )
-    # No RMID is free for the inner run.
     groups = host.top / "resctrl" / "mon_groups"
-    fill = f"i=0; while mkdir {groups}/fill-$i 2>/dev/null; do i=$((i+1)); done"
+    fill = shlex.join([sys.executable, "-c", FILL, str(host.top / "resctrl")])
     try:
-        done = host.ctl("run", "--key", "around", "-j", "--", "sh", "-c", f"{fill}; {shlex.join(inner)}")
+        done = host.ctl("run", "--key", "around", "-j", "--", "sh", "-c", f"{fill} && {shlex.join(inner)}")
     finally:
         for path in groups.glob("fill-*"):
             path.rmdir()
