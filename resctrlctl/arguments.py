@@ -29,6 +29,7 @@ examples:
   resctrlctl record -o use.jsonl -n 60
   resctrlctl plot use.jsonl --html use.html
   resctrlctl list --pods
+  resctrlctl list --units
   resctrlctl show --json=pretty web.service
   resctrlctl run make -j8
   resctrlctl assign batch --cgroup /sys/fs/cgroup/batch.slice
@@ -146,6 +147,8 @@ def _check_combination(args: argparse.Namespace) -> None:
         args.parser.error("argument --csv: not allowed with --json")
     if args.verb == "plot" and args.json != "off":
         args.parser.error("argument --json: the recording itself is JSON")
+    if args.verb == "list" and args.units and (args.pods or args.columns):
+        args.parser.error("argument --units: not allowed with --pods and --columns")
     if args.verb == "show" and args.value and not args.property:
         args.parser.error("argument --value: needs -p NAME")
     if args.verb == "assign" and args.tree and args.pid is None:
@@ -296,6 +299,11 @@ def _list(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument(
         "--pods", action="store_true", help="list pods with their containers, including unmonitored ones"
+    )
+    verb.add_argument(
+        "--units",
+        action="store_true",
+        help="list the systemd units as a tree, with the sums of the workloads in them",
     )
     verb.add_argument(
         "--columns", type=_words, metavar="NAME,...", default=[], help="the columns; see LIST in resctrlctl(1)"

@@ -176,13 +176,14 @@ def list_workloads(args: argparse.Namespace, output: Output) -> int:
     source = Source(args, output)
     if args.pods:
         return _list_pods(source, output)
-    if output.quiet and output.json is Json.OFF and not (args.filter or args.sort or args.watch):
+    if output.quiet and output.json is Json.OFF and not (args.filter or args.sort or args.watch or args.units):
         # Completion asks for the keys with each key that is pressed: no counter is read for them.
         for workload in sorted(source.workloads().workloads, key=lambda workload: workload.key):
             if args.all or not workload.state.is_over:
                 output.print_line(printable(workload.key))
         return OK
-    workload_table.check_columns([*args.columns, *filter(None, [args.sort])])
+    if not args.units:
+        workload_table.check_columns([*args.columns, *filter(None, [args.sort])])
     before = source.usages(with_ended=args.all) if args.rate or args.watch else None
     while True:
         if before is not None:
@@ -201,6 +202,9 @@ def _print_list(
 ) -> None:
     foreign, unwatched = others
     found = workload_table.selected(workload_table.lines(usages, before), args.filter)
+    if args.units:
+        _print_units(args, output, found)
+        return
     if args.sort:
         found = workload_table.in_order(found, args.sort)
     if output.json is not Json.OFF:
@@ -219,6 +223,21 @@ def _print_list(
 
             blocks.append(render_unwatched(unwatched))
         output.print_blocks(blocks, is_screen=bool(args.watch))
+
+
+def _print_units(args: argparse.Namespace, output: Output, found: list[workload_table.Line]) -> None:
+    from resctrlctl import unit_tree  # noqa: PLC0415 - a list of workloads does not need it
+
+    order = unit_tree.view(args.sort)
+    if output.json is not Json.OFF:
+        output.print_json(unit_tree.uses(found, order))
+    elif output.quiet:
+        for use in unit_tree.uses(found, order).units:
+            if use.path:
+                output.print_line(use.path[-1])
+    else:
+        block = unit_tree.table(found, order, has_blocks=has_blocks())
+        output.print_blocks([block], is_screen=bool(args.watch))
 
 
 def _list_pods(source: Source, output: Output) -> int:

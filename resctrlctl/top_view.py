@@ -112,6 +112,8 @@ COLUMNS = {
 }
 # No name is cut to less than this, or a third of the screen.
 _NAME_WIDTH = 24
+# The row of the workloads in no unit.
+NO_UNIT = "(no unit)"
 # The columns that are not numbers.
 _TEXTS = ("name", "quality")
 
@@ -326,11 +328,16 @@ def _sum(values: Iterable[Decimal | None]) -> Decimal | None:
 def _parts(line: Line, by: By) -> list[tuple[str, Line]]:
     """Return the rows to which the workload belongs, by name, with its part in each."""
     if by is By.UNIT:
-        path = [printable(unit) for unit in unit_path(line.workload)] or ["(no unit)"]
+        path = unit_names(line)
         return [("/".join(path[: end + 1]), line) for end in range(len(path))]
     if by is not By.DOMAIN:
         return [(_name(line, by), line)]
     return [(printable(domain), part) for domain, part in line.by_domain.items()] or [("(no domain)", line)]
+
+
+def unit_names(line: Line) -> list[str]:
+    """Return the units around the workload as they are shown, the outermost first; [NO_UNIT] if there is none."""
+    return [printable(unit) for unit in unit_path(line.workload)] or [NO_UNIT]
 
 
 def _name(line: Line, by: By) -> str:

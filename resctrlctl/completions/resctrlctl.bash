@@ -45,7 +45,7 @@ __resctrlctl_command() {
 _resctrlctl() {
     local common='--help --json --json=short --json=pretty --json=off --no-legend --quiet --full --socket'
     local -A options=(
-        [list]='--all --pods --columns --sort --filter --rate --watch --root'
+        [list]='--all --pods --units --columns --sort --filter --rate --watch --root'
         [top]='--batch --iterations --delay --by --sort --reverse --filter'
         [watch]='--change --filter'
         [record]='--output --delay --count --parquet --filter'

@@ -131,6 +131,7 @@ complete -c resctrlctl -n __resctrlctl_has_no_verb -a report -d 'add up what end
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a run -d 'run a command as a workload, and print what it used'
 complete -c resctrlctl -n '__resctrlctl_is list' -s a -l all -d 'list workloads that have ended too, and groups of other programs'
 complete -c resctrlctl -n '__resctrlctl_is list' -l pods -d 'list pods with their containers, including unmonitored ones'
+complete -c resctrlctl -n '__resctrlctl_is list' -l units -d 'list the systemd units as a tree, with the sums of the workloads in them'
 complete -c resctrlctl -n '__resctrlctl_is list' -l columns -xa '(__fish_append , workload key state class age since llc traffic bandwidth energy power quality members namespace pod container command unit owner reason)' -d 'the columns'
 complete -c resctrlctl -n '__resctrlctl_is list' -l sort -xa 'workload key state class age since llc traffic bandwidth energy power quality members namespace pod container command unit owner reason' -d 'sort by a column: numbers from the largest, texts from A'
 complete -c resctrlctl -n '__resctrlctl_is list' -l filter -xa 'state= class= owner= quality= namespace= pod= container= unit= key=' -d 'list only workloads that match'
