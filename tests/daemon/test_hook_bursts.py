@@ -29,6 +29,9 @@ from tests.daemon.containers import containers, state_of
 from tests.hook.forms import command_of, file_of
 from tests.wait import wait_until
 
+# A call that takes so long is still running when the test has made others, also on a busy machine.
+LONG_MS = 10_000
+
 
 def start_hook(machine: Machine, id_: str, pid: int, *options: str, stage: str = "createRuntime") -> Any:
     command = [*command_of("compiled", file_of("compiled")), stage, "--socket", machine.socket]
@@ -110,8 +113,9 @@ def test_container_is_in_its_group_when_its_hook_ends_or_late(large: Machine, bo
     configure(large, bound)
     large.start()
     with containers(50) as inits, ThreadPoolExecutor(len(inits)) as runtimes:
-        # One after another, the groups take longer than all hooks wait.
-        slow_down(large, 150)
+        # The first group takes longer than all hooks wait, also if a busy machine starts them one after the other.
+        first = Fault(on=Operation.MKDIR, milliseconds=LONG_MS, times=1)
+        Control(str(large.top / "resctrl")).set_faults(first, Fault(on=Operation.MKDIR, milliseconds=50))
 
         def start(id_: str) -> tuple[int, str, bool]:
             code, stderr = outcome(start_hook(large, id_, inits[id_].pid, "--timeout", "1"))
@@ -130,7 +134,7 @@ def test_container_is_in_its_group_when_its_hook_ends_or_late(large: Machine, bo
             # A hook may give up when the daemon is about to reply.
             baselines = {"late"} if not is_inside else {"exact", "late"} if code else {"exact"}
             assert large.group(id_)["baseline"] in baselines
-        assert not all(is_inside for _, _, is_inside in outcomes.values()), "no hook gave up"
+        assert any(code for code, _, _ in outcomes.values()), "no hook gave up"
 
 
 def test_hooks_give_up_soon_if_the_daemon_is_stopped_and_their_containers_are_late(machine: Machine) -> None:
@@ -138,9 +142,10 @@ def test_hooks_give_up_soon_if_the_daemon_is_stopped_and_their_containers_are_la
     assert machine.daemon is not None
     with containers(3) as inits:
         machine.daemon.send_signal(signal.SIGSTOP)
-        for id_, init in inits.items():
-            code, stderr = outcome(start_hook(machine, id_, init.pid, "--timeout", "0.5"))
-            assert (code, "gave up waiting for resctrlmond after 0.5 s;" in stderr) == (1, True)
+        # Time enough to send the call on a busy machine.
+        for hook in [start_hook(machine, id_, init.pid, "--timeout", "5") for id_, init in inits.items()]:
+            code, stderr = outcome(hook)
+            assert (code, "gave up waiting for resctrlmond after 5 s;" in stderr) == (1, True)
         # The connections are accepted only now, when their hooks have ended.
         machine.daemon.send_signal(signal.SIGCONT)
         wait_until(lambda: len(machine.call("List")["workloads"]) == 3)
@@ -170,8 +175,11 @@ def test_after_the_end_of_its_hook_a_container_is_only_added_from_its_own_contro
     with containers(1) as inits, session("7") as other:
         ((id_, init),) = inits.items()
         machine.daemon.send_signal(signal.SIGSTOP)
-        for called, pid in (("ff" * 32, init.pid), (id_[1:], init.pid), ("7", other.pid), (id_, init.pid)):
-            assert outcome(start_hook(machine, called, pid, "--timeout", "0.5"))[0] == 1
+        refused = [("ff" * 32, init.pid), (id_[1:], init.pid), ("7", other.pid)]
+        # The daemon accepts the connection of the last one after the others.
+        for calls in (refused, [(id_, init.pid)]):
+            hooks = [start_hook(machine, called, pid, "--timeout", "5") for called, pid in calls]
+            assert [outcome(hook)[0] for hook in hooks] == [1] * len(hooks)
         machine.daemon.send_signal(signal.SIGCONT)
         wait_until(lambda: machine.call("List")["workloads"])
         # The daemon waits for the calls that are running.
@@ -195,7 +203,7 @@ def test_process_that_has_got_the_number_of_an_ended_container_is_not_moved(mach
     machine.start()
     with containers(2) as inits, connect(machine) as first, connect(machine) as second:
         (one, init), (two, ended) = inits.items()
-        slow_down(machine, 2000, times=1)
+        slow_down(machine, LONG_MS, times=1)
         send(first, one, init.pid)
         wait_until(lambda: os.listdir(machine.run / "records"))
         # The calls of one process run one after another.
@@ -222,7 +230,7 @@ def test_queued_call_is_answered_at_once_and_again_when_it_has_run(machine: Mach
     machine.start()
     with containers(1) as inits:
         ((id_, init),) = inits.items()
-        slow_down(machine, 1000, times=1)
+        slow_down(machine, LONG_MS, times=1)
         # The second call waits for the first, because both are for the same workload.
         with connect(machine) as first, connect(machine) as second, connect(machine) as third:
             send(first, id_, init.pid, more=True)
@@ -247,7 +255,8 @@ def test_daemon_that_stops_closes_the_connections_of_queued_calls(machine: Machi
     machine.start()
     with containers(1) as inits, connect(machine) as first, connect(machine) as second:
         ((id_, init),) = inits.items()
-        slow_down(machine, 2000, times=1)
+        # Less than the 5 s that a daemon that stops waits for running calls.
+        slow_down(machine, 3500, times=1)
         send(first, id_, init.pid, more=True)
         wait_until(lambda: os.listdir(machine.run / "records"))
         send(second, id_, init.pid, more=True)

@@ -45,7 +45,7 @@ def test_eight_stuck_calls_block_neither_list_nor_status_nor_a_stop(machine: Mac
     assert any("no answer since" in problem for problem in status["problems"])
     assert machine.stop_with_hanging_calls() == Exit.OK
     for caller in callers:
-        caller.join(20)
+        caller.join(60)
     assert len(ended) == 9
 
 
