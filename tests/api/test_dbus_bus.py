@@ -158,7 +158,7 @@ def test_server_reconnects_after_a_restart_of_the_bus(host: BusHost, caplog: pyt
                 host.bus.stop()
                 assert await eventually(lambda: not server.connected)
             server.changed("stays", None)
-            await asyncio.sleep(1.2)
+            assert await eventually(lambda: any("cannot connect" in one.getMessage() for one in caplog.records))
             host.bus.start()
             assert await eventually(lambda: server.connected)
             async with Client(host.address) as client:

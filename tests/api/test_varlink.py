@@ -7,7 +7,6 @@ import asyncio
 import json
 import logging
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -231,7 +230,7 @@ def test_client_that_shut_down_writing_gets_its_replies(server: RunningServer) -
 def test_stream_ends_when_its_client_disconnects(server: RunningServer) -> None:
     with RawClient(server.path) as client:
         client.call(f"{NAME}.Count", {"to": 2, "pause": 60.0}, more=True)
-        time.sleep(0.1)
+        wait_until(lambda: server.handlers.begun == 1)
         assert server.handlers.closed_streams == 0
     wait_until(lambda: server.handlers.closed_streams == 1)
 
@@ -244,16 +243,15 @@ def test_message_that_arrives_byte_by_byte_is_served(client: RawClient) -> None:
 
 def test_close_waits_for_the_running_call(server: RunningServer) -> None:
     with RawClient(server.path) as busy, RawClient(server.path) as idle, RawClient(server.path) as streaming:
-        busy.call(f"{NAME}.Sleep", {"seconds": 0.5})
+        busy.call(f"{NAME}.Sleep", {"seconds": 3.0})
         busy.call(f"{NAME}.Echo", {"text": "never started"})
         streaming.call(f"{NAME}.Count", {"to": 9, "pause": 60.0}, more=True)
-        time.sleep(0.2)
-        seconds = server.close()
-        assert busy.reply() == {"parameters": {"slept": 0.5}}
+        wait_until(lambda: server.handlers.begun == 2)
+        server.close(grace_s=60.0)
+        assert busy.reply() == {"parameters": {"slept": 3.0}}
         assert busy.is_closed()
         assert idle.is_closed()
         assert streaming.is_closed()
-        assert seconds < 3
     assert server.handlers.echoed == []
     assert server.handlers.closed_streams == 1
 
@@ -261,8 +259,8 @@ def test_close_waits_for_the_running_call(server: RunningServer) -> None:
 def test_close_cancels_a_call_that_does_not_finish(server: RunningServer) -> None:
     with RawClient(server.path) as client:
         client.call(f"{NAME}.Sleep", {"seconds": 60.0})
-        time.sleep(0.2)
-        assert server.close(grace_s=0.1) < 3
+        wait_until(lambda: server.handlers.begun == 1)
+        assert server.close(grace_s=0.1) < 30
         assert client.is_closed()
     assert server.handlers.slept == []
 

@@ -139,10 +139,10 @@ def test_slow_loris_is_disconnected_and_an_idle_client_is_not(tmp_path: Path) ->
         with RawClient(server.path) as loris:
             begun = time.monotonic()
             with pytest.raises((BrokenPipeError, ConnectionResetError)):
-                while time.monotonic() - begun < 5:
+                while time.monotonic() - begun < 60:
                     loris.send(b" ")
                     time.sleep(0.02)
-            assert 0.2 < time.monotonic() - begun < 3
+            assert time.monotonic() - begun > 0.2
         # Half a message after a complete message.
         with RawClient(server.path) as loris:
             loris.send(ECHO % b'{"text":"a"}' + b"{")
@@ -160,7 +160,7 @@ def test_client_that_does_not_read_is_disconnected(tmp_path: Path, caplog: pytes
             client.call(f"{NAME}.Echo", {"text": "x" * MIB})
             client.call(f"{NAME}.Echo", {"text": "never started"})
             assert is_serving(server.path)
-            time.sleep(0.6)
+            wait_until(lambda: not server.server._connections)
             with pytest.raises((EOFError, ConnectionResetError)):
                 client.reply()
         with RawClient(server.path) as client:
@@ -175,30 +175,31 @@ def test_client_that_does_not_read_is_disconnected(tmp_path: Path, caplog: pytes
 
 
 FLOOD = """
-    import socket, sys, time
+    import select, socket, sys
 
     client = socket.socket(socket.AF_UNIX)
     client.connect(sys.argv[1])
     call = b'{"method":"org.example.Test.Echo","parameters":{"text":"f"},"oneway":true}' + bytes(1)
-    stop = time.monotonic() + 1.0
     print("started", flush=True)
-    while time.monotonic() < stop:
+    while not select.select([sys.stdin], [], [], 0)[0]:
         client.sendall(call * 1000)
 """
 
 
 def test_flood_of_calls_does_not_starve_other_clients(server: RunningServer) -> None:
     command = [sys.executable, "-c", textwrap.dedent(FLOOD), server.path]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as flood:
-        assert flood.stdout is not None
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as flood:
+        assert flood.stdin is not None and flood.stdout is not None
         assert flood.stdout.readline() == b"started\n"
-        served = 0
-        while flood.poll() is None:
+        wait_until(lambda: len(server.handlers.echoed) > 1000)
+        flooded = len(server.handlers.echoed)
+        for _ in range(20):
             assert is_serving(server.path)
-            served += 1
+        assert flood.poll() is None
+        wait_until(lambda: len(server.handlers.echoed) - flooded > 1000)
+        flood.stdin.close()
+        flood.stdin = None
     assert flood.returncode == 0
-    assert len(server.handlers.echoed) - served > 1000
-    assert served > 20
 
 
 def test_too_many_connections_of_one_uid_are_refused(tmp_path: Path) -> None:
@@ -266,7 +267,7 @@ def test_full_server_closes_only_the_connection_that_is_idle_longest(tmp_path: P
         # A client has its reply before the server marks the connection as idle.
         wait_until(lambda: all(connection.idle_since is not None for connection in list(connections.values())))
         held[0].call(f"{NAME}.Sleep", {"seconds": 5.0})
-        wait_until(lambda: any(connection.idle_since is None for connection in list(connections.values())))
+        wait_until(lambda: server.handlers.begun == 1)
         # A connection with a running call is not idle, however long the call has been running.
         assert is_serving(server.path)
         assert held[1].is_closed()

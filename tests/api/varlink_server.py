@@ -109,6 +109,8 @@ class Handlers:
     def __init__(self) -> None:
         self.echoed: list[str] = []
         self.slept: list[float] = []
+        # The number of calls of Sleep and Count that have begun.
+        self.begun = 0
         self.closed_streams = 0
 
     async def echo(self, parameters: Echo, caller: Caller) -> Text:
@@ -141,11 +143,13 @@ class Handlers:
         return None
 
     async def sleep(self, parameters: Sleep, caller: Caller) -> Slept:
+        self.begun += 1
         await asyncio.sleep(parameters.seconds)
         self.slept.append(parameters.seconds)
         return Slept(parameters.seconds)
 
     async def count(self, parameters: Count, caller: Caller) -> AsyncGenerator[Number, None]:
+        self.begun += 1
         try:
             for number in range(parameters.to):
                 await asyncio.sleep(parameters.pause or 0)
