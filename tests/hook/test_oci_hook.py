@@ -453,7 +453,7 @@ def test_a_daemon_that_never_answers_is_not_waited_for_long(host: Host) -> None:
     host.serve()
     result = host.run("createRuntime", "--timeout", "0.3")
     assert result.code == 0
-    assert 0.3 <= result.seconds < 5
+    assert 0.3 <= result.seconds < 20
     assert "gave up waiting for resctrlmond after 0.3 s" in host.the_line()
 
 
@@ -473,7 +473,7 @@ def test_a_full_backlog_is_not_waited_for_long(host: Host) -> None:
     waiting = fill_backlog(host)
     result = host.run("createRuntime", "--timeout", "0.3")
     assert result.code == 0
-    assert 0.3 <= result.seconds < 5
+    assert 0.3 <= result.seconds < 20
     assert "gave up waiting for resctrlmond" in host.the_line()
     for one in waiting:
         one.close()
@@ -481,7 +481,7 @@ def test_a_full_backlog_is_not_waited_for_long(host: Host) -> None:
 
 def test_behind_a_full_backlog_the_hook_waits_its_turn(host: Host) -> None:
     waiting = fill_backlog(host)
-    hook = subprocess.Popen(host.argv("createRuntime", "--timeout", "20"), stdin=subprocess.PIPE, env={})
+    hook = subprocess.Popen(host.argv("createRuntime", "--timeout", "60"), stdin=subprocess.PIPE, env={})
     assert hook.stdin
     with hook.stdin as pipe:
         pipe.write(STATE)
@@ -516,9 +516,9 @@ def test_a_call_that_was_not_sent_in_time_is_sent_without_waiting(host: Host) ->
     """The daemon assigns the container late. Without the call, the container has no group."""
     waiting = fill_backlog(host)
     host.daemon.settimeout(60)
-    with running(host, "createRuntime", "--timeout", "2") as hook:
+    with running(host, "createRuntime", "--timeout", "5") as hook:
         wait_until(lambda: has_socket(hook.pid))
-        pause(hook, 2.5)
+        pause(hook, 5.5)
         for one in waiting[:-1]:
             host.daemon.accept()[0].close()
             one.close()
@@ -529,18 +529,18 @@ def test_a_call_that_was_not_sent_in_time_is_sent_without_waiting(host: Host) ->
             host.received = connection.recv(1 << 16)
     waiting[-1].close()
     assert host.parameters()["state"] == STATE.decode()
-    assert "gave up waiting for resctrlmond after 2 s" in host.the_line()
+    assert "gave up waiting for resctrlmond after 5 s" in host.the_line()
 
 
 def test_a_state_that_is_there_is_read_after_the_timeout(host: Host) -> None:
     host.serve(OK)
-    hook = subprocess.Popen(host.argv("createRuntime", "--timeout", "2"), stdin=subprocess.PIPE, env={}, bufsize=0)
+    hook = subprocess.Popen(host.argv("createRuntime", "--timeout", "5"), stdin=subprocess.PIPE, env={}, bufsize=0)
     with hook:
         assert hook.stdin
         hook.stdin.write(STATE)
         pipe, unread = hook.stdin.fileno(), bytearray(4)
         wait_until(lambda: fcntl.ioctl(pipe, termios.FIONREAD, unread) == 0 and not any(unread))
-        pause(hook, 2.5)
+        pause(hook, 5.5)
         hook.stdin.close()
         hook.send_signal(signal.SIGCONT)
         assert hook.wait(60) == 0
@@ -752,7 +752,7 @@ def test_a_stdin_that_never_pauses_is_not_waited_for_long(host: Host) -> None:
     with open("/dev/zero", "rb") as endless:
         result = host.run("createRuntime", "--timeout", "0.3", input=None, stdin=endless)
     assert result.code == 0
-    assert 0.3 <= result.seconds < 5
+    assert 0.3 <= result.seconds < 20
     assert "gave up reading the state after 0.3 s" in host.the_line()
 
 
@@ -805,7 +805,7 @@ def test_a_stdin_that_never_ends_is_not_waited_for_long(host: Host, blocked: set
         os.close(reader)
         os.close(writer)
     assert result.code == 1
-    assert 0.3 <= result.seconds < 5
+    assert 0.3 <= result.seconds < 20
     assert "gave up reading the state after 0.3 s" in host.the_line()
 
 
@@ -815,9 +815,9 @@ def test_hook_does_not_wait_for_an_unread_journal(host: Host) -> None:
         with pytest.raises(BlockingIOError):
             while True:
                 noise.sendto(b"MESSAGE=noise\n", host.journal_path)
-    result = host.run("createRuntime", "--timeout", "20")
+    result = host.run("createRuntime", "--timeout", "60", timeout=120)
     assert result.code == 0
-    assert result.seconds < 5
+    assert result.seconds < 20
 
 
 def test_hook_waits_only_briefly_for_an_unread_stderr(host: Host) -> None:
@@ -833,7 +833,7 @@ def test_hook_waits_only_briefly_for_an_unread_stderr(host: Host) -> None:
     os.close(reader)
     os.close(writer)
     assert result.code == 1
-    assert result.seconds < 5
+    assert result.seconds < 20
     assert "the container does not start" in host.the_line()
 
 
