@@ -42,10 +42,10 @@ def fill(site: Site) -> list[socket.socket]:
     """Connect until the daemon has at most one descriptor left: a connection takes two."""
     made = []
     while opened(site) < LIMIT - 1:
+        before = opened(site)
         made.append(socket.socket(socket.AF_UNIX))
         made[-1].connect(site.machine.socket)
-        before = opened(site)
-        deadline = time.monotonic() + 1
+        deadline = time.monotonic() + 20
         while opened(site) == before and time.monotonic() < deadline:
             time.sleep(0.005)
     return made

@@ -16,6 +16,7 @@ from resctrlmond.resctrl.tree import SIMULATION_ATTRIBUTE, SIMULATION_FSTYPE
 from resctrlmond.sim.host.forks import ForkEvents
 from tests.conformance.actors import outcome
 from tests.sim.conftest import Mounted, Puppet
+from tests.wait import wait_until
 
 L3 = "mon_data/mon_L3_00/"
 NOBODY = 65534
@@ -276,6 +277,11 @@ def cpu_seconds(pid: int) -> Decimal:
     return Decimal(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 10**9
 
 
+def wait_until_idle(puppet: Puppet) -> None:
+    """Wait until the puppet waits for its next order: it uses CPU time after its reply."""
+    wait_until(lambda: Path(f"/proc/{puppet.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S")
+
+
 def total(sim: Mounted, group: str, resource: str, event: str) -> Decimal:
     """Return the sum over both domains."""
     domains = [os.path.join(group, "mon_data", f"mon_{resource}_{number:02d}") for number in (0, 1)]
@@ -291,7 +297,8 @@ def test_counters_are_the_model_times_the_cpu_time_since_joining(sim: Mounted, p
     sim.write("mon_groups/a/tasks", str(puppet.pid))
     joined = cpu_seconds(puppet.pid)
     puppet.do("burn 0.4")
-    time.sleep(0.01)
+    wait_until_idle(puppet)
+    time.sleep(0.01)  # longer than the lag of telemetry
     least = cpu_seconds(puppet.pid) - joined
     used = {name: total(sim, "mon_groups/a", "PERF_PKG", name) for name in ("core_energy", "activity")}
     traffic = total(sim, "mon_groups/a", "L3", "mbm_total_bytes")
@@ -307,6 +314,7 @@ def test_counters_are_the_model_times_the_cpu_time_since_joining(sim: Mounted, p
 def test_an_idle_group_counts_nothing(sim: Mounted, puppet: Puppet) -> None:
     sim.mkdir("mon_groups/a")
     puppet.do("burn 0.01")  # its interpreter is up from here on
+    wait_until_idle(puppet)
     time.sleep(0.05)
     sim.write("mon_groups/a/tasks", str(puppet.pid))
     first = total(sim, "mon_groups/a", "L3", "mbm_total_bytes")

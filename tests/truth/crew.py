@@ -101,7 +101,7 @@ class Crew:
 
 def remove_cgroup(path: str) -> None:
     """Remove a control group whose processes are exiting."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while Path(path, "cgroup.events").exists():
         try:
             os.rmdir(path)

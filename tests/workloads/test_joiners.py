@@ -444,7 +444,7 @@ def test_use_outside_the_control_group_does_not_hide_a_joiner(
     other = f"{os.path.dirname(cgroup)}/cgroup.procs"
     outside = f"(open({other!r}, 'w').write(str(os.getpid())), burn(0.6)"
     init.do(
-        f"fork(lambda: {outside}, time.sleep(600))); time.sleep(1.5)"
+        f"r, w = os.pipe(); fork(lambda: {outside}, os.write(w, b'x'), time.sleep(600))); os.read(r, 1)"
         if runs_on
         else f"os.waitpid(fork(lambda: {outside})), 0)"
     )
