@@ -41,7 +41,10 @@ class Outcome:
 
 
 def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
-    """Run workloads for some time, and check what Prometheus has then, which scrapes every ``interval_s``."""
+    """Run workloads for some time, and check what Prometheus has then, which scrapes every ``interval_s``.
+
+    A slow machine takes longer: the daemon and the exporter are killed once at least.
+    """
     outcome, ends = Outcome(), Ends()
     with contextlib.ExitStack() as stack:
         machine = stack.enter_context(machine_of(top, "intel-aet"))
@@ -57,7 +60,7 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
         machine.call("Assign", key="busy", pid=busy.pid, claim="me")
         _await_start(server, machine)
         deadline, key = time.monotonic() + seconds, ""
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or outcome.kills < 2:
             key = f"short-{outcome.workloads}"
             machine.call("Create", key=key, claim="me")
             with subprocess.Popen(["sh", "-c", _SCRIPT], stdin=subprocess.PIPE) as child:
@@ -102,8 +105,9 @@ def _await_start(server: Prometheus, machine: Machine) -> None:
 def _check(server: Prometheus, ends: Ends, outcome: Outcome) -> None:
     counters = [name for name in server.metrics() if name.startswith("resctrlmond_") and name.endswith("_total")]
     for name in counters:
-        created = {one.labels: dict(one.samples) for one in server.series(name.removesuffix("_total") + "_created")}
         found = {one.labels: one for one in server.series(name)}
+        # Read after the values, because scrapes go on: each value has its start.
+        created = {one.labels: dict(one.samples) for one in server.series(name.removesuffix("_total") + "_created")}
         for one in found.values():
             outcome.samples += len(one.samples)
             outcome.starts += len(set(created[one.labels].values())) - 1

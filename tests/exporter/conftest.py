@@ -97,7 +97,9 @@ class Exporter:
 
     def start(self) -> None:
         """Start it; a request waits in the socket until it serves."""
-        self._process = start(self._listener, self.log, "--manager-socket", self._manager_socket, *self._options)
+        # A reading that takes longer than the default time-out on a busy machine is not a failure.
+        options = ("--manager-socket", self._manager_socket, "--timeout", "60", *self._options)
+        self._process = start(self._listener, self.log, *options)
 
     @property
     def pid(self) -> int:
@@ -131,6 +133,19 @@ class Exporter:
         reply = self.get(accept=OPENMETRICS)
         assert reply.status == 200
         return Exposition(reply.text)
+
+
+@contextlib.contextmanager
+def reserved_port(host: str) -> Iterator[int]:
+    """Return a port of the address that no other program gets during the block, and at which a server can listen.
+
+    A socket that does not listen is bound to it. A server with SO_REUSEADDR can use it too, and the kernel does not
+    choose it for others.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host, 0))
+        yield holder.getsockname()[1]
 
 
 def start(listener: socket.socket, log: Path, *options: str) -> subprocess.Popen[bytes]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.exporter.conftest import reserved_port
 from tests.wait import wait_until
 
 CONFIGURATION = """\
@@ -73,12 +73,13 @@ def running(folder: Path, target: int, interval_s: int) -> Iterator[Prometheus]:
     folder.mkdir()
     configuration = folder / "prometheus.yml"
     configuration.write_text(CONFIGURATION.format(port=target, interval_s=interval_s))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = ["prometheus", f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}"]
-    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
     log = folder / "log"
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output, cwd=folder) as process:
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(reserved_port("127.0.0.1"))
+        command = ["prometheus", f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}"]
+        command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
+        output = stack.enter_context(log.open("wb"))
+        process = stack.enter_context(subprocess.Popen(command, stdout=output, stderr=output, cwd=folder))
         try:
             server = Prometheus(port)
             wait_until(lambda: server.is_ready() or process.poll() is not None)

@@ -16,6 +16,7 @@ import pytest
 from resctrlmond.api.sockets import listen
 from resctrlmond.exporter.source import VERBS, Source
 from tests.exporter.conftest import OPENMETRICS, Exporter, UnixConnection, request
+from tests.exporter.test_figures import scrape_until
 
 Behavior = Callable[[socket.socket, threading.Event], None]
 
@@ -31,8 +32,8 @@ def trickle(connection: socket.socket, stop: threading.Event) -> None:
         connection.sendall(b" ")
 
 
-def stream(connection: socket.socket, stop: threading.Event) -> None:
-    """Answer the first call, and the second with pages without end."""
+def answer_status(connection: socket.socket) -> None:
+    """Answer the first call, Status."""
     connection.recv(65536)
     status = {
         "version": "1",
@@ -48,6 +49,11 @@ def stream(connection: socket.socket, stop: threading.Event) -> None:
         "problems": [],
     }
     connection.sendall(json.dumps({"parameters": status}).encode() + b"\0")
+
+
+def stream(connection: socket.socket, stop: threading.Event) -> None:
+    """Answer the first call, and the second with pages without end."""
+    answer_status(connection)
     connection.recv(65536)
     page = json.dumps({"parameters": {"usages": []}, "continues": True}).encode() + b"\0"
     while not stop.wait(0.01):
@@ -113,6 +119,9 @@ def test_scrape_succeeds_whatever_the_daemon_does(tmp_path: Path, behavior: Beha
     with served(path, behavior), contextlib.closing(Exporter(tmp_path, path, "--timeout", "0.5")) as exporter:
         exporter.start()
         scraped = exporter.scrape()
+        if behavior is stream:
+            # The exporter or the thread of ``stream`` may be stopped for longer than the time-out.
+            scraped = scrape_until(exporter, lambda scraped: scraped.value("up") == 1)
     is_up = behavior is stream
     assert scraped.value("up") == is_up
     assert scraped.value("exporter_read_success", verb="Status") == is_up
@@ -138,14 +147,14 @@ def test_client_that_does_not_wait_does_not_end_the_reading_of_others(tmp_path: 
     def reply_late(connection: socket.socket, stop: threading.Event) -> None:
         is_called.set()
         may_reply.wait()
-        stream(connection, stop)
+        answer_status(connection)
 
     replies: list[str] = []
 
     def scrape(exporter: Exporter, timeout: str) -> None:
         replies.append(exporter.get(X_Prometheus_Scrape_Timeout_Seconds=timeout).text)
 
-    with served(path, reply_late), contextlib.closing(Exporter(tmp_path, path, "--timeout", "5")) as exporter:
+    with served(path, reply_late), contextlib.closing(Exporter(tmp_path, path)) as exporter:
         exporter.start()
         hasty = threading.Thread(target=scrape, args=(exporter, "1"))
         hasty.start()

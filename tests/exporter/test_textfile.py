@@ -22,7 +22,7 @@ from tests.wait import wait_until
 
 
 def spawn(folder: Path, manager: str, log: Path) -> subprocess.Popen[bytes]:
-    options = ["--textfile", str(folder), "--interval", "0.05", "--manager-socket", manager]
+    options = ["--textfile", str(folder), "--interval", "0.05", "--timeout", "60", "--manager-socket", manager]
     with log.open("wb") as output:
         return subprocess.Popen([sys.executable, "-m", "resctrlmond.exporter", *options], stderr=output, umask=0o077)
 
@@ -33,17 +33,18 @@ def test_file_is_replaced_and_removed(machine: Machine) -> None:
     folder.mkdir()
     file = folder / "resctrlmond.prom"
     process = spawn(folder, machine.socket, machine.top / "log")
-    inodes = set()
-
-    def has_workload() -> bool:
-        inodes.add(file.stat().st_ino)
-        return 'key="k"' in file.read_text()
-
     try:
         wait_until(file.exists)
         assert stat.S_IMODE(file.stat().st_mode) == 0o644
-        machine.call("Create", key="k", claim="me")
-        wait_until(has_workload)
+        with file.open() as opened:
+            machine.call("Create", key="k", claim="me")
+            wait_until(lambda: 'key="k"' in file.read_text())
+            # A reader of the former file still gets the whole of it.
+            assert os.fstat(opened.fileno()).st_nlink == 0
+            before = opened.read()
+        assert before.endswith("\n")
+        assert "resctrlmond_up 1.0" in before
+        assert 'key="k"' not in before
         names = {family.name for family in text_string_to_metric_families(file.read_text())}
         assert "resctrlmond_core_energy_joules" in names
         assert not any(name.endswith("_created") for name in names)
@@ -57,7 +58,6 @@ def test_file_is_replaced_and_removed(machine: Machine) -> None:
     finally:
         process.kill()
         process.wait()
-    assert len(inodes) > 1
     assert os.listdir(folder) == []
 
 
