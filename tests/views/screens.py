@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from resctrlmond.api.types import AssignRequest, CreateRequest, ReleaseRequest
-from resctrlmond.api.varlink.client import Client
+from resctrlmond.api.varlink.client import Client, DaemonUnavailable
 from tests.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,6 +115,16 @@ class Site:
         return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
 
+def _answers(socket: str) -> bool:
+    """Return whether the daemon answers a call."""
+    try:
+        with contextlib.closing(Client(socket)) as client:
+            client.call(f"{MANAGER}Status")
+    except DaemonUnavailable:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def site(folder: Path, count: int) -> Iterator[Site]:
     """Run a daemon on a simulated machine with so many workloads, which end and begin while the block runs."""
@@ -136,7 +146,8 @@ def site(folder: Path, count: int) -> Iterator[Site]:
             return process
 
         daemon = start(sys.executable, "-m", "resctrlmond", "--simulate", str(folder))
-        wait_until(socket.exists)
+        # The socket exists a moment before the daemon listens on it.
+        wait_until(lambda: _answers(str(socket)))
         found = Site(folder, count, daemon.pid, environment)
         stopped = threading.Event()
         with contextlib.closing(Client(str(socket))) as client:
