@@ -46,7 +46,7 @@ def ctl(manager: FakeManager, environment: dict[str, str]) -> Ctl:
             env=environment | settings,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
 

@@ -76,6 +76,12 @@ TOTALS = [
 ]
 
 
+def _set_event() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
 @dataclass
 class FakeManager:
     """The state of the manager, which tests read and change.
@@ -100,7 +106,8 @@ class FakeManager:
     replies: dict[str, msgspec.Struct] = field(default_factory=dict)
     # For each method, the number of further calls that close the connection instead of replying.
     cuts: dict[str, int] = field(default_factory=dict)
-    assign_takes_s: float = 0.0
+    # Assign waits for this event.
+    may_assign: threading.Event = field(default_factory=_set_event)
     # How long Release and Read take.
     answer_takes_s: float = 0.0
     assign_fails: VarlinkError | None = None
@@ -196,7 +203,7 @@ class FakeManager:
 
     def assign(self, request: types.AssignRequest) -> types.AssignReply:
         if request.pid is not None:
-            time.sleep(self.assign_takes_s)
+            self.may_assign.wait()
             if self.assign_fails is not None:
                 raise self.assign_fails
             self.command_lines.append(Path(f"/proc/{request.pid}/cmdline").read_bytes())
@@ -311,6 +318,7 @@ def serving(folder: Path) -> Iterator[FakeManager]:
         assert started.wait(60), "the varlink server did not start"
         yield fake
     finally:
+        fake.may_assign.set()
         loop.call_soon_threadsafe(stop.set)
         thread.join()
         loop.close()

@@ -11,7 +11,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +47,19 @@ def start(manager: FakeManager, environment: dict[str, str], *arguments: str) ->
     )
 
 
+def held(manager: FakeManager) -> int:
+    """Wait until Assign is called, and its process is ready for signals; return its pid."""
+    wait_until(lambda: manager.called("Assign"))
+    pid: int = manager.called("Assign")[0].pid
+
+    def is_ready() -> bool:
+        (blocked,) = re.findall(r"SigBlk:\s+([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text())
+        return not int(blocked, 16) >> (signal.SIGINT - 1) & 1
+
+    wait_until(is_ready)
+    return pid
+
+
 def test_command_is_assigned_and_released(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("run", "--", "sh", "-c", "echo out; echo err >&2")
     assert (done.returncode, done.stdout) == (0, "out\n")
@@ -75,10 +87,16 @@ def test_command_is_assigned_and_released(manager: FakeManager, ctl: Ctl) -> Non
     assert report[-3:] == ["", "Not exact", "  mbm total: mon_L3_00 read 'Unavailable' at the end"]
 
 
-def test_command_does_not_execute_before_it_is_in_its_group(manager: FakeManager, ctl: Ctl, tmp_path: Path) -> None:
-    manager.assign_takes_s = 0.5
-    done = ctl("run", "--", "touch", str(tmp_path / "ran"))
-    assert done.returncode == 0
+def test_command_does_not_execute_before_it_is_in_its_group(
+    manager: FakeManager, environment: dict[str, str], tmp_path: Path
+) -> None:
+    manager.may_assign.clear()
+    with start(manager, environment, "--", "touch", str(tmp_path / "ran")) as process:
+        held(manager)
+        assert not (tmp_path / "ran").exists()
+        manager.may_assign.set()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
     # During Assign, the process was still a copy of resctrlctl.
     assert b"resctrlctl" in manager.command_lines[0]
     assert (tmp_path / "ran").exists()
@@ -142,8 +160,8 @@ def test_signal_to_resctrlctl_is_forwarded_to_the_command(
 
 def test_command_gets_an_interrupt_from_the_terminal_once(manager: FakeManager, environment: dict[str, str]) -> None:
     code = (
-        "import signal, time; count = []; signal.signal(signal.SIGINT, lambda *_: count.append(1)); "
-        "signal.signal(signal.SIGTERM, lambda *_: (print(len(count)), exit(0))); print('ready', flush=True)\n"
+        "import os, signal, time; signal.signal(signal.SIGINT, lambda *_: os.write(1, b'interrupted\\n')); "
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(0)); os.write(1, b'ready\\n')\n"
         "while True: time.sleep(0.05)"
     )
     terminal, end = pty.openpty()
@@ -159,11 +177,12 @@ def test_command_gets_an_interrupt_from_the_terminal_once(manager: FakeManager, 
         assert process.stdout.readline() == "ready\n"
         for _ in range(3):
             os.write(terminal, b"\x03")
-            time.sleep(0.3)  # a signal is not queued while the same one is pending (signal(7))
+            # A signal is not queued while the same one is pending (signal(7)).
+            assert process.stdout.readline() == "interrupted\n"
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=60)
     os.close(terminal)
-    assert (output, process.returncode) == ("3\n", 0)
+    assert (output, process.returncode) == ("", 0)
 
 
 def test_signal_from_the_command_is_not_forwarded_to_it(manager: FakeManager, ctl: Ctl) -> None:
@@ -193,10 +212,11 @@ def test_workload_is_released_after_an_interrupt_from_the_terminal(
 def test_interrupt_before_the_command_executes_leaves_no_workload(
     manager: FakeManager, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    manager.assign_takes_s = 1.0
+    manager.may_assign.clear()
     with start(manager, environment, "--", "touch", str(tmp_path / "ran")) as process:
-        wait_until(lambda: manager.called("Assign"))
+        held(manager)
         os.killpg(process.pid, signal.SIGINT)
+        manager.may_assign.set()
         process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
     assert not (tmp_path / "ran").exists()
@@ -204,11 +224,12 @@ def test_interrupt_before_the_command_executes_leaves_no_workload(
 
 
 def test_interrupt_during_a_failing_assign_prints_no_error(manager: FakeManager, environment: dict[str, str]) -> None:
-    manager.assign_takes_s = 1.0
+    manager.may_assign.clear()
     manager.assign_fails = error("NoSuchProcess", "process 12 has ended")
     with start(manager, environment, "--", "true") as process:
-        wait_until(lambda: manager.called("Assign"))
+        held(manager)
         os.killpg(process.pid, signal.SIGINT)
+        manager.may_assign.set()
         output, report = process.communicate(timeout=60)
     assert (process.returncode, output, report) == (128 + signal.SIGINT, "", "")
 
@@ -216,13 +237,12 @@ def test_interrupt_during_a_failing_assign_prints_no_error(manager: FakeManager,
 def test_command_does_not_execute_if_resctrlctl_is_killed_before(
     manager: FakeManager, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    manager.assign_takes_s = 1.0
+    manager.may_assign.clear()
     with start(manager, environment, "--", "touch", str(tmp_path / "ran")) as process:
-        wait_until(lambda: manager.called("Assign"))
+        pid = held(manager)
         process.kill()
         process.communicate(timeout=60)
-    (request,) = manager.called("Assign")
-    wait_until(lambda: not Path(f"/proc/{request.pid}").exists())
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
     assert not (tmp_path / "ran").exists()
 
 

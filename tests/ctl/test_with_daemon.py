@@ -35,7 +35,7 @@ BURN = "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time(
 # Creates groups until no RMID is left. mkdir also fails while the RMIDs of earlier tests are in limbo, and those
 # become free later: the RMIDs are used up when there are as many groups and classes as RMIDs.
 FILL = """\
-import pathlib, sys, time
+import os, pathlib, sys, time
 root = pathlib.Path(sys.argv[1])
 rmids = int((root / "info/L3_MON/num_rmids").read_text())
 made = 0
@@ -44,9 +44,19 @@ while True:
         (root / f"mon_groups/fill-{made}").mkdir()
         made += 1
     except OSError:
-        if len([*root.glob("**/mon_data")]) == rmids:
+        classes = [root, *(path.parent for path in root.glob("*/mon_groups"))]
+        if sum(1 + len(os.listdir(one / "mon_groups")) for one in classes) == rmids:
             break
         time.sleep(0.01)
+"""
+
+# Waits until a process has used some CPU time, which is read from the clock of clock_getcpuclockid(3).
+UNTIL_USED = """\
+import sys, time
+clock = ~int(sys.argv[1]) << 3 | 2
+until = time.clock_gettime(clock) + 0.01
+while time.clock_gettime(clock) < until:
+    time.sleep(0.01)
 """
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "TZ": "UTC"}
@@ -76,7 +86,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
     def ctl(*arguments: str) -> subprocess.CompletedProcess[str]:
         words = command(str(socket), *arguments)
-        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
     log = top / "log"
     with log.open("w") as opened:
@@ -103,6 +113,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 def sleeper() -> Iterator[int]:
     """A process that sleeps until the end of the test."""
     with subprocess.Popen(["sleep", "600"]) as process:
+        # Its use before it sleeps is not to be counted in a workload.
+        wait_until(lambda: processes.stat_fields(process.pid)[0] == b"S")
         yield process.pid
         process.kill()
 
@@ -126,7 +138,7 @@ def test_command_is_in_its_group_from_its_first_instruction(host: Host) -> None:
 
 
 def test_task_that_still_runs_is_reported_and_not_ended(host: Host) -> None:
-    done = host.ctl("run", "--", "sh", "-c", "sleep 600 >&- 2>&- & echo $!; sleep 0.3")
+    done = host.ctl("run", "--", "sh", "-c", "sleep 600 >&- 2>&- & echo $!")
     survivor = int(done.stdout)
     assert "\n1 task of the command still running" in done.stderr
     os.kill(survivor, signal.SIGKILL)
@@ -159,11 +171,13 @@ def test_inner_run_and_outer_run_are_exact(host: Host, tmp_path: Path) -> None:
     assert re.search(r"\n +Nested: 1 workload\n", text), text
 
 
-def test_tasks_that_an_inner_run_leaves_are_counted_in_the_outer_one(host: Host) -> None:
-    leaving = f"{shlex.join([sys.executable, '-c', BURN])} >/dev/null 2>&1 & echo $!"
+def test_tasks_that_an_inner_run_leaves_are_counted_in_the_outer_one(host: Host, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    burn = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n{BURN}"
+    leaving = f"{shlex.join([sys.executable, '-c', burn])} >/dev/null 2>&1 & echo $!"
     inner = shlex.join(command(host.socket, "run", "--key", "left", "--", "sh", "-c", leaving))
     group = f"{host.top}/resctrl/mon_groups/stays/tasks"
-    script = f"pid=$({inner}); grep -x $pid {group}; while kill -0 $pid 2>/dev/null; do sleep 0.1; done"
+    script = f"pid=$({inner}); grep -x $pid {group}; touch {go}; while kill -0 $pid 2>/dev/null; do sleep 0.1; done"
     done = host.ctl("run", "--key", "stays", "--", "sh", "-c", script)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"[0-9]+\n", done.stdout), done.stdout
@@ -497,7 +511,8 @@ def test_run_measures_a_process_with_its_descendants_and_returns_them(
 ) -> None:
     (child,) = processes.descendants(worker.pid)
     listing = f"import os; print({child} in map(int, open('{host.top}/resctrl/mon_groups/look/tasks')))"
-    done = host.ctl("run", "-p", str(worker.pid), "--key", "look", "-j", "--", sys.executable, "-c", listing)
+    looking = [sys.executable, "-c", f"{UNTIL_USED}\n{listing}", str(child)]
+    done = host.ctl("run", "-p", str(worker.pid), "--key", "look", "-j", "--", *looking)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
     value, quality, reason = energy_of(done)
     assert value > 0
@@ -517,7 +532,8 @@ def test_command_that_measures_a_process_is_not_counted(host: Host, sleeper: int
 
 
 def test_run_measures_a_control_group(host: Host, worker: subprocess.Popen[str], cgroup: Path) -> None:
-    done = host.ctl("run", "--cgroup", str(cgroup), "-j", "sleep", "0.2")
+    (child,) = processes.descendants(worker.pid)
+    done = host.ctl("run", "--cgroup", str(cgroup), "-j", "--", sys.executable, "-c", UNTIL_USED, str(child))
     assert done.returncode == 0, done.stderr
     value, quality, _ = energy_of(done)
     assert (value > 0, quality) == (True, "late")
@@ -537,7 +553,7 @@ def test_run_measures_the_control_group_of_a_unit(
 
     def measure(unit: str) -> subprocess.CompletedProcess[str]:
         words = command(host.socket, "run", "--unit", unit, "-j", "true")
-        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
     done = measure("web")
     assert done.returncode == 0, done.stderr
@@ -548,17 +564,21 @@ def test_run_measures_the_control_group_of_a_unit(
 
 
 def test_target_that_is_all_of_a_workload_is_measured_there(host: Host, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n{BURN}\ntime.sleep(600)"
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    wait = (
+        f"import os, time\nopen({str(begun)!r}, 'w')\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.05)\n{BURN}\ntime.sleep(600)"
+    )
     with subprocess.Popen(
         command(host.socket, "run", "--key", "alone", "-q", sys.executable, "-c", wait),
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     ) as process:
-        wait_until(lambda: host.tree.find(GroupRef("", "alone")) and host.tree.tasks(GroupRef("", "alone")))
+        # It executes when it is a member; it is in the group before that.
+        wait_until(begun.exists)
         (pid,) = processes.descendants(process.pid)
         before = energy(host, "alone")
-        burn = f"import time; open({str(go)!r}, 'w'); time.sleep(1)"
-        done = host.ctl("run", "-p", str(pid), "-j", sys.executable, "-c", burn)
+        burn = f"open({str(go)!r}, 'w')\n{UNTIL_USED}"
+        done = host.ctl("run", "-p", str(pid), "-j", "--", sys.executable, "-c", burn, str(pid))
         assert done.returncode == 0, done.stderr
         value, quality, _ = energy_of(done)
         after = energy(host, "alone")
@@ -634,13 +654,16 @@ def test_workload_that_ends_before_the_command_is_late(
 
 def test_intervals_add_up_to_the_total(host: Host, tmp_path: Path) -> None:
     file = tmp_path / "report"
-    done = host.ctl("run", "-I", "50", "-j", "-o", str(file), sys.executable, "-c", BURN)
+    script = f"{shlex.join([sys.executable, '-c', BURN])}; until grep -q . {file}; do sleep 0.02; done"
+    done = host.ctl("run", "-I", "50", "-j", "-o", str(file), "--", "sh", "-c", script)
     assert done.returncode == 0
     *intervals, report = map(json.loads, file.read_text().splitlines())
     assert len(intervals) > 1
     for number, total in enumerate(report["totals"]):
         assert sum(Decimal(interval["totals"][number]["value"]) for interval in intervals) == Decimal(total["value"])
-        assert {interval["totals"][number]["quality"] for interval in intervals} == {"exact"}
+        assert {interval["totals"][number]["quality"] for interval in intervals} == {"exact"}, [
+            interval["totals"][number] for interval in intervals
+        ]
     assert int(report["levels"][0]["peak"]) >= int(report["levels"][0]["average"])
 
 
