@@ -311,10 +311,11 @@ class ForeignWrites:
                 self._lose_events()
                 checkpoint = None  # its events are still to be read
                 break
-            if not events:
-                break
+            is_drained = self._inotify.is_drained
             for event in events:
                 self._process(event)
+            if is_drained:
+                break
         else:
             checkpoint = None  # events of the daemon's own writes may be among those that are not read yet
         begun, is_reset = self._own.pop(checkpoint)

@@ -29,6 +29,8 @@ IN_ISDIR = 0x40000000
 _EVENT = struct.Struct("iIII")
 # Room for hundreds of events with the longest name.
 _BUFFER = 1 << 16
+# An event with a name of NAME_MAX bytes and its NUL (inotify(7)). read() stops before an event that does not fit.
+_LARGEST = _EVENT.size + 256
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -44,11 +46,13 @@ class Event(msgspec.Struct, frozen=True):
 class Inotify:
     """An inotify instance. ``fd`` is readable while there are events.
 
-    Raises OSError if the host gives no instance (fs.inotify.max_user_instances).
+    ``is_drained``: the last ``read`` has returned all events until then. Raises OSError if the host gives no instance
+    (fs.inotify.max_user_instances).
     """
 
     def __init__(self) -> None:
         self.fd = _called(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        self.is_drained = False
 
     def add(self, path: str, mask: int) -> int:
         """Watch a directory and return the watch. An inode that is watched already keeps its watch.
@@ -63,10 +67,12 @@ class Inotify:
 
     def read(self) -> list[Event]:
         """Return the next events in order; [] if there are none."""
+        self.is_drained = True
         try:
             data = os.read(self.fd, _BUFFER)
         except BlockingIOError:
             return []
+        self.is_drained = len(data) <= _BUFFER - _LARGEST
         events = []
         at = 0
         while at < len(data):

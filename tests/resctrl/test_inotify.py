@@ -7,7 +7,7 @@ import contextlib
 import select
 from pathlib import Path
 
-from resctrlmond.resctrl.inotify import IN_MODIFY, Inotify, Readiness
+from resctrlmond.resctrl.inotify import IN_CREATE, IN_MODIFY, Inotify, Readiness
 
 
 def is_readable(readiness: Readiness) -> bool:
@@ -50,3 +50,22 @@ def test_descriptor_can_be_closed_in_and_before_an_unreported_block() -> None:
             readiness.close()
         with readiness.unreported():
             pass
+
+
+def test_a_read_that_returned_all_events_is_known_to_be_the_last(tmp_path: Path) -> None:
+    """Each reading of the events was followed by one more system call, which returned none."""
+    names = [f"{number:0250}" for number in range(600)]
+    with contextlib.closing(Inotify()) as inotify:
+        inotify.add(str(tmp_path), IN_CREATE)
+        for name in names:
+            (tmp_path / name).touch()
+        found: list[str] = []
+        for _ in names:
+            found += [event.name for event in inotify.read()]
+            if inotify.is_drained:
+                break
+            # The buffer does not have room for all of them.
+            assert len(found) < len(names)
+        assert found == names
+        assert inotify.read() == []
+        assert inotify.is_drained
