@@ -231,10 +231,18 @@ class _Move(msgspec.Struct):
         return found
 
     def move(self, tid: int, before: Membership) -> bool:
-        # The number must belong to the same thread before and after the write, which its start time shows: a reuse
-        # within one clock tick would need 2^22 forks in 10 ms.
-        first = processes.stat(tid)
-        if first is None or not self.tasks.holds(tid):
+        # The number must belong to the same thread before and after the write. That of a process that is held by its
+        # pidfd does until the process has ended. Otherwise the start time shows it: a reuse within one clock tick
+        # would need 2^22 forks in 10 ms.
+        process = self.held(tid)
+        if process is not None:
+            start_time = process.start_time
+            is_there = not process.has_ended()
+        else:
+            first = processes.stat(tid)
+            start_time = first.start_time if first is not None else 0
+            is_there = first is not None and self.tasks.holds(tid)
+        if not is_there:
             return False
         may_take = self.options.may_take
         if may_take and before.group and before not in self.options.own and not may_take(before):
@@ -242,7 +250,7 @@ class _Move(msgspec.Struct):
         origins = self.options.origins
         is_first = origins is not None and tid not in origins
         if origins is not None and is_first:
-            origins[tid] = (first.start_time, before)
+            origins[tid] = (start_time, before)
         try:
             if not self.write(tid, before):
                 if origins is not None and is_first:
@@ -254,11 +262,18 @@ class _Move(msgspec.Struct):
             if self.options.among is None:
                 raise
             return False  # it has changed class meanwhile; the next pass finds it
+        if process is not None and not process.has_ended():
+            return True
         last = processes.stat(tid)
-        if last is None or last.start_time == first.start_time or self.tasks.holds(tid):
+        if last is None or last.start_time == start_time or self.tasks.holds(tid):
             return True
         self.give_back(tid, last)
         return False
+
+    def held(self, tid: int) -> Process | None:
+        """Return the process of which the thread is the first one, if the tasks are those of a process."""
+        process = self.tasks.process if isinstance(self.tasks, ProcessTasks) else None
+        return process if process is not None and process.pid == tid else None
 
     def write(self, tid: int, before: Membership) -> bool:
         """Write the thread to the group; return False if it was moved by another call, and this move yields."""

@@ -117,6 +117,20 @@ def test_thread_that_was_not_moved_since_it_was_listed_is_moved_by_a_move_that_y
     assert move(tree, ProcessTasks(held), make("a"), MoveOptions(yields=True)) == Moved(1, 2)
 
 
+def test_start_time_of_a_process_that_is_held_is_not_read_again(
+    tree: Tree, make: Make, held: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pidfd shows that the number is still that of the process: the two reads were six system calls."""
+
+    def looked(_tid: int) -> NoReturn:
+        raise AssertionError("the start time was read")
+
+    monkeypatch.setattr("resctrlmond.resctrl.processes.stat", looked)
+    past: dict[int, tuple[int, Membership]] = {}
+    assert move(tree, ProcessTasks(held), make("a"), MoveOptions(origins=past)) == Moved(1, 2)
+    assert past == {held.pid: (held.start_time, Membership("", ""))}
+
+
 def test_children_that_are_forked_later_are_in_the_group(
     tree: Tree, make: Make, puppet: Puppet, held: Process
 ) -> None:
