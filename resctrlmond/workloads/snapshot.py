@@ -68,6 +68,9 @@ class Snapshots:
         # By subfolder: the begin values of a run that has not ended. Each total needs them, and each is in a file of
         # its own.
         self._begin: dict[str, _Begin] = {}
+        # The subfolders in which this daemon has written begin values and nothing else: their other files are not
+        # looked for.
+        self._only_begun: set[str] = set()
         # The same, decoded, of the subfolders that were used last.
         self._decoded: dict[str, tuple[_Begin, list[Reading]]] = {}
 
@@ -109,6 +112,8 @@ class Snapshots:
 
     def is_complete(self, subfolder: str) -> bool:
         """Return whether all end values are written. Raises NotRead."""
+        if subfolder in self._only_begun:
+            return False
         return stat.S_ISREG(_mode(os.path.join(self.path(subfolder), "completed_at")))
 
     def begin(self, subfolder: str, created_at: str, live: str, readings: Sequence[Reading]) -> None:
@@ -121,9 +126,9 @@ class Snapshots:
         with writing(new):
             try:
                 self._forget(subfolder)
-                _remove(new)
-                os.mkdir(new, self._mode)
+                _make_new_folder(new, self._mode)
                 write_file(f"{new}/created_at", created_at.encode() + b"\n", is_new=True)
+                os.mkdir(f"{new}/mon_data", self._mode)
                 written: dict[str, str] = {}
                 for domain, of_domain in itertools.groupby(readings, operator.attrgetter("domain")):
                     folder = f"{new}/mon_data/{domain}"
@@ -131,10 +136,12 @@ class Snapshots:
                     for reading in of_domain:
                         _write_value(folder, reading, _BEGIN, written)
                         os.symlink(f"{live}/mon_data/{domain}/{reading.event}", f"{folder}/{reading.event}")
-                _remove(path)
                 self._make_folder(os.path.dirname(path), set())
-                os.rename(new, path)
+                # Before the rename: a thread without a transaction may write a checkpoint after it.
+                self._only_begun.add(subfolder)
+                _replace_folder(new, path)
             except OSError:
+                self._only_begun.discard(subfolder)
                 _remove(new)
                 raise
         self._keep_begin(subfolder, readings, time.time_ns())
@@ -172,6 +179,7 @@ class Snapshots:
     def _forget(self, subfolder: str) -> None:
         for known in (self._begin, self._decoded, self._read_until, self._kept):
             known.pop(subfolder, None)
+        self._only_begun.discard(subfolder)
 
     def relink(self, subfolder: str, live: str) -> None:
         """Point the links to the live counters at the group's directory, which may have moved to another class.
@@ -202,6 +210,7 @@ class Snapshots:
         path = os.path.join(self.path(subfolder), _CHECKPOINT)
         with self.lock, writing(path):
             last = self.last_read_with(subfolder, time, readings, inodes or {})
+            self._only_begun.discard(subfolder)
             write_file(path, checkpoint.encode(last))
         return checkpoint.readings_of(last)
 
@@ -257,10 +266,13 @@ class Snapshots:
             before = self.last_read(subfolder)
             after = self.last_read_with(subfolder, "", readings, inodes)
             if gaps := checkpoint.new_gaps(before, after, readings, self.begin_values(subfolder)):
+                self._only_begun.discard(subfolder)
                 write_file(path, checkpoint.encode(checkpoint.with_gaps(before, gaps)))
 
     def last_read(self, subfolder: str) -> Checkpoint:
         """Return the checkpoint, which includes domains that are offline; {} if there is none. Raises NotRead."""
+        if subfolder in self._only_begun:
+            return {}
         try:
             return checkpoint.decode(read_file(os.path.join(self.path(subfolder), _CHECKPOINT)))
         except OSError:
@@ -283,6 +295,7 @@ class Snapshots:
         has_begin = self._has_begin(subfolder, begin)
         if not has_begin:
             self._begin.pop(subfolder, None)
+        self._only_begun.discard(subfolder)
         with writing(top):
             folders = {reading.domain: os.path.join(top, "mon_data", reading.domain) for reading in readings}
             there: set[str] = set()
@@ -306,6 +319,8 @@ class Snapshots:
 
     def quality(self, subfolder: str) -> str:
         """Return the text of the run's file ``quality``, "" if there is none. Raises NotRead."""
+        if subfolder in self._only_begun:
+            return ""
         try:
             return read_file(os.path.join(self.path(subfolder), _QUALITY)).decode("utf-8", "replace")
         except OSError:
@@ -314,6 +329,7 @@ class Snapshots:
     def write_quality(self, subfolder: str, text: str) -> None:
         """Replace the run's file ``quality``. Raises NotWritten."""
         path = os.path.join(self.path(subfolder), _QUALITY)
+        self._only_begun.discard(subfolder)
         with writing(path):
             write_file(path, text.encode())
 
@@ -411,7 +427,7 @@ class Snapshots:
 
     def delete(self, subfolder: str) -> None:
         """Remove the snapshot in a subfolder, and all below it, if there is one. Raises NotWritten."""
-        for known in {*self._begin.copy(), *self._read_until.copy()}:
+        for known in {*self._begin.copy(), *self._read_until.copy(), *self._only_begun.copy()}:
             if (known + "/").startswith(subfolder + "/"):
                 self._forget(known)
         with writing(self.path(subfolder)):
@@ -523,6 +539,27 @@ def _make_folders(path: str, mode: int) -> None:
     except FileNotFoundError:
         _make_folders(os.path.dirname(path), mode)
         os.mkdir(path, mode)
+
+
+def _make_new_folder(path: str, mode: int) -> None:
+    """Create an empty folder. What an interrupted run has left at the path is removed."""
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        _remove(path)
+        os.mkdir(path, mode)
+
+
+def _replace_folder(new: str, path: str) -> None:
+    """Rename a folder, and remove what is in its place."""
+    try:
+        os.rename(new, path)
+    except OSError as error:
+        # A folder with files, or something else than a folder (rename(2)).
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        _remove(path)
+        os.rename(new, path)
 
 
 def _write_value(folder: str, reading: Reading, suffix: str, written: dict[str, str]) -> None:

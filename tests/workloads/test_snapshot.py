@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -156,6 +158,74 @@ def test_totals_at_the_end_are_those_of_the_begin_files(
         assert energy == {"untouched": ["1"], "removed": []}.get(key, ["7"])
         assert bool(reads) == (key != "untouched")
         assert not any(path.is_symlink() for path in Path(snapshots.path(key)).rglob("*"))
+
+
+def test_files_that_a_run_does_not_have_yet_are_not_looked_for(
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start of each container opened a checkpoint and a quality that this daemon had not written."""
+
+    def looked(path: str) -> NoReturn:
+        raise AssertionError(f"{path} was opened")
+
+    snapshots.begin("k", OLD, "/live", values("1.25"))
+    with monkeypatch.context() as patched:
+        patched.setattr("resctrlmond.workloads.snapshot.read_file", looked)
+        assert snapshots.last_read("k") == {}
+        assert snapshots.quality("k") == ""
+    assert not snapshots.is_complete("k")
+
+
+def test_files_that_are_written_after_the_begin_are_read(snapshots: Snapshots) -> None:
+    snapshots.begin("a", OLD, "/live", values("1.25"))
+    snapshots.write_quality("a", "core_energy exact\n")
+    assert snapshots.quality("a") == "core_energy exact\n"
+
+    snapshots.begin("b", OLD, "/live", values("1.25"))
+    snapshots.checkpoint("b", OLD, values("2.5"))
+    assert snapshots.last_read("b")["mon_PERF_PKG_00"].values["core_energy"] == "2.5"
+
+    snapshots.begin("c", OLD, "/live", values("1.25"))
+    assert snapshots.keep_read(OLD, time.monotonic_ns(), "c", values("2.5"), {})
+    assert snapshots.last_read("c")["mon_PERF_PKG_00"].values["core_energy"] == "2.5"
+
+    snapshots.begin("d", OLD, "/live", [Reading("mon_PERF_PKG_00", "activity", parse_value("3.5"))])
+    snapshots.note_gaps("d", [Reading("mon_PERF_PKG_00", "activity", parse_value("Error"))], {})
+    assert snapshots.last_read("d")["mon_PERF_PKG_00"].gaps == ("activity",)
+
+    snapshots.begin("e", OLD, "/live", values("1.25"))
+    snapshots.end("e", OLD, values("2.5"))
+    assert snapshots.is_complete("e")
+
+
+def test_files_of_an_earlier_run_that_comes_back_are_read(snapshots: Snapshots) -> None:
+    """The run that took its key did not get beyond its begin values."""
+    snapshots.begin("k", OLD, "/live", values("1.25"))
+    snapshots.write_quality("k", "core_energy exact\n")
+    snapshots.end("k", OLD, values("2.5"))
+    snapshots.set_aside("k", 1)
+    snapshots.begin("k", OLD, "/live", values("7.0"))
+    snapshots.delete("k")
+    snapshots.bring_back("k", 1)
+    assert snapshots.is_complete("k")
+    assert snapshots.quality("k") == "core_energy exact\n"
+
+
+def test_checkpoint_is_read_after_a_begin_that_failed(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshots.begin("k", OLD, "/live", values("1.25"))
+    snapshots.checkpoint("k", OLD, values("2.5"))
+
+    def fail(_source: str, target: str) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("resctrlmond.workloads.snapshot.os.rename", fail)
+        with pytest.raises(NotWritten):
+            snapshots.begin("k", OLD, "/live", values("3.5"))
+    assert snapshots.last_read("k")["mon_PERF_PKG_00"].values["core_energy"] == "2.5"
+    snapshots.begin("k", OLD, "/live", values("3.5"))
+    assert snapshots.last_read("k") == {}
+    assert "checkpoint" not in contents(snapshots.path("k"))
 
 
 def test_all_users_may_read_for_any_umask(snapshots: Snapshots) -> None:
