@@ -2,6 +2,10 @@
 """Print what the daemon takes while containers start and end without pause (make soak), and fail if it grows.
 
 The daemon is killed and started again during the first third only, since memory grows in a process that lives.
+
+No test of reused process numbers may run beside it: the look-alike of resctrl knows tasks by their numbers only, so a
+container would seem to be in the group of the one that had its number a moment before. ``unshare --pid --fork
+--mount-proc`` gives the run numbers of its own.
 """
 
 from __future__ import annotations
