@@ -7,13 +7,18 @@ that this daemon was asked about. It is lost with the daemon, so the control gro
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Collection
+from contextlib import suppress
 
 from resctrlmond.resctrl import cgroups, processes
+from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
+from resctrlmond.resctrl.processes import Process
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.clock import boot_ns
 from resctrlmond.workloads.context import Context
-from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.model import Member, State, Workload
 from resctrlmond.workloads.placement import outside_of
 from resctrlmond.workloads.pod_cgroups import containers_in, pod_cgroup
 from resctrlmond.workloads.reasons import Reason
@@ -63,20 +68,71 @@ def with_left_out(
     own = assignment.cgroup or assignment.own_cgroup
     if not own and target.process is not None:
         own = cgroups.cgroup_of(target.process.pid)
-    pod, uid = pod_cgroup(own)
-    if uid != canonical_key(txn.key):
-        return workload
-    members = workload.living if workload else ()
-    known = {member.id for member in members} | {assignment.member or ""}
-    paths = {member.cgroup for member in members} | {own}
-    for name, path in containers_in(pod, known).items():
-        if path not in paths and outside_of(ctx, workload, _started_before(cgroups.tasks(path), ctx.memory.since_ns)):
-            mark_apart(ctx, txn, Reason.LEFT_OUT.text(member=name))
-            return workload and txn.workload
+    found = _left_out(ctx, txn.key, workload, own, assignment.member or "", before_ns=ctx.memory.since_ns)
+    if found:
+        mark_apart(ctx, txn, Reason.LEFT_OUT.text(member=found))
+        return workload and txn.workload
     return workload
 
 
-def _started_before(tids: Collection[int], time_ns: int) -> list[int]:
+def mark_left_out(ctx: Context, txn: Transaction) -> None:
+    """Make a pod late if a container that runs in its control group is not counted in it.
+
+    To be called at the start, after the tasks of the members were moved. A container that is being created makes its
+    pod late too: its hook may have failed before this daemon ran, and then no later call names the container.
+    """
+    workload = txn.find()
+    if workload is None or workload.state not in (State.ACTIVE, State.IDLE) or not is_pod_uid(txn.key):
+        return
+    if workload.first.baseline is not Quality.EXACT:
+        return
+    paths = {workload.pod_cgroup and os.path.join(workload.pod_cgroup, "any"), *map(_cgroup_of, workload.living)}
+    for path in sorted(filter(None, paths)):
+        try:
+            found = _left_out(ctx, txn.key, workload, path)
+            why = found and Reason.LEFT_OUT.text(member=found)
+        except NotRead as error:
+            why = Reason.CANNOT_FIND_CONTAINERS.text(error=error)
+        if why:
+            mark_apart(ctx, txn, why)
+            return
+
+
+def _cgroup_of(member: Member) -> str:
+    """Return the control group of a member; "" if it is not known."""
+    if member.cgroup or not member.pid:
+        return member.cgroup
+    with suppress(NoSuchProcess), Process.open(member.pid, member.start_time) as process:
+        return cgroups.cgroup_of(process.pid)
+    return ""
+
+
+def _left_out(
+    ctx: Context,
+    key: str,
+    workload: Workload | None,
+    own: str,
+    starting: str = "",
+    *,
+    before_ns: float = math.inf,
+) -> str:
+    """Return the id of a container that runs in the control group of a pod, but not in its group; "" if none does.
+
+    ``own`` is the control group of a container of the pod, ``starting`` the id of a container that starts. Only
+    threads that were started before ``before_ns`` are searched. Raises NotRead.
+    """
+    pod, uid = pod_cgroup(own)
+    if uid != canonical_key(key):
+        return ""
+    members = workload.living if workload else ()
+    paths = {own, *(member.cgroup for member in members)}
+    for name, path in containers_in(pod, {starting, *(member.id for member in members)}).items():
+        if path not in paths and outside_of(ctx, workload, _started_before(cgroups.tasks(path), before_ns)):
+            return name
+    return ""
+
+
+def _started_before(tids: Collection[int], time_ns: float) -> list[int]:
     """Return the threads that were started before a time of ``clock.boot_ns``, or in the same tick."""
     found = ((tid, processes.stat(tid)) for tid in tids)
     return [

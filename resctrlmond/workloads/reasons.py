@@ -205,6 +205,7 @@ class Reason(enum.Enum):
         Quality.LATE,
         "{member} is not included: it runs in the control group of the pod, but not in the group",
     )
+    CANNOT_FIND_CONTAINERS = Quality.LATE, "containers of the pod that run outside are not detected: {error}"
 
     # A group was lost, or could not be created.
     LOST = Quality.ESTIMATED, Quality.UNKNOWN, "{loss}; last read at {time}"

@@ -286,16 +286,29 @@ def test_container_without_a_group_makes_its_pod_late_also_after_a_kill(host: Ho
 
 
 def test_container_that_started_without_the_daemon_makes_its_pod_late(host: Host, pod: Any) -> None:
+    """Whether or not a container of the pod is assigned later."""
     first, missed, last = "01" * 32, "02" * 32, "03" * 32
     host.start(pod(first), first, uid=UID)
+    assert reasons_of(host, UID) == {""}
     host.machine.kill()
     pod(missed)
     host.machine.start()
-    assert reasons_of(host, UID) == {""}
+    left_out = f"{missed} is not included: it runs in the control group of the pod, but not in the group"
+    assert reasons_of(host, UID) == {left_out}
     host.start(pod(last), last, uid=UID)
-    assert reasons_of(host, UID) == {
-        f"{missed} is not included: it runs in the control group of the pod, but not in the group"
-    }
+    assert reasons_of(host, UID) == {left_out}
+
+
+def test_pod_whose_only_member_ended_meanwhile_is_late_for_a_container_outside(host: Host, pod: Any) -> None:
+    first, missed = "01" * 32, "02" * 32
+    child = pod(first)
+    host.start(child, first, uid=UID)
+    host.machine.kill()
+    end(child)
+    pod(missed)
+    host.machine.start()
+    reason = f"{missed} is not included: it runs in the control group of the pod, but not in the group"
+    assert any(reason in found for found in reasons_of(host, UID))
 
 
 def test_pod_is_exact_after_a_restart_if_no_container_runs_outside(host: Host, pod: Any) -> None:
@@ -309,6 +322,15 @@ def test_pod_is_exact_after_a_restart_if_no_container_runs_outside(host: Host, p
     # Its hook has not called yet.
     pod(created)
     host.start(pod(last), last, uid=UID)
+    assert reasons_of(host, UID) == {""}
+
+
+def test_pod_stays_exact_over_a_restart_if_all_its_containers_are_counted(host: Host, pod: Any) -> None:
+    containers = "01" * 32, "02" * 32
+    for id_ in containers:
+        host.start(pod(id_), id_, uid=UID)
+    host.machine.kill()
+    host.machine.start()
     assert reasons_of(host, UID) == {""}
 
 

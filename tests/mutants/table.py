@@ -655,8 +655,15 @@ MUTANTS = (
     Mutant(
         "a container that was left out before a restart of the daemon is forgotten",
         _WORKLOADS + "apart.py",
-        "            mark_apart(ctx, txn, Reason.LEFT_OUT.text(member=name))\n",
-        "            pass\n",
+        "        mark_apart(ctx, txn, Reason.LEFT_OUT.text(member=found))\n",
+        "        pass\n",
+        "tests/daemon/test_profiles_hook.py",
+    ),
+    Mutant(
+        "a pod stays exact without a container that started while no daemon ran",
+        _WORKLOADS + "recovery.py",
+        "                apart.mark_left_out(ctx, txn)\n",
+        "                pass\n",
         "tests/daemon/test_profiles_hook.py",
     ),
     Mutant(
