@@ -26,6 +26,7 @@ from resctrlmond.resctrl.tasks import CgroupTasks, Moved, MoveOptions, Origins, 
 from resctrlmond.workloads import group_ops, nested, units
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import Group, GroupState, Member, State, Workload, replace
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Transaction
@@ -45,11 +46,14 @@ def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bo
         return
     try:
         # The tasks of a group that another program has just renamed are not outside.
-        workload = workload if is_found else group_ops.follow(ctx, txn)
+        if not is_found:
+            group_ops.follow(ctx, txn)
     except (NoSuchGroup, NotMounted):
         return  # its loss is about to be recorded
-    workload = nested.fold(ctx, txn)
-    for member in workload.living:
+    # If /run is full, the next sweep adds them: figures are read from the files of the nested workloads until then.
+    with contextlib.suppress(NotWritten):
+        nested.fold(ctx, txn)
+    for member in txn.workload.living:
         _sweep_and_record(ctx, txn, member, is_last=is_last)
     units.drop_strays(ctx, txn)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -683,6 +684,31 @@ def test_resumed_outer_run_keeps_the_nested_ones(family: Family, monkeypatch: py
     assert family.group(inner) == "outer"
     own, inside = family.release("outer")
     assert (own.quality, exact(inside)) == (Quality.ESTIMATED, used + family.used(ended))
+
+
+def test_sweep_finds_tasks_outside_while_the_end_of_a_nested_run_cannot_be_saved(
+    host: Host, puppet: Puppet, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While /run is full, a sweep cannot add the file of the nested run to the record."""
+    join(cgroup, puppet.pid)
+    host.manager.assign(assignment("ctr", puppet.pid, "oci", member="c1", own_cgroup=cgroup))
+    host.manager.assign(assignment("inner", int(puppet.do("fork")), nested=True))
+    host.manager.release("inner", owner="test")
+    assert host.manager.get("ctr").first.baseline is Quality.EXACT
+    outside = process()
+    join(cgroup, outside.pid)
+
+    def fill(*_: object, **__: object) -> None:
+        raise NotWritten("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("resctrlmond.workloads.store.write_file", fill)
+        with suppress(NotWritten):
+            host.manager.maintenance.sweep("ctr")
+        assert host.manager.get("ctr").first.baseline is Quality.LATE
+    host.manager.maintenance.sweep("ctr")
+    assert host.manager.get("ctr").nested.living == ()
+    assert host.tree.membership(outside.pid).group == "ctr"
 
 
 def test_kill_at_any_step_of_a_nested_assign_and_release(family: Family, fuse: Fuse) -> None:
