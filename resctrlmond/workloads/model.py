@@ -152,13 +152,15 @@ class Nested(msgspec.Struct, frozen=True, omit_defaults=True):
     """The workloads inside a workload (see ``nested.py``).
 
     ``living`` are those whose use is not in ``totals`` yet, the sums of the others by event. ``count`` is the number
-    of all. ``missing`` is the key of one whose use is not known; "" if there is none.
+    of all. ``missing`` is the key of one whose use is not known; "" if there is none. ``has_gap``: the group of the
+    workload was lost and created again. Workloads that began inside it meanwhile are not listed.
     """
 
     living: tuple[Part, ...] = ()
     totals: dict[str, NestedTotal] = msgspec.field(default_factory=dict)
     count: int = 0
     missing: str = ""
+    has_gap: bool = False
 
 
 class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True):

@@ -13,6 +13,7 @@ files to its record.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -33,7 +34,7 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads.accounting import Quality, Total, added, digits
+from resctrlmond.workloads.accounting import Quality, Total, added, digits, worst
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import Group, NestedTotal, Part, State, Workload, replace
@@ -300,7 +301,13 @@ def totals_on_disk(workload: Workload, names: Iterable[str]) -> list[Total]:
         why = Reason.NESTED_UNKNOWN.text(key=missing)
         everything = dict.fromkeys((*names, *nested.totals))
         parts.append([Total(event(name), None, Quality.UNKNOWN, why) for name in everything])
-    return added(parts)
+    found = added(parts)
+    return [_with_gap(total) for total in found] if nested.has_gap else found
+
+
+def _with_gap(total: Total) -> Total:
+    reason = "; ".join(filter(None, (total.reason, Reason.NESTED_GAP.text())))
+    return dataclasses.replace(total, quality=worst(total.quality, Quality.ESTIMATED), reason=reason)
 
 
 def _total(name: str, of: NestedTotal) -> Total:

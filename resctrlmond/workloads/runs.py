@@ -103,7 +103,7 @@ def resume(ctx: Context, txn: Transaction) -> Workload:
     places = [place for place in (placement.where(ctx, member) for member in members) if place is not None]
     prior_runs = _prior_runs(ctx, lost)
     # Its files are set aside with those of the lost run.
-    inside = nested.fold(ctx, txn).nested
+    inside = replace(nested.fold(ctx, txn).nested, has_gap=True)
     # Its tasks may be in another class by now. After an unmount they are all in the root class.
     class_ = places[0].class_ if places else lost.first.class_
     workload = replace(

@@ -574,6 +574,13 @@ MUTANTS = (
         "tests/workloads/test_nested.py",
     ),
     Mutant(
+        "nested use is exact after a loss of the outer group",
+        _WORKLOADS + "runs.py",
+        "replace(nested.fold(ctx, txn).nested, has_gap=True)",
+        "nested.fold(ctx, txn).nested",
+        "tests/workloads/test_nested.py",
+    ),
+    Mutant(
         "the outer run is exact although the group of a nested one was removed",
         _WORKLOADS + "nested.py",
         "workload.left_tasks or were_moved or workload.state is State.LOST",
