@@ -23,6 +23,7 @@ from resctrlmond.workloads.states import Quality
 _HIERARCHIES = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
 # systemctl waits for the bus, which may hang.
 _SYSTEMCTL_TIMEOUT_S = 30.0
+_NOT_OWN = "only nested workloads counted it"
 ENDED_EARLY = "the workload ended before the command, and later use is not counted"
 # From best to worst.
 _QUALITIES = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
@@ -240,7 +241,9 @@ def together(totals: Sequence[types.Total], nested: Sequence[types.Total]) -> li
     inside = {total.event: total for total in nested}
     own = {total.event for total in totals}
     found = [_sum(total, inside[total.event]) if total.event in inside else total for total in totals]
-    return found + [total for total in nested if total.event not in own]
+    # The workload itself has not counted these: the sums are lower bounds.
+    lower = downgraded([total for total in nested if total.event not in own], Quality.ESTIMATED, _NOT_OWN)
+    return found + lower
 
 
 def _sum(own: types.Total, nested: types.Total) -> types.Total:

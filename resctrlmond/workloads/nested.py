@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 import msgspec
@@ -301,6 +301,8 @@ def totals_on_disk(workload: Workload, names: Iterable[str]) -> list[Total]:
         why = Reason.NESTED_UNKNOWN.text(key=missing)
         everything = dict.fromkeys((*names, *nested.totals))
         parts.append([Total(event(name), None, Quality.UNKNOWN, why) for name in everything])
+    elif nested.totals:
+        parts.append(_uncounted(names, nested.totals))
     found = added(parts)
     return [_with_gap(total) for total in found] if nested.has_gap else found
 
@@ -310,13 +312,22 @@ def _with_gap(total: Total) -> Total:
     return dataclasses.replace(total, quality=worst(total.quality, Quality.ESTIMATED), reason=reason)
 
 
+def _uncounted(names: Iterable[str], counted: Collection[str]) -> list[Total]:
+    """Return an unknown total for each event that was not counted, so that a sum without it is not exact."""
+    why = Reason.NESTED_UNCOUNTED.text()
+    return [Total(event(name), None, Quality.UNKNOWN, why) for name in names if name not in counted]
+
+
 def _total(name: str, of: NestedTotal) -> Total:
     return Total(event(name), parse_value(of.value).number if of.value else None, of.quality, of.reason)
 
 
 def _with_end(workload: Workload, part: Part, end: _End) -> Workload:
     nested = workload.nested
-    both = added([[_total(name, of) for name, of in totals.items()] for totals in (nested.totals, end.totals)])
+    parts = [[_total(name, of) for name, of in totals.items()] for totals in (nested.totals, end.totals)]
+    if nested.totals and end.totals:  # one without totals had no group
+        parts += [_uncounted(end.totals, nested.totals), _uncounted(nested.totals, end.totals)]
+    both = added(parts)
     living = tuple(one for one in nested.living if one != part)
     workload = replace(workload, nested=replace(nested, living=living, totals=_by_event(both)))
     return _with_left_tasks(workload, part) if end.left_tasks else workload

@@ -216,6 +216,7 @@ class Reason(enum.Enum):
         "its group was lost at {time} ({loss}), and its use until it had a new one is not counted",
     )
     NESTED_GAP = Quality.ESTIMATED, "nested workloads that began while its group was lost are not included"
+    NESTED_UNCOUNTED = Quality.ESTIMATED, Quality.UNKNOWN, "nested workloads did not count it"
     NESTED_UNKNOWN = Quality.ESTIMATED, Quality.UNKNOWN, "what the nested workload {key} used is not known"
     CLASS_MISSING = Quality.ESTIMATED, "class {class_} is not included: {cause}"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from resctrlctl.errors import CommandError
-from resctrlctl.run_target import Target, difference
+from resctrlctl.run_target import Target, difference, together
 from resctrlmond.api import types
 from resctrlmond.api.types import Member
 from resctrlmond.workloads.states import Quality, State
@@ -92,3 +92,13 @@ def test_target_is_all_of_a_workload_only_without_other_members(
 ) -> None:
     process, cgroup = Target(pid=12, start_time=345), Target(cgroup=CONTAINER.cgroup)
     assert (process.is_all_of(workload(*members)), cgroup.is_all_of(workload(*members))) == (is_process, is_cgroup)
+
+
+def test_event_that_only_nested_workloads_counted_is_a_lower_bound() -> None:
+    def total(name: str, value: str) -> types.Total:
+        return types.Total(event=name, unit="J", value=value, quality=Quality.EXACT)
+
+    both, other = together([total("a", "1")], [total("a", "2"), total("b", "3")])
+    assert (both.value, both.quality) == ("3", Quality.EXACT)
+    assert (other.value, other.quality) == ("3", Quality.ESTIMATED)
+    assert other.reason == "only nested workloads counted it"

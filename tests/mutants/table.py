@@ -581,6 +581,13 @@ MUTANTS = (
         "tests/workloads/test_nested.py",
     ),
     Mutant(
+        "an event that only some nested runs have counted is exact",
+        _WORKLOADS + "nested.py",
+        "        parts += [_uncounted(end.totals, nested.totals), _uncounted(nested.totals, end.totals)]\n",
+        "        pass\n",
+        "tests/workloads/test_nested.py",
+    ),
+    Mutant(
         "the outer run is exact although the group of a nested one was removed",
         _WORKLOADS + "nested.py",
         "workload.left_tasks or were_moved or workload.state is State.LOST",

@@ -25,6 +25,7 @@ from resctrlmond.workloads.model import EndRule, Nested, State
 from resctrlmond.workloads.placement import sweep
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.requests import Assigned
+from resctrlmond.workloads.totals import used
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import drop
 from tests.workloads.conftest import Host, assignment, join, machine
@@ -734,6 +735,34 @@ def test_nested_use_is_not_exact_after_a_loss_of_the_outer_group(
         assert inside is not None
         assert (inside.number, inside.quality) == (used, Quality.ESTIMATED)
         assert inside.reason == "nested workloads that began while its group was lost are not included"
+
+
+@pytest.mark.parametrize("lacks", ["first", "second", "both"])
+def test_event_that_a_nested_run_lacks_is_not_exact(
+    family: Family, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    """As if the files of the event had not existed during that run."""
+    outer = family.start()
+    family.assign("outer", outer, nested=False)
+
+    def lacking(snapshots: Any, workload: Any, live: Any) -> list[Total]:
+        found = used(snapshots, workload, live)
+        return [total for total in found if total.event.name != ENERGY or lacks not in (workload.key, "both")]
+
+    monkeypatch.setattr("resctrlmond.workloads.nested.used", lacking)
+    counted = Decimal(0)
+    for key in ("first", "second"):
+        inner = family.start(by=outer)
+        family.assign(key, inner)
+        family.run(inner)
+        if lacks not in (key, "both"):
+            counted = family.used(inner)
+        family.release(key)
+    for _, inside in (family.read("outer"), family.release("outer")):
+        assert inside is not None
+        quality = Quality.UNKNOWN if lacks == "both" else Quality.ESTIMATED
+        assert (inside.number, inside.quality) == (None if lacks == "both" else counted, quality)
+        assert inside.reason == "nested workloads did not count it"
 
 
 def test_kill_at_any_step_of_a_nested_assign_and_release(family: Family, fuse: Fuse) -> None:
