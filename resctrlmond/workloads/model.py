@@ -15,7 +15,10 @@ from resctrlmond.workloads.states import EndRule, Quality, State
 # Declared in a module that clients can import without this one.
 __all__ = ["EndRule", "State"]
 
-VERSION = 1
+# The format of records with nested workloads is of its own, so that a daemon that does not know them leaves these
+# records alone: it would report the outer one without the others, and end the others without it.
+VERSION = 2
+VERSION_WITHOUT_NESTED = 1
 # The folder of a group in the root class, which has no name: resctrl has a directory of this name itself, so no class
 # is called so.
 ROOT_FOLDER = "mon_groups"
@@ -242,8 +245,6 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     ``profile`` and ``profile_source`` are those of the pod or of the container, as with a member.
     """
 
-    # A factory's value is always written, unlike a default.
-    version: int = msgspec.field(default_factory=lambda: VERSION)
     key: str
     groups: tuple[Group, ...]
     generation: int = 1
@@ -283,6 +284,11 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     def reason(self) -> str:
         """Why the workload is in its state; "" if there is no reason."""
         return self.first.reason
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether the workload is, or was, in another one, or other ones in it."""
+        return bool(self.part_of or self.nested.count)
 
     @property
     def is_observed(self) -> bool:

@@ -27,7 +27,15 @@ from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.atomic_files import read_file, write_file, writing
 from resctrlmond.workloads.clock import boot_ns, seconds_since_ns
 from resctrlmond.workloads.errors import InvalidClass, InvalidKey, LimitExceeded, NoSuchWorkload
-from resctrlmond.workloads.model import ROOT_FOLDER, VERSION, Group, GroupState, Workload, replace
+from resctrlmond.workloads.model import (
+    ROOT_FOLDER,
+    VERSION,
+    VERSION_WITHOUT_NESTED,
+    Group,
+    GroupState,
+    Workload,
+    replace,
+)
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.validation import canonical_key, valid_class
 
@@ -478,7 +486,9 @@ class UnreadableRecord(Exception):
 
 def encode(workload: Workload) -> bytes:
     """Return the content of a record file: one JSON object and a newline."""
-    return msgspec.json.format(msgspec.json.encode(workload), indent=1) + b"\n"
+    version = VERSION if workload.is_nested else VERSION_WITHOUT_NESTED
+    data = b'{"version":%d,%b' % (version, msgspec.json.encode(workload)[1:])
+    return msgspec.json.format(data, indent=1) + b"\n"
 
 
 def decode(data: bytes, path: str) -> Workload:
@@ -488,7 +498,7 @@ def decode(data: bytes, path: str) -> Workload:
     """
     try:
         version = msgspec.json.decode(data, type=_Version).version
-        if version != VERSION:
+        if version not in (VERSION, VERSION_WITHOUT_NESTED):
             raise UnreadableRecord(
                 path,
                 f"written by another version of resctrlmond (record format {version}, not {VERSION}), and not "

@@ -7,11 +7,27 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import VERSION, Claim, EndRule, Group, GroupState, Member, PriorRuns, State, Workload
-from resctrlmond.workloads.store import decode
+from resctrlmond.workloads.model import (
+    VERSION,
+    VERSION_WITHOUT_NESTED,
+    Claim,
+    EndRule,
+    Group,
+    GroupState,
+    Member,
+    Nested,
+    NestedTotal,
+    Part,
+    PriorRuns,
+    State,
+    Workload,
+    replace,
+)
+from resctrlmond.workloads.store import decode, encode
 from tests.workloads.builders import workload
 from tests.workloads.conftest import Host, assignment
 
@@ -52,6 +68,23 @@ WHOLE_1 = """\
  "otherCpuNs": {"c1": 5},
  "idleNs": 77,
  "priorRuns": {"totals": {"mbm_total_bytes": "12"}, "reason": "its group was lost", "losses": 2}
+}
+"""
+# The format of a workload in another one, or with others in it. Version 1 lacks nothing else of it.
+WHOLE_2 = """\
+{
+ "version": 2,
+ "key": "middle",
+ "groups": [{"name": "middle", "state": "standing", "nonce": 5, "baseline": "exact"}],
+ "partOf": ["outer", "outermost"],
+ "leftTasks": true,
+ "nested": {
+  "living": [{"key": "inner", "nonce": 7}],
+  "totals": {"core_energy": {"value": "1.5", "quality": "late", "reason": "why"}},
+  "count": 3,
+  "missing": "gone",
+  "has_gap": true
+ }
 }
 """
 LEAST_1 = '{"version": 1, "key": "k", "groups": [{"name": "k"}]}\n'
@@ -112,6 +145,37 @@ def test_every_field_of_version_1_is_read() -> None:
     assert decode(LEAST_1.encode(), "file") == workload("k", State.PENDING)
 
 
+def test_every_field_of_version_2_is_read() -> None:
+    assert decode(WHOLE_2.encode(), "file") == Workload(
+        key="middle",
+        groups=(Group(name="middle", state=GroupState.CREATED, nonce=5, baseline=Quality.EXACT),),
+        part_of=("outer", "outermost"),
+        left_tasks=True,
+        nested=Nested(
+            living=(Part("inner", 7),),
+            totals={"core_energy": NestedTotal("1.5", Quality.LATE, "why")},
+            count=3,
+            missing="gone",
+            has_gap=True,
+        ),
+    )
+
+
+def test_record_has_version_2_only_with_nested_workloads() -> None:
+    """A daemon that does not know them would report the outer workload as exact without the others."""
+    plain = workload("k", State.PENDING)
+    records = {
+        "plain": plain,
+        "inner": replace(plain, part_of=("outer",)),
+        "outer": replace(plain, nested=Nested(living=(Part("inner", 7),), count=1)),
+        "outer after the end": replace(plain, nested=Nested(count=1)),
+        "lost": replace(plain, nested=Nested(has_gap=True)),
+    }
+    written = {name: msgspec.json.decode(encode(record))["version"] for name, record in records.items()}
+    assert written == {"plain": 1, "inner": 2, "outer": 2, "outer after the end": 2, "lost": 1}
+    assert [decode(encode(record), "file") for record in records.values()] == list(records.values())
+
+
 def test_there_is_a_file_of_every_version() -> None:
     kept = {int(name.removeprefix("WHOLE_")) for name in globals() if name.startswith("WHOLE_")}
     assert kept == set(range(1, VERSION + 1))
@@ -130,7 +194,7 @@ def test_records_of_a_later_version_are_not_changed(host: Host, process: Start, 
     else:
         host.manager.create("k", owner="a")
     before, files, group = host.manager.get("k"), host.files("k"), host.marked_groups()
-    later = rewritten(host, VERSION, VERSION + 1)
+    later = rewritten(host, VERSION_WITHOUT_NESTED, VERSION + 1)
 
     manager = host.restart()
     problems = [problem for problem in manager.problems if f"format {VERSION + 1}, not {VERSION}" in problem]
@@ -143,7 +207,7 @@ def test_records_of_a_later_version_are_not_changed(host: Host, process: Start, 
     assert Path(host.run, "records", "k.json").read_bytes() == later
     assert (host.files("k"), host.marked_groups()) == (files, group)
 
-    rewritten(host, VERSION + 1, VERSION)
+    rewritten(host, VERSION + 1, VERSION_WITHOUT_NESTED)
     assert host.restart().get("k") == before
     host.check()
 
@@ -151,7 +215,7 @@ def test_records_of_a_later_version_are_not_changed(host: Host, process: Start, 
 def test_call_for_the_key_gets_a_new_run_and_the_later_record_is_kept(host: Host, process: Start) -> None:
     child = process()
     host.manager.assign(assignment("k", child.pid))
-    later = rewritten(host, VERSION, VERSION + 1)
+    later = rewritten(host, VERSION_WITHOUT_NESTED, VERSION + 1)
     manager = host.restart()
     assert manager.create("k", owner="a").first.baseline is Quality.UNKNOWN
     assert manager.assign(assignment("k", child.pid)).workload.state is State.ACTIVE
