@@ -15,6 +15,7 @@ from resctrlctl.errors import CommandError, print_error
 from resctrlctl.run_target import as_known, difference
 from resctrlmond.api import types
 from resctrlmond.api.levels import levels
+from resctrlmond.api.varlink.messages import prepare
 
 
 class LevelSummary(msgspec.Struct, frozen=True):
@@ -63,6 +64,8 @@ class Sampler:
 
     def start(self, begun: float) -> None:
         """Start the thread; the command began at ``begun`` (time.monotonic())."""
+        # The workload may be released, in another thread, during the first reading.
+        prepare(types.ReadReply, types.ReleaseReply)
         self._thread = threading.Thread(target=self._sample, args=(begun,), name="samples", daemon=True)
         self._thread.start()
 

@@ -29,6 +29,7 @@ from resctrlmond.api.types import (
     StatusReply,
     Usage,
 )
+from resctrlmond.api.varlink.messages import prepare
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.states import Pool
 
@@ -125,6 +126,8 @@ class _Pools:
     def begin(self) -> None:
         """Begin to read, unless an earlier reading has not ended."""
         if self._reader is None or not self._reader.is_alive():
+            # The workloads are read at the same time.
+            prepare(MachineReply, ReadAllReply, StatusReply)
             # A daemon thread, because the interpreter does not wait for it at its exit.
             self._reader = threading.Thread(target=self._read, daemon=True)
             self._reader.start()

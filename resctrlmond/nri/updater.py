@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from resctrlmond import journal
 from resctrlmond.api import types
+from resctrlmond.api.varlink.messages import prepare
 from resctrlmond.nri import place
 from resctrlmond.nri.inventory import chunks, inventory
 from resctrlmond.nri.manager import CLAIM, Manager, Refused, Unavailable
@@ -36,6 +37,16 @@ _SHOWN_LENGTH = 320
 # No key contains a slash.
 _INVENTORY = "/inventory"
 
+
+# Calls of several pods are made at the same time, each in a thread.
+prepare(
+    types.AssignReply,
+    types.ListReply,
+    types.ReconcileReply,
+    types.ReleaseReply,
+    types.ReportPodsReply,
+    types.WorkloadReply,
+)
 
 _Target = dict[str, int | str]
 _Reply = TypeVar("_Reply")

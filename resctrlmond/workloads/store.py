@@ -497,7 +497,7 @@ def decode(data: bytes, path: str) -> Workload:
     Raises UnreadableRecord if it is damaged, or of another version.
     """
     try:
-        version = msgspec.json.decode(data, type=_Version).version
+        version = _VERSION_DECODER.decode(data).version
         if version not in (VERSION, VERSION_WITHOUT_NESTED):
             raise UnreadableRecord(
                 path,
@@ -506,7 +506,7 @@ def decode(data: bytes, path: str) -> Workload:
                 "give it up",
                 is_of_other_version=True,
             )
-        workload = msgspec.json.decode(data, type=Workload)
+        workload = _DECODER.decode(data)
         _check_names(workload)
     except (msgspec.DecodeError, UnicodeError, RecursionError, InvalidKey, InvalidClass) as error:
         raise UnreadableRecord(path, f"not a valid record: {error}") from error
@@ -531,3 +531,8 @@ def _check_names(workload: Workload) -> None:
 
 class _Version(msgspec.Struct):
     version: int
+
+
+# Created by the import, as in ``nested``.
+_VERSION_DECODER = msgspec.json.Decoder(_Version)
+_DECODER = msgspec.json.Decoder(Workload)

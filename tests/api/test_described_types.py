@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types that several threads decode are described before: msgspec crashes if two threads describe one at once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import resctrlmond.nri
+
+_HAS = """
+import gc
+def described(kind):  # the class refers to its description
+    return any(type(one).__name__ == "StructInfo" for one in gc.get_referents(kind))
+"""
+_REPLIES = {
+    name
+    for path in Path(resctrlmond.nri.__path__[0]).glob("*.py")
+    for name in re.findall(r"types\.(\w+Reply)", path.read_text())
+}
+_AT_THREAD = """
+import threading
+from resctrlmond.api import types
+from resctrlmond.api.varlink.messages import Reply
+def start(thread):
+    print(all(map(described, (Reply, types.Workload, types.Total, {kinds}))))
+threading.Thread.start = start
+"""
+_TOP = "from resctrlctl.top import _Pools\n_Pools('/nowhere', 1.0).begin()"
+_RUN = "from resctrlctl.run_samples import Sampler\nSampler(None, 'key', 1.0, None, None).start(0.0)"
+
+
+def run(code: str) -> str:
+    """Run code in a process that has decoded nothing."""
+    return subprocess.run([sys.executable, "-c", _HAS + code], check=True, capture_output=True, text=True).stdout
+
+
+def test_description_of_a_type_is_seen() -> None:
+    code = "from resctrlmond.api import types\nfrom resctrlmond.api.varlink.messages import prepare\n"
+    code += "before = described(types.Total)\nprepare(types.ReadReply)\nprint(before, described(types.Total))"
+    assert run(code).split() == ["False", "True"]
+
+
+def test_replies_to_the_nri_adapter_are_described_by_the_import() -> None:
+    assert len(_REPLIES) >= 6
+    code = "import resctrlmond.nri.updater\nfrom resctrlmond.api import types\n"
+    names = ", ".join(f"{name!r}" for name in sorted(_REPLIES))
+    assert run(f"{code}print([name for name in ({names}) if not described(getattr(types, name))])") == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "code"),
+    [
+        ("types.MachineReply, types.ReadAllReply, types.StatusReply", _TOP),
+        ("types.ReadReply, types.ReleaseReply", _RUN),
+    ],
+    ids=["top", "run"],
+)
+def test_replies_to_resctrlctl_are_described_before_a_second_thread_reads(kinds: str, code: str) -> None:
+    assert run(_AT_THREAD.format(kinds=kinds) + code) == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "kinds"),
+    [
+        ("store", "Workload, _Version"),
+        ("checkpoint", "LastRead"),
+        ("nested", "_End"),
+    ],
+)
+def test_types_of_files_are_described_by_the_import(module: str, kinds: str) -> None:
+    code = f"from resctrlmond.workloads.{module} import {kinds}\nprint(all(map(described, ({kinds},))))"
+    assert run(code) == "True\n"
