@@ -28,7 +28,8 @@ _ATTRIBUTES = {
     "container.name": ("io.kubernetes.container.name", "io.kubernetes.cri.container-name"),
 }
 
-# The image of the container: of CRI-O, of containerd. Podman does not set it.
+# The image of the container: of CRI-O, of containerd. Podman does not set it. CRI-O's is first, because CRI-O copies
+# the annotations of the pod, which its user sets, to each container, and then sets its own.
 _IMAGE = ("io.kubernetes.cri-o.ImageName", "io.kubernetes.cri.image-name")
 
 # "sandbox" or "container": CRI-O, containerd. Podman does not set it.

@@ -183,8 +183,10 @@ _TEXT_LENGTH = 4096
 _MAP_LENGTH = 65536
 
 
-# The annotations of a container with the name of its image: of containerd, of CRI-O.
-_IMAGE = frozenset({b"io.kubernetes.cri.image-name", b"io.kubernetes.cri-o.ImageName"})
+# The annotations of a container with the name of its image: of CRI-O, of containerd. CRI-O copies those of the pod,
+# which its user sets, to each container, and then sets its own. So its own is the only one that counts, if there is
+# one. Neither lets a user replace its own one.
+_IMAGE = (b"io.kubernetes.cri-o.ImageName", b"io.kubernetes.cri.image-name")
 
 
 def _pod(pod: nri_pb2.PodSandbox) -> Pod:
@@ -228,7 +230,7 @@ _STATES = {
 
 
 def _container(container: nri_pb2.Container) -> Container:
-    images = (pair.value for pair in islice(container.annotations, _MAP_LENGTH) if pair.name in _IMAGE)
+    images = {pair.name: pair.value for pair in islice(container.annotations, _MAP_LENGTH) if pair.name in _IMAGE}
     return Container(
         id=container.id[:_TEXT_LENGTH],
         sandbox=container.pod_sandbox_id[:_TEXT_LENGTH],
@@ -236,7 +238,7 @@ def _container(container: nri_pb2.Container) -> Container:
         state=_STATES.get(container.state, ContainerState.UNKNOWN),
         pid=container.pid,
         cgroups_path=container.linux.cgroups_path[:_TEXT_LENGTH],
-        image=_text(next(images, b""))[:_TEXT_LENGTH],
+        image=_text(next((images[name] for name in _IMAGE if name in images), b""))[:_TEXT_LENGTH],
     )
 
 

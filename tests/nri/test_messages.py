@@ -148,3 +148,16 @@ def test_response_to_a_chunk_repeats_more() -> None:
     last = messages.decode("Synchronize", b"")
     assert last == messages.Synchronize((), (), False)
     assert messages.answer(messages.Synchronize((), (), False)) == b""
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_pod_of_cri_o_does_not_choose_the_image_of_its_container(order: int) -> None:
+    """CRI-O copies the annotations of the pod, which a user writes, to each container."""
+    one = container()
+    given = {"io.kubernetes.cri.image-name": "wanted", "io.kubernetes.cri-o.ImageName": "real"}
+    one.annotations.extend(
+        nri_pb2.Annotation(name=name.encode(), value=value.encode()) for name, value in list(given.items())[::order]
+    )
+    event = nri_pb2.StateChangeEvent(event=Event.START_CONTAINER, pod=pod(), container=one)
+    decoded = messages.decode("StateChange", event.SerializeToString())
+    assert "image='real'" in repr(decoded)
