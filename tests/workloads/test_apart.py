@@ -13,6 +13,7 @@ from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.workloads import apart
 from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.validation import canonical_key
 from tests.workloads.conftest import UID, Host, assignment, join
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -62,3 +63,34 @@ def test_pod_is_late_if_its_containers_cannot_be_listed_at_the_start(
     assert group.baseline_reasons == (
         "containers of the pod that run outside are not detected: cannot list the containers",
     )
+
+
+def test_pod_is_late_for_its_running_container_after_too_many_other_pods(
+    host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon remembers so many pods. The control group of the pod shows the container after that."""
+    monkeypatch.setattr(apart, "_MAX_PODS", 2)
+    excluded, later = "2" * 64, "3" * 64
+    container(excluded)
+    for pod in (UID, *(f"{number}" * 32 for number in range(3))):
+        with host.manager.context.store.transaction(canonical_key(pod)) as txn:
+            apart.mark_apart(host.manager.context, txn, f"{excluded} is not included, because of its profile quiet")
+    assert canonical_key(UID) not in host.manager.context.memory.apart
+    start(host, container(later), later)
+    assert host.manager.get(UID).first.baseline_reasons == (
+        f"{excluded} is not included: it runs in the control group of the pod, but not in the group",
+    )
+
+
+def test_pod_that_runs_is_late_for_its_container_after_too_many_other_pods(
+    host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark is in its record."""
+    monkeypatch.setattr(apart, "_MAX_PODS", 2)
+    why = "x is not included, because of its profile quiet"
+    start(host, container("1" * 64), "1" * 64)
+    for pod in (UID, *(f"{number}" * 32 for number in range(3))):
+        with host.manager.context.store.transaction(canonical_key(pod)) as txn:
+            apart.mark_apart(host.manager.context, txn, why)
+    assert host.manager.get(UID).first.baseline_reasons == (why,)
+    assert why in host.restart().get(UID).first.baseline_reasons
