@@ -118,7 +118,10 @@ class Daemon:
             if dbus is not None:
                 opened.push_async_callback(dbus.close)
             opened.push_async_callback(varlink.close)
-            await varlink.start(self._varlink_socket())
+            listener, is_own = self._varlink_socket()
+            await varlink.start(listener)
+            if is_own:
+                await self._workers.run(Lane.UPKEEP, self._manager.search_left_out)
             if dbus is not None:
                 await self._start_dbus(dbus)
             opened.push_async_callback(self._close_units)
@@ -203,13 +206,15 @@ class Daemon:
 
     # -- interfaces
 
-    def _varlink_socket(self) -> socket.socket:
+    def _varlink_socket(self) -> tuple[socket.socket, bool]:
+        """Return the listening socket, and whether it is the daemon's own: nobody could connect before."""
         try:
             passed = sockets.passed_sockets()
         except ValueError as error:
             raise ResctrlError(str(error)) from error
         gid = self._setup.gid
-        listener = passed.get("varlink") or sockets.listen(self._config.varlink_socket, 0o660, gid)
+        given = passed.get("varlink")
+        listener = given or sockets.listen(self._config.varlink_socket, 0o660, gid)
         path = str(listener.getsockname())
         for other in self._config.reader_ids(gid) - {gid}:
             try:
@@ -218,7 +223,7 @@ class Daemon:
                 # Not a reason to measure nothing: only readers are affected.
                 why = error.strerror or str(error)
                 log.warning("members of the group of 'read_group' (%d) cannot connect to %s: %s", other, path, why)
-        return listener
+        return listener, given is None
 
     def _dbus_server(self) -> DBusServer | None:
         if not self._config.dbus:

@@ -86,16 +86,21 @@ def mark_left_out(ctx: Context, txn: Transaction) -> None:
         return
     if workload.first.baseline is not Quality.EXACT:
         return
+    try:
+        why = _why_left_out(ctx, txn.key, workload)
+    except NotRead as error:
+        why = Reason.CANNOT_FIND_CONTAINERS.text(error=error)
+    if why:
+        mark_apart(ctx, txn, why)
+
+
+def _why_left_out(ctx: Context, key: str, workload: Workload) -> str:
+    """Return the reason for which the pod is late; "" for none. Raises NotRead."""
     paths = {workload.pod_cgroup and os.path.join(workload.pod_cgroup, "any"), *map(_cgroup_of, workload.living)}
     for path in sorted(filter(None, paths)):
-        try:
-            found = _left_out(ctx, txn.key, workload, path)
-            why = found and Reason.LEFT_OUT.text(member=found)
-        except NotRead as error:
-            why = Reason.CANNOT_FIND_CONTAINERS.text(error=error)
-        if why:
-            mark_apart(ctx, txn, why)
-            return
+        if found := _left_out(ctx, key, workload, path):
+            return Reason.LEFT_OUT.text(member=found)
+    return ""
 
 
 def _cgroup_of(member: Member) -> str:

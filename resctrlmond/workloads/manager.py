@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from resctrlmond.resctrl.counters import Reading
@@ -64,6 +65,8 @@ from resctrlmond.workloads.validation import (
     reason_text,
     valid_class,
 )
+
+log = logging.getLogger(__name__)
 
 
 class Manager:
@@ -165,6 +168,19 @@ class Manager:
         self.context.interference.start()
         self._found_at_start = self._recovery.recover()
         self.maintenance.begin()
+
+    def search_left_out(self) -> None:
+        """Make a pod late if one of its containers began while ``recover`` ran, and its hook had no socket to call.
+
+        To be called when hooks can call. Does not raise: what cannot be searched or saved is logged.
+        """
+        ctx = self.context
+        for workload in ctx.store.unfinished():
+            try:
+                with ctx.store.transaction(workload.key) as txn:
+                    apart.mark_left_out(ctx, txn)
+            except ResctrlError as error:
+                log.warning("%s: containers that began during the start are not searched: %s", workload.key, error)
 
     @property
     def recovering_at(self) -> str:

@@ -53,8 +53,14 @@ def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bo
     # If /run is full, the next sweep adds them: figures are read from the files of the nested workloads until then.
     with contextlib.suppress(NotWritten):
         nested.fold(ctx, txn)
+    unsaved = None
     for member in txn.workload.living:
-        _sweep_and_record(ctx, txn, member, is_last=is_last)
+        try:
+            _sweep_and_record(ctx, txn, member, is_last=is_last)
+        except NotWritten as error:
+            unsaved = error  # the others are searched nevertheless
+    if unsaved is not None:
+        raise unsaved
     units.drop_strays(ctx, txn)
 
 

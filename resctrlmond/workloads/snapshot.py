@@ -416,6 +416,7 @@ class Snapshots:
     def bring_back(self, key: str, generation: int) -> None:
         """Undo ``set_aside``: move the files of the run back to ``groups/``. Raises NotWritten."""
         source = self.aside(key, generation)
+        self._forget(key)
         with writing(source), contextlib.suppress(FileNotFoundError):
             os.rename(source, self.path(key))
         self._completed_ns.pop(source, None)

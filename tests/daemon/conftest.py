@@ -64,7 +64,7 @@ class Machine:
 
     def start(self, *wrapper: str, **environment: str) -> None:
         """Start a daemon and wait until it is ready."""
-        self._spawn(*wrapper, **environment)
+        self.spawn(*wrapper, **environment)
         assert self.wait_for_notify("READY=1"), self.log.read_text()
 
     def start_with_socket(self, listener: socket.socket) -> None:
@@ -78,9 +78,10 @@ class Machine:
                 os.dup2(listener.fileno(), 3)
             # LISTEN_PID must be the pid of the daemon, so a shell sets it and then executes the daemon.
             shell = ("sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh")
-            self._spawn(*shell, LISTEN_FDS="1", LISTEN_FDNAMES="varlink")
+            self.spawn(*shell, LISTEN_FDS="1", LISTEN_FDNAMES="varlink")
 
-    def _spawn(self, *wrapper: str, **environment: str) -> None:
+    def spawn(self, *wrapper: str, **environment: str) -> None:
+        """Start a daemon, and do not wait until it is ready."""
         with self.log.open("ab") as log:
             self.daemon = subprocess.Popen(
                 [*wrapper, *self.command()],

@@ -15,6 +15,7 @@ import pytest
 
 from tests.daemon.conftest import Machine, MoveToCgroup, StartProcess, end, run_daemon
 from tests.daemon.containers import CONTAINER, UID, execute, hook, state
+from tests.daemon.test_start_lock import slow_next_start
 from tests.wait import wait_until
 
 PROFILES = """\
@@ -442,3 +443,18 @@ def test_explanation_names_each_container_of_a_pod(host: Host, pod: Any) -> None
     assert reply == {"id": app, "profile": "gold", "source": f"annotation {ANNOTATION}/app"}
     shown = host.ctl("show", UID)
     assert "Profile: plain" in shown
+
+
+def test_container_that_starts_before_the_socket_of_the_daemon_makes_its_pod_late(
+    host: Host, pod: Any, process: StartProcess
+) -> None:
+    first, left_out = "01" * 32, "02" * 32
+    host.start(pod(first), first, uid=UID)
+    assert host.machine.group(UID)["baseline"] == "exact"
+    slow_next_start(host.machine, process, 10)
+    host.machine.spawn()
+    # The pods have been searched, and the hook of the container could not connect yet.
+    assert host.machine.wait_for_notify("STATUS=recovering, now at slow")
+    pod(left_out)
+    assert host.machine.wait_for_notify("READY=1")
+    assert host.machine.group(UID)["baseline"] == "late"

@@ -3,20 +3,29 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NotRead
-from resctrlmond.workloads import apart
+from resctrlmond.resctrl.tasks import Moved
+from resctrlmond.workloads import apart, placement
 from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.errors import NotWritten
+from resctrlmond.workloads.model import Member
+from resctrlmond.workloads.recovery import Recovery
+from resctrlmond.workloads.store import Transaction
 from resctrlmond.workloads.validation import canonical_key
 from tests.workloads.conftest import UID, Host, assignment, join
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
+FIRST, SECOND = "1" * 64, "2" * 64
 
 
 @pytest.fixture
@@ -94,3 +103,68 @@ def test_pod_that_runs_is_late_for_its_container_after_too_many_other_pods(
             apart.mark_apart(host.manager.context, txn, why)
     assert host.manager.get(UID).first.baseline_reasons == (why,)
     assert why in host.restart().get(UID).first.baseline_reasons
+
+
+def test_container_that_starts_after_the_search_of_the_start(
+    host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(host, container(FIRST), FIRST)
+    complete = Recovery._complete
+
+    def then_a_container_starts(recovery: Recovery, txn: Transaction) -> None:
+        container(SECOND)  # no socket yet: its hook fails
+        complete(recovery, txn)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recovery, "_complete", then_a_container_starts)
+        host.restart()
+    assert host.manager.get(UID).first.baseline is Quality.EXACT
+    host.manager.search_left_out()
+    assert host.manager.get(UID).first.baseline is Quality.LATE
+
+
+def test_pod_is_late_if_the_control_group_of_a_member_cannot_be_read(
+    host: Host, container: Callable[[str], int], process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_pid: int) -> str:
+        raise NotRead("too many open files", errno=errno.EMFILE)
+
+    start(host, container(FIRST), FIRST)
+    host.manager.assign(assignment(UID, process().pid, "agent", member="helper", kind="process"))
+    assert host.manager.get(UID).first.baseline is Quality.EXACT
+    container(SECOND)
+    with monkeypatch.context() as patch:
+        patch.setattr(cgroups, "cgroup_of", fail)
+        host.restart()
+    assert host.manager.get(UID).first.baseline is Quality.LATE
+
+
+def test_full_disk_does_not_keep_other_members_from_being_searched(
+    host: Host, container: Callable[[str], int], process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(*_: object) -> Moved:
+        raise NotRead("too many open files", errno=errno.EMFILE)
+
+    def fill(*_: object, **__: object) -> None:
+        raise NotWritten("no space left on device")
+
+    start(host, container(FIRST), FIRST)
+    second = container(SECOND)
+    start(host, second, SECOND)
+    with monkeypatch.context() as patch:
+        patch.setattr(placement, "_sweep_member", lacking)
+        host.manager.maintenance.sweep(UID)
+    searched = []
+    real = placement._sweep_member
+
+    def noted(ctx: Context, txn: Transaction, member: Member) -> Moved:
+        searched.append(member.id)
+        return real(ctx, txn, member)
+
+    with monkeypatch.context() as patch:
+        # The record of each member changes, because its last search failed.
+        patch.setattr("resctrlmond.workloads.store.write_file", fill)
+        patch.setattr(placement, "_sweep_member", noted)
+        with suppress(NotWritten):
+            host.manager.maintenance.sweep(UID)
+    assert {FIRST, SECOND} <= set(searched)
