@@ -93,6 +93,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     With a target (``args.pid``, ``args.cgroup`` or ``args.unit``), measure that while the command runs. With
     ``args.repeat``, run the command so many times, unless a signal ends it, and return the last status.
     """
+    _check_events(Daemon(args.socket, _CHECK_TIMEOUT_S), args.events)
     with _report_file(args.output, is_appended=args.append) as file, opened(args) as target:
         reports: list[Report] = []
         is_hidden = _is_hidden(args, output, file)
@@ -171,15 +172,28 @@ def _run_once(
 
 
 def _selected(report: Report, patterns: Sequence[str]) -> Report:
-    """Return the report with only the events that match; tell if none does."""
-    if not patterns or not report.totals:
-        return report
-    totals = [total for total in report.totals if is_selected(total.event, patterns)]
-    levels = [level for level in report.levels if is_selected(level.event, patterns)]
-    if not totals and not is_selected(_SAMPLED, patterns):
-        known = ", ".join(printable(total.event) for total in report.totals)
-        print_error(f"no event matches {','.join(patterns)!r}. The events are: {known}")
-    return msgspec.structs.replace(report, totals=totals, levels=levels)
+    """Return the report with only the events that match."""
+    return msgspec.structs.replace(
+        report,
+        totals=[total for total in report.totals if is_selected(total.event, patterns)],
+        levels=[level for level in report.levels if is_selected(level.event, patterns)],
+    )
+
+
+def _check_events(daemon: Daemon, patterns: Sequence[str]) -> None:
+    """Raise CommandError if the machine has events, and none matches the patterns."""
+    if not patterns:
+        return
+    try:
+        status = daemon.call("list the events", "Status", types.NoParameters(), types.StatusReply)
+    except CommandError:
+        return  # the command may run without resctrlmond, and Assign reports any other error
+    known = dict.fromkeys(event for resource in status.capacity for event in resource.events)
+    if known and not any(is_selected(event, patterns) for event in known):
+        raise CommandError(
+            f"no event matches {','.join(patterns)!r}. The events of this machine are: {', '.join(known)}",
+            OWN_FAILURE,
+        )
 
 
 def _sampler(

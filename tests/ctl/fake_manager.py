@@ -75,6 +75,12 @@ TOTALS = [
     ),
 ]
 
+ONLY_CACHE = [types.Capacity(resource="L3_MON", rmids=64, events=("llc_occupancy",))]
+ALL_EVENTS = [
+    types.Capacity(resource="L3_MON", rmids=64, events=("llc_occupancy", "mbm_total_bytes")),
+    types.Capacity(resource="PERF_PKG_MON", rmids=64, events=("core_energy",)),
+]
+
 
 def _set_event() -> threading.Event:
     event = threading.Event()
@@ -96,6 +102,7 @@ class FakeManager:
     foreign: list[types.Foreign] = field(default_factory=list)
     sandboxes: list[ReportedSandbox] = field(default_factory=list)
     unwatched: list[types.Unwatched] = field(default_factory=list)
+    capacity: list[types.Capacity] = field(default_factory=lambda: ONLY_CACHE)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     refuse: dict[str, VarlinkError] = field(default_factory=dict)
     # The methods that never reply.
@@ -285,7 +292,7 @@ class FakeManager:
             groups=len(self.workloads),
             foreign=self.foreign,
             classes=["", "gold"],
-            capacity=[types.Capacity(resource="L3_MON", rmids=64, events=("llc_occupancy",))],
+            capacity=self.capacity,
             problems=["nri-resctrl-mon runs here too"],
         )
 

@@ -20,7 +20,7 @@ from resctrlmond.api.types import Claim, Member
 from resctrlmond.resctrl import processes
 from resctrlmond.workloads.model import EndRule, State
 from tests.ctl.conftest import Ctl, command
-from tests.ctl.fake_manager import NOW, FakeManager, error, serving
+from tests.ctl.fake_manager import ALL_EVENTS, NOW, FakeManager, error, serving
 from tests.wait import wait_until
 
 PYTHON = sys.executable
@@ -416,13 +416,33 @@ def test_fields_are_separated_as_asked(ctl: Ctl) -> None:
     assert (elapsed[:2], elapsed[3:]) == (["elapsed", "s"], ["", "", ""])
 
 
-def test_only_events_that_match_are_reported(ctl: Ctl) -> None:
+def test_only_events_that_match_are_reported(manager: FakeManager, ctl: Ctl) -> None:
+    manager.capacity = ALL_EVENTS
     done = ctl("run", "-e", "core_*", "-x", ",", "--", "true")
     assert [line.split(",")[0] for line in done.stderr.splitlines()] == ["core_energy", "elapsed", "user", "system"]
-    done = ctl("run", "-e", "joules", "-x", ",", "--", "true")
-    note, *lines = done.stderr.splitlines()
-    assert note == "resctrlctl: no event matches 'joules'. The events are: core_energy, mbm_total_bytes"
-    assert len(lines) == 3
+
+
+def test_command_is_not_executed_if_no_event_of_the_machine_matches(
+    manager: FakeManager, ctl: Ctl, tmp_path: Path
+) -> None:
+    manager.capacity = ALL_EVENTS
+    report = tmp_path / "report"
+    report.write_text("earlier")
+    done = ctl("run", "-e", "joules,nosuch", "-o", str(report), "--", "touch", str(tmp_path / "ran"))
+    assert (done.returncode, done.stderr) == (
+        125,
+        "resctrlctl: no event matches 'joules,nosuch'. "
+        "The events of this machine are: llc_occupancy, mbm_total_bytes, core_energy\n",
+    )
+    assert not (tmp_path / "ran").exists() and not manager.called("Assign")
+    assert report.read_text() == "earlier"
+    # A list for several machines may have an event that this one lacks.
+    assert ctl("run", "-e", "joules,llc*", "--", "true").returncode == 0
+
+
+def test_events_are_not_checked_without_the_daemon(tmp_path: Path, environment: dict[str, str]) -> None:
+    words = command(str(tmp_path / "no-socket"), "run", "-e", "nosuch", "--", "sh", "-c", "exit 3")
+    assert subprocess.run(words, env=environment, check=False, capture_output=True).returncode == 3
 
 
 def test_report_is_appended(ctl: Ctl, tmp_path: Path) -> None:
@@ -632,6 +652,7 @@ def test_intervals_on_a_full_disk_do_not_disturb_the_command(
 def test_elapsed_time_of_a_target_is_the_time_that_its_totals_cover(
     manager: FakeManager, environment: dict[str, str], is_monitored: bool
 ) -> None:
+    manager.capacity = ALL_EVENTS
     if is_monitored:
         member = Member("m", "process", "cli", pid=os.getpid(), start_time=start_time(os.getpid()))
         workload = manager.add("all", members=(member,))
