@@ -78,9 +78,11 @@ class Line(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Why the workload could not be read, is in its state, or is not exact; "" if there is nothing to say."""
-        reasons = dict.fromkeys(total.reason for total in self.usage.totals if total.reason)
-        return self.usage.error or self.workload.reason or "; ".join(reasons)
+        """Why the workload could not be read, or why it is in its state and is not exact; "" for none of these."""
+        if self.usage.error:
+            return self.usage.error
+        reasons = [self.workload.reason, *(total.reason for total in self.usage.totals)]
+        return "; ".join(dict.fromkeys(filter(None, reasons)))
 
     @property
     def by_domain(self) -> dict[str, Line]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from resctrlctl import arguments
 from resctrlctl.format import format_duration, shorten
@@ -162,6 +163,19 @@ def test_quality_is_that_of_the_worst_total() -> None:
     worse = usage("a", quality=Quality.EXACT)
     worse.totals.append(Total(event="mbm_total_bytes", unit="bytes", quality=Quality.ESTIMATED, reason="why"))
     assert cells([worse], "quality", "reason") == [("estimated", "why")]
+
+
+def test_reason_has_that_of_the_state_and_those_of_the_totals() -> None:
+    ended = Usage(
+        workload=replace(workload("a", State.COMPLETED), reason="its last member ended"),
+        read_at=None,
+        totals=[
+            Total(event=event, unit="bytes", quality=Quality.LATE, reason="it ran before")
+            for event in ("mbm_total_bytes", "mbm_local_bytes")
+        ],
+        levels=[],
+    )
+    assert cells([ended], "reason") == [("its last member ended; it ran before",)]
 
 
 def test_state_is_shown_only_if_a_workload_does_not_run() -> None:
