@@ -8,7 +8,7 @@ import functools
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 import msgspec
 
@@ -310,11 +310,15 @@ def properties(report: Report) -> dict[str, str]:
 
 
 def _scalars(subject: msgspec.Struct) -> dict[str, str]:
-    return {
-        name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        for name, value in msgspec.to_builtins(subject).items()
-        if isinstance(value, (str, int, float))
-    }
+    """Return the texts, numbers and truth values among the fields, with those that are absent in JSON."""
+    found = {}
+    for field in msgspec.structs.fields(subject):
+        value = msgspec.to_builtins(getattr(subject, field.name))
+        if value is None and {str, int, float}.intersection(get_args(field.type)):
+            value = ""
+        if isinstance(value, (str, int, float)):
+            found[field.encode_name] = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return found
 
 
 def _print_properties(found: dict[str, str], names: Sequence[str], output: Output, *, is_value: bool) -> None:

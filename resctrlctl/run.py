@@ -176,6 +176,7 @@ def _selected(report: Report, patterns: Sequence[str]) -> Report:
     return msgspec.structs.replace(
         report,
         totals=[total for total in report.totals if is_selected(total.event, patterns)],
+        nested=[total for total in report.nested if is_selected(total.event, patterns)],
         levels=[level for level in report.levels if is_selected(level.event, patterns)],
     )
 
@@ -416,6 +417,7 @@ def _release(
         tasks_left=tasks_left,
         completed=reply.completed,
         totals=totals,
+        nested=reply.nested or (),
         levels=_end_samples(sampler, result, types.ReadReply(workload=reply.workload, readings=[], totals=totals)),
     )
 
@@ -462,6 +464,7 @@ def _report(
     tasks_left: int | None = None,
     completed: bool = False,
     totals: Sequence[types.Total] = (),
+    nested: Sequence[types.Total] = (),
     levels: Sequence[LevelSummary] = (),
     problem: str = "",
 ) -> Report:
@@ -477,6 +480,7 @@ def _report(
         completed=completed,
         workload=measured.workload,
         totals=list(totals),
+        nested=list(nested),
         levels=list(levels),
         problem=problem,
     )

@@ -35,7 +35,8 @@ class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_def
     """The JSON report of ``run``: the exit status and times of the command, and the daemon's reply to Release.
 
     ``elapsed``, ``user`` and ``system`` are seconds. ``tasks_left`` is the number of tasks that were still running
-    when the command had ended; null if it is unknown. ``problem`` is the reason if there are no totals. ``workload``
+    when the command had ended; null if it is unknown. ``totals`` include ``nested``, what the nested workloads used;
+    [] if there were none, and with ``is_difference``. ``problem`` is the reason if there are no totals. ``workload``
     is then null if the command was not monitored, or else as it was when the command began. ``target`` is the process
     or control group that was measured instead of the command, "" if the command was. ``is_difference``: the target is
     all of ``workload``, which continues, and the totals are what it used while the command ran. ``levels`` are the
@@ -53,6 +54,7 @@ class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_def
     completed: bool
     workload: types.Workload | None
     totals: list[types.Total]
+    nested: list[types.Total] = []
     levels: list[LevelSummary] = []
     problem: str = ""
 

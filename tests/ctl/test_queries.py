@@ -275,6 +275,8 @@ def test_show_prints_single_properties_for_scripts(manager: FakeManager, ctl: Ct
     manager.add("k", attributes={"pod.name": "web", "key": "forged", "core_energy": "0"})
     done = ctl("show", "k", "-p", "key,core_energy,core_energy.quality,pod.name")
     assert done.stdout == "key=k\ncore_energy=12.345678\ncore_energy.quality=exact\npod.name=web\n"
+    # JSON leaves these out.
+    assert ctl("show", "k", "-p", "nested,observed,loss").stdout == "nested=0\nobserved=false\nloss=\n"
     assert ctl("show", "k", "-p", "core_energy", "--value").stdout == "12.345678\n"
     assert ctl("show", "k", "-p", "mbm_total_bytes,mon_L3_00/llc_occupancy", "--value").stdout == "\n1572864\n"
     unknown = ctl("show", "k", "-p", "joules")

@@ -166,6 +166,7 @@ def test_inner_run_and_outer_run_are_exact(host: Host, tmp_path: Path) -> None:
     shown = json.loads(host.ctl("show", "-j", "around").stdout)
     assert energy_in({"totals": shown["nested"]})[0] == inside
     assert energy_in(shown)[0] == around - inside
+    assert energy_in({"totals": outer["nested"]})[0] == inside
     text = host.ctl("show", "around").stdout
     assert re.search(r"EVENT +IN NESTED +PER SECOND +QUALITY\n *activity ", text), text
     assert re.search(r"\n +Nested: 1 workload\n", text), text
