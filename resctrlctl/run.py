@@ -418,6 +418,7 @@ def _release(
         completed=reply.completed,
         totals=totals,
         nested=reply.nested or (),
+        nested_left=_nested_left(Daemon(daemon.socket, _CHECK_TIMEOUT_S), reply.workload),
         levels=_end_samples(sampler, result, types.ReadReply(workload=reply.workload, readings=[], totals=totals)),
     )
 
@@ -465,6 +466,7 @@ def _report(
     completed: bool = False,
     totals: Sequence[types.Total] = (),
     nested: Sequence[types.Total] = (),
+    nested_left: Sequence[str] = (),
     levels: Sequence[LevelSummary] = (),
     problem: str = "",
 ) -> Report:
@@ -481,6 +483,7 @@ def _report(
         workload=measured.workload,
         totals=list(totals),
         nested=list(nested),
+        nested_left=list(nested_left),
         levels=list(levels),
         problem=problem,
     )
@@ -527,6 +530,25 @@ def _workload_now(daemon: Daemon, key: str) -> types.Workload | None:
         return daemon.call(f"find {key!r}", "Get", types.KeyRequest(key=key), types.WorkloadReply).workload
     except CommandError:
         return None
+
+
+def _nested_left(daemon: Daemon, outer: types.Workload) -> list[str]:
+    """Return the keys of the nested workloads that run now; [] if they cannot be listed."""
+    if not outer.nested:
+        return []
+    try:
+        pages = daemon.stream("list the workloads", "List", types.NoParameters(), types.ListReply)
+        return [
+            one.key
+            for page in pages
+            for one in page.workloads
+            if outer.key in (one.part_of or ())
+            and not one.state.is_over
+            # Otherwise it began in an earlier run of the same key.
+            and (one.created_at or "") >= (outer.created_at or "")
+        ]
+    except CommandError:
+        return []
 
 
 def _count_tasks(workload: types.Workload) -> int | None:

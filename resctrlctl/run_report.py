@@ -35,7 +35,8 @@ class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_def
     """The JSON report of ``run``: the exit status and times of the command, and the daemon's reply to Release.
 
     ``elapsed``, ``user`` and ``system`` are seconds. ``tasks_left`` is the number of tasks that were still running
-    when the command had ended; null if it is unknown. ``totals`` include ``nested``, what the nested workloads used;
+    when the command had ended; null if it is unknown. ``nested_left`` are the keys of the nested workloads that still
+    ran then. ``totals`` include ``nested``, what the nested workloads used;
     [] if there were none, and with ``is_difference``. ``problem`` is the reason if there are no totals. ``workload``
     is then null if the command was not monitored, or else as it was when the command began. ``target`` is the process
     or control group that was measured instead of the command, "" if the command was. ``is_difference``: the target is
@@ -55,6 +56,7 @@ class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_def
     workload: types.Workload | None
     totals: list[types.Total]
     nested: list[types.Total] = []
+    nested_left: list[str] = []
     levels: list[LevelSummary] = []
     problem: str = ""
 
@@ -234,9 +236,9 @@ def _notes(run: Report) -> list[str]:
     """Return what people must know about a run besides its figures."""
     notes = []
     if run.tasks_left:
-        tasks = format_count(run.tasks_left, "task")
         here = " here" if run.workload and run.workload.part_of else ""
-        notes.append(f"{tasks} of the command still running: their use from now on is not counted{here}.")
+        tasks, (verb, subject) = format_count(run.tasks_left, "task"), _verb_and_subject(run.tasks_left)
+        notes.append(f"{tasks} of the command {verb} still running; what {subject} from now on is not counted{here}.")
     if run.workload and run.problem:
         notes.append(f"No totals: {format_message(run.problem)}.")
         if not run.is_difference:
@@ -247,6 +249,17 @@ def _notes(run: Report) -> list[str]:
     if run.workload and run.workload.nested and not (run.problem or run.is_difference):
         inside = format_count(run.workload.nested, "nested workload")
         notes.append(f"The totals include {inside}.")
+    if run.nested_left:
+        inside, (verb, subject) = (
+            format_count(len(run.nested_left), "nested workload"),
+            _verb_and_subject(len(run.nested_left)),
+        )
+        keys = ", ".join(map(printable, run.nested_left))
+        notes.append(f"{inside} {verb} still running ({keys}): what {subject} from now on is not included.")
     if run.workload and not run.problem and not run.is_difference and not run.completed:
         notes.append("The workload continues, because it has other claims.")
     return notes
+
+
+def _verb_and_subject(count: int) -> tuple[str, str]:
+    return ("is", "it uses") if count == 1 else ("are", "they use")

@@ -478,8 +478,29 @@ def test_tasks_that_still_run_are_reported(manager: FakeManager, ctl: Ctl) -> No
     # In the in-memory manager, the group is a directory in which a test can write the file "tasks".
     script = f"printf '11\\n12\\n' > {manager.tree}/k/tasks"
     done = ctl("run", "--key", "k", "--", "sh", "-c", script)
-    assert done.stderr.endswith("2 tasks of the command still running: their use from now on is not counted.\n")
+    assert done.stderr.endswith(
+        "2 tasks of the command are still running; what they use from now on is not counted.\n"
+    )
     assert json.loads(ctl("run", "--key", "k", "--json", "--", "sh", "-c", script).stderr)["tasksLeft"] == 2
+
+
+def test_nested_workloads_that_still_run_are_reported(manager: FakeManager, ctl: Ctl) -> None:
+    done = manager.add("k", nested=4, state=State.COMPLETED)
+    manager.add("a", part_of=("k",))
+    manager.add("b", part_of=("mid", "k"))
+    manager.add("ended", part_of=("k",), state=State.COMPLETED)
+    manager.add("of-earlier-run", part_of=("k",), created_at="2026-01-01T00:00:00.000000Z")
+    manager.add("other", part_of=("mid",))
+    manager.replies["Release"] = types.ReleaseReply(workload=done, completed=True, totals=[])
+    errors = ctl("run", "--key", "k", "--", "true").stderr
+    assert errors.endswith(
+        "2 nested workloads are still running (a, b): what they use from now on is not included.\n"
+    )
+    del manager.workloads["b"], manager.workloads["k"]
+    errors = ctl("run", "--key", "k", "--", "true").stderr
+    assert errors.endswith("1 nested workload is still running (a): what it uses from now on is not included.\n")
+    del manager.workloads["k"]
+    assert json.loads(ctl("run", "--key", "k", "-j", "--", "true").stderr)["nestedLeft"] == ["a"]
 
 
 def test_failed_release_keeps_the_exit_status_and_the_times(manager: FakeManager, ctl: Ctl) -> None:

@@ -140,7 +140,7 @@ def test_command_is_in_its_group_from_its_first_instruction(host: Host) -> None:
 def test_task_that_still_runs_is_reported_and_not_ended(host: Host) -> None:
     done = host.ctl("run", "--", "sh", "-c", "sleep 600 >&- 2>&- & echo $!")
     survivor = int(done.stdout)
-    assert "\n1 task of the command still running" in done.stderr
+    assert "\n1 task of the command is still running; what it uses" in done.stderr
     os.kill(survivor, signal.SIGKILL)
 
 
@@ -182,9 +182,18 @@ def test_tasks_that_an_inner_run_leaves_are_counted_in_the_outer_one(host: Host,
     done = host.ctl("run", "--key", "stays", "--", "sh", "-c", script)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"[0-9]+\n", done.stdout), done.stdout
-    assert "1 task of the command still running: their use from now on is not counted here." in done.stderr
+    assert "1 task of the command is still running; what it uses from now on is not counted here." in done.stderr
     assert "The totals include 1 nested workload." in done.stderr
     assert {total["quality"] for total in json.loads(host.ctl("show", "-j", "stays").stdout)["totals"]} == {"exact"}
+
+
+def test_inner_run_that_outlives_the_outer_one_is_reported(host: Host) -> None:
+    inner = shlex.join(command(host.socket, "run", "-q", "--key", "inner", "--", "sh", "-c", "echo ready; sleep 600"))
+    # Only the line "ready" ends the outer command. The inner run keeps neither of its streams.
+    script = f"mkfifo $0; {inner} >$0 2>&- <&- & read line <$0; echo $!"
+    done = host.ctl("run", "--key", "outer", "-j", "--", "sh", "-c", script, str(host.top / "fifo"))
+    os.kill(int(done.stdout), signal.SIGTERM)
+    assert json.loads(done.stderr)["nestedLeft"] == ["inner"]
 
 
 def test_outer_run_is_late_if_the_inner_run_takes_over(host: Host) -> None:
