@@ -72,8 +72,8 @@ def profiles(args: argparse.Namespace, output: Output) -> int:
     """List, show or check profiles, or explain one; return the exit status."""
     if args.action == "explain":
         return _explain(args.subject, Daemon(args.socket), output)
-    directories = (args.profiles_dir,) if args.profiles_dir else profile_files.DIRECTORIES
     try:
+        directories = profile_files.chosen(args.profiles_dir)
         if args.action == "check":
             found = profile_files.check(args.subject, directories)
         else:
@@ -82,24 +82,26 @@ def profiles(args: argparse.Namespace, output: Output) -> int:
         raise CommandError(str(error)) from error
     match args.action:
         case "list":
-            _list(found, output)
+            _list(found, directories, output)
         case "show":
             _show(found, args.subject, output)
         case _:
             profile_count = format_count(len(found.by_name), "profile")
             rule_count = format_count(len(found.rules), "rule")
-            output.confirm(f"{printable(args.subject)}: correct; with the other files {profile_count}, {rule_count}")
+            output.confirm(
+                f"{printable(args.subject)}: correct. Together with the other files: {profile_count}, {rule_count}"
+            )
     return OK
 
 
-def _list(found: Profiles, output: Output) -> None:
+def _list(found: Profiles, directories: Sequence[str], output: Output) -> None:
     if output.json is not Json.OFF:
         output.print_json(_report(found, found.by_name.values(), found.rules))
     elif output.quiet:
         for name in sorted(found.by_name):
             output.print_line(name)
     else:
-        output.print_blocks(_tables(found))
+        output.print_blocks(_tables(found, directories))
 
 
 def _show(found: Profiles, name: str, output: Output) -> None:
@@ -182,12 +184,15 @@ def _source_text(selected: Selected) -> str:
     return format_message(selected.source) or "no annotation, rule or default"
 
 
-def _tables(found: Profiles) -> list[Block]:
+def _tables(found: Profiles, directories: Sequence[str]) -> list[Block]:
     rows = tuple(
         Row((name, *_cells(profile), "yes" if name == found.default else "-", printable(profile.origin)))
         for name, profile in sorted(found.by_name.items())
     )
-    blocks: list[Block] = [Table(_PROFILE_COLUMNS, rows, f"{format_count(len(rows), 'profile')}.")]
+    footer = f"{format_count(len(rows), 'profile')}."
+    if not rows:
+        footer = f"0 profiles in {' and '.join(map(printable, directories))}."
+    blocks: list[Block] = [Table(_PROFILE_COLUMNS, rows, footer)]
     if found.rules:
         lines = tuple(Row((printable(rule.origin), rule.profile, printable(str(rule)))) for rule in found.rules)
         blocks.append(Table(_RULE_COLUMNS, lines, f"{format_count(len(lines), 'rule')}: the first match applies."))

@@ -17,6 +17,22 @@ DIRECTORIES = ("/etc/resctrlmond/profiles.d", "/usr/lib/resctrlmond/profiles.d")
 SUFFIX = ".yaml"
 
 
+def chosen(directory: str | None) -> Sequence[str]:
+    """Return the directory of --profiles-dir as the only one to read, or DIRECTORIES without that option.
+
+    Raises ConfigError if the directory does not exist: only those of DIRECTORIES need not exist.
+    """
+    if directory is None:
+        return DIRECTORIES
+    if not os.path.exists(directory):
+        raise ConfigError(
+            "the directory of the profiles does not exist",
+            path=printable(directory),
+            remedy="Create it, or leave out --profiles-dir",
+        )
+    return (directory,)
+
+
 def load(directories: Sequence[str] = DIRECTORIES) -> Profiles:
     """Return the profiles of all files in these directories, in the order of the names. Raises ConfigError."""
     return _parsed((path, _contents(path)) for path in files(directories))

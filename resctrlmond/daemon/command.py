@@ -81,6 +81,9 @@ def main(arguments: Sequence[str] | None, start_lock: StartLock) -> int:
         with contextlib.ExitStack() as stack:
             loaded = _load(options)
             journal.setup(loaded.log_level)
+            profile_files.chosen(
+                options.profiles_dir
+            )  # other mistakes in profiles do not stop the start
             if options.simulate:
                 stack.enter_context(simulator(options.simulate, loaded, options.profile))
                 gid = _simulation_gid(loaded)
@@ -166,7 +169,7 @@ def _load(options: argparse.Namespace) -> Config:
 
 
 def _load_profiles(options: argparse.Namespace) -> Profiles:
-    return profile_files.load((options.profiles_dir,) if options.profiles_dir else profile_files.DIRECTORIES)
+    return profile_files.load(profile_files.chosen(options.profiles_dir))
 
 
 def _gid(loaded: Config) -> int:

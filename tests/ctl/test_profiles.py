@@ -86,7 +86,7 @@ def test_check_reports_the_mistake_with_its_line(directory: Path, capsys: pytest
     assert f"{new}:3: there is no profile 'nwe'. Did you mean new?" in capsys.readouterr().err
     new.write_text("profiles: {new: }\nrules:\n  - {profile: quiet, image: x}\n")
     assert call(directory, "check", str(new)) == 0
-    assert capsys.readouterr().out == f"{new}: correct; with the other files 4 profiles, 3 rules\n"
+    assert capsys.readouterr().out == f"{new}: correct. Together with the other files: 4 profiles, 3 rules\n"
 
 
 def test_wrong_file_is_one_line_on_standard_error(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,5 +103,12 @@ def test_wrong_command_line_is_refused(words: list[str], directory: Path) -> Non
 
 
 def test_no_profiles_are_an_empty_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(tmp_path / "missing", "list") == 0
-    assert capsys.readouterr().out == "0 profiles.\n"
+    assert call(tmp_path, "list") == 0
+    assert capsys.readouterr().out == f"0 profiles in {tmp_path}.\n"
+
+
+def test_directory_that_does_not_exist_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "missing"
+    assert call(missing, "list") == 1
+    message = f"{missing}: the directory of the profiles does not exist. Create it, or leave out --profiles-dir"
+    assert capsys.readouterr().err == f"resctrlctl: {message}\n"

@@ -194,6 +194,13 @@ def test_missing_configuration_file_is_refused(tmp_path: Path) -> None:
     assert (code, "none.yaml" in stderr, "ENOENT" in stderr) == (Exit.CONFIG, True, True)
 
 
+@pytest.mark.parametrize("action", [[], ["--check-config"]])
+def test_missing_directory_of_profiles_is_refused(tmp_path: Path, action: list[str]) -> None:
+    missing = str(tmp_path / "none")
+    code, stderr = run_daemon(*action, "--simulate", str(tmp_path / "sim"), "--profiles-dir", missing)
+    assert (code, f"{missing}: the directory of the profiles does not exist" in stderr) == (Exit.CONFIG, True)
+
+
 def test_missing_unix_group_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("group: no-such-group-here\n")
     code, stderr = run_daemon("--config", str(tmp_path / "c.yaml"))
