@@ -79,10 +79,9 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser. For a wrong command line it prints ``hint`` and exits with ``usage_status``."""
+    """An argument parser. For a wrong command line it exits with ``usage_status``."""
 
     usage_status = USAGE
-    hint = ""
 
     def __init__(self, **settings: Any) -> None:
         # No abbreviated options: a later version may have another option with the same beginning.
@@ -103,7 +102,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error as one line that refers to --help, and exit."""
-        self.exit(self.usage_status, f"{self.prog}: {message}{self.hint}. See '{self.prog} --help'\n")
+        self.exit(self.usage_status, f"{self.prog}: {message}. See '{self.prog} --help'\n")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -126,13 +125,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
         args.parser.error("an argument is not UTF-8")
     if args.verb == "run":
         if not command:
-            args.parser.error("the command is missing")
+            args.parser.error("the command is missing; it is last, for example: resctrlctl run make -j8")
         args.command = command
         if args.append and args.output is None:
             args.parser.error("argument --append: needs -o FILE")
         has_target = args.pid is not None or args.cgroup is not None or args.unit is not None
         if has_target and (args.class_ is not None or args.take_over):
-            args.parser.error("--class and --take-over: not allowed with --pid, --cgroup and --unit")
+            args.parser.error("--class and --take-over: not allowed with --pid, --cgroup or --unit")
         if args.field_separator is not None and args.json != "off":
             args.parser.error("argument -x: not allowed with --json")
     _check_combination(args)
@@ -237,7 +236,6 @@ def build(added: Collection[str] | None = None) -> Parser:
         )
         if name == "run":
             verb.usage_status = OWN_FAILURE
-            verb.hint = "; the command is last, for example: resctrlctl run make -j8"
         verb.set_defaults(verb=name, parser=verb)
         arguments(verb)
         parser.verbs[name] = verb
@@ -511,6 +509,7 @@ def _run(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "-x",
         "--field-separator",
+        type=not_empty,
         metavar="TEXT",
         help="print a line for each event, with fields that are separated by TEXT: event, unit, total, deviation, "
         "per second, quality",
@@ -531,7 +530,9 @@ def _hooks(verb: argparse.ArgumentParser) -> None:
 def _units(verb: argparse.ArgumentParser) -> None:
     actions = ("enable", "disable", "status")
     verb.add_argument("action", choices=actions, nargs="?", default="status", help="the action on globs of units")
-    verb.add_argument("glob", metavar="GLOB", nargs="*", help="units, as nginx.service, '*.service' or '!getty@*'")
+    verb.add_argument(
+        "glob", metavar="GLOB", nargs="*", help="units, such as nginx.service, '*.service' or '!getty@*'"
+    )
 
 
 def _profiles(verb: argparse.ArgumentParser) -> None:

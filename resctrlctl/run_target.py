@@ -101,7 +101,9 @@ def _cgroup_of_unit(unit: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise CommandError(f"{failed}: systemctl: {error}. Use --cgroup PATH", OWN_FAILURE) from error
     if done.returncode:
-        raise CommandError(f"{failed}: systemctl: {done.stderr.strip()}. Use --cgroup PATH", OWN_FAILURE)
+        raise CommandError(
+            f"{failed}: systemctl: {' '.join(done.stderr.split()).rstrip('.')}. Use --cgroup PATH", OWN_FAILURE
+        )
     inner = done.stdout.strip()
     if not inner:
         raise CommandError(f"{failed}: it does not run. See: systemctl status {printable(unit)}", OWN_FAILURE)

@@ -216,7 +216,17 @@ def test_run_without_a_command_gets_a_hint(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit) as ended:
         parse(["run", "-q"])
     assert ended.value.code == 125
-    assert "the command is missing; the command is last, for example: resctrlctl run make" in capsys.readouterr().err
+    assert "the command is missing; it is last, for example: resctrlctl run make" in capsys.readouterr().err
+
+
+def test_other_mistakes_of_run_get_no_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["run", "-x", "", "true"])
+    assert ended.value.code == 125
+    assert capsys.readouterr().err == (
+        "resctrlctl run: argument -x/--field-separator: the value is empty: give one, or leave the option out. "
+        "See 'resctrlctl run --help'\n"
+    )
 
 
 # -- completion

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from resctrlctl.errors import CommandError
-from resctrlctl.run_target import Target, difference, together
+from resctrlctl.run_target import Target, difference, opened, together
 from resctrlmond.api import types
 from resctrlmond.api.types import Member
 from resctrlmond.workloads.states import Quality, State
@@ -102,3 +104,16 @@ def test_event_that_only_nested_workloads_counted_is_a_lower_bound() -> None:
     assert (both.value, both.quality) == ("3", Quality.EXACT)
     assert (other.value, other.quality) == ("3", Quality.ESTIMATED)
     assert other.reason == "only nested workloads counted it"
+
+
+def test_message_of_systemctl_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "systemctl"
+    program.write_text("#!/bin/sh\nprintf 'No bus.\\nSee the log.\\n' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    args = argparse.Namespace(pid=None, cgroup=None, unit="web.service")
+    with pytest.raises(CommandError) as raised, opened(args):
+        pass
+    assert str(raised.value).startswith(
+        "cannot measure unit 'web.service': systemctl: No bus. See the log. Use --cgroup"
+    )
