@@ -204,6 +204,10 @@ def check(path: str) -> str:
     found = _find(lambda hierarchies: _above(real, hierarchies))
     if found and found[0].point == real:
         raise PermissionDenied("is the root control group: it holds the whole host", path=real)
+    if not os.path.exists(real):
+        raise NoSuchCgroup(
+            "does not exist", path=path, remedy="Give the path of a control group below /sys/fs/cgroup"
+        )
     if not found or not os.path.exists(os.path.join(real, "cgroup.procs")):
         raise NoSuchCgroup("is not a control group", path=path, remedy="Give a path below /sys/fs/cgroup")
     return real
