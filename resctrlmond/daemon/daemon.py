@@ -353,6 +353,8 @@ class Daemon:
             # In a thread: many rules take seconds, and the name of a user may be looked up in the network. Containers
             # that start meanwhile must not wait.
             await self._workers.run(Lane.UPKEEP, self._load_profiles, "the old ones stay in use")
+            if not (self._manager.alerts["configuration"] or self._manager.alerts["profiles"]):
+                log.info("configuration and profiles reloaded")
             self._notify.ready(self._status())
 
     def _reload_configuration(self) -> None:
@@ -392,7 +394,6 @@ class Daemon:
         self._manager.settings = group_settings(new)
         journal.set_level(new.log_level)
         self._watch_units()
-        log.info("configuration reloaded")
 
 
 def _raise_descriptor_limit() -> None:

@@ -384,10 +384,12 @@ def test_wrong_profiles_at_a_reload_leave_the_old_ones_in_use(host: Host, init: 
     problems = host.machine.call("Status")["problems"]
     expected = f"the profiles are wrong, and the old ones stay in use: {host.directory}/10.yaml:3: unknown key 'wach'"
     assert [problem for problem in problems if problem.startswith(expected)] == problems
+    assert "reloaded" not in host.machine.log.read_text()
     assert host.start(init(), profile="quiet") == {}
     host.write(PROFILES)
     host.machine.reload()
     assert host.machine.call("Status")["problems"] == []
+    assert "configuration and profiles reloaded" in host.machine.log.read_text()
 
 
 def test_daemon_starts_without_profiles_if_they_are_wrong(machine: Machine, init: StartProcess) -> None:
