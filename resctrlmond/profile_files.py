@@ -41,6 +41,8 @@ def load(directories: Sequence[str] = DIRECTORIES) -> Profiles:
 def check(path: str, directories: Sequence[str] = DIRECTORIES) -> Profiles:
     """Return the profiles as they would be with this file in the first directory. Raises ConfigError."""
     name = os.path.basename(path)
+    if not os.path.exists(path):
+        raise ConfigError("the file does not exist", path=printable(path), remedy="Check its path")
     if not _is_read(name):
         raise ConfigError(
             f"the name of the file does not end in {SUFFIX}, or begins with a dot",

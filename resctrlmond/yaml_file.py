@@ -9,6 +9,8 @@ import yaml
 
 from resctrlmond.config_file import MAX_BYTES, PLAIN_VALUE_EXPECTED, ConfigError, quoted, refuse_line
 
+_ANCHOR = "an anchor or alias is not allowed"
+
 
 def parse_mapping(data: bytes, path: str, *, max_depth: int, remedy: str) -> list[tuple[yaml.Node, yaml.Node]]:
     """Return the keys and values of a file, as nodes with their positions; an empty list if the file sets nothing.
@@ -40,6 +42,10 @@ def parse_mapping(data: bytes, path: str, *, max_depth: int, remedy: str) -> lis
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = "; ".join(part for part in (error.context, error.problem) if part)
+        if "'\\t'" in problem:
+            problem, remedy = "a tab is not allowed here", "Indent with spaces, not with tabs"
+        elif problem == _ANCHOR or error.context in ("while scanning an alias", "while scanning an anchor"):
+            problem, remedy = _ANCHOR, 'Quote a text that begins with "*" or "&"'
         refuse_line(path, mark.line if mark else 0, problem, remedy)
     except (ValueError, OverflowError):
         # From PyYAML: a number in an escape or directive that is too large for a character or an integer.
@@ -99,7 +105,7 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()  # type: ignore[no-untyped-call]
         problem = None
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            problem = "an anchor or alias is not allowed"
+            problem = _ANCHOR
         elif event.tag is not None:
             problem = "a tag is not allowed"
         elif not isinstance(event, yaml.ScalarEvent) and self._depth > self._max_depth:

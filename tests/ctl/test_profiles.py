@@ -89,6 +89,13 @@ def test_check_reports_the_mistake_with_its_line(directory: Path, capsys: pytest
     assert capsys.readouterr().out == f"{new}: correct. Together with the other files: 4 profiles, 3 rules\n"
 
 
+def test_file_that_does_not_exist_is_reported_before_its_name(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(directory, "check", "/nonexistent") == 1
+    assert capsys.readouterr().err == "resctrlctl: /nonexistent: the file does not exist. Check its path\n"
+
+
 def test_wrong_file_is_one_line_on_standard_error(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (directory / "10-shop.yaml").write_text("profils: {}")
     assert call(directory, "list") == 1

@@ -132,6 +132,12 @@ def test_file_without_values_sets_nothing(text: str) -> None:
             "5: the rule can never match: Podman and CRI-O do not pass labels to the OCI hook. Use an annotation",
         ),
         ("profiles: &x {a: }", "an anchor or alias is not allowed"),
+        (
+            "profiles: {a: }\nrules:\n- {profile: a, unit: *x}",
+            "3: an anchor or alias is not allowed. Quote a text that",
+        ),
+        ("profiles: {a: }\nrules:\n- profile: a\n  unit: *.service", "4: an anchor or alias is not allowed. Quote a"),
+        ("profiles:\n\ta:", "2: a tab is not allowed here. Indent with spaces, not with tabs"),
         ("rules: [[[[[[a]]]]]]", "nested too deeply"),
         ("profiles: !!map {a: }", "a tag is not allowed"),
         ("a: b: c", "mapping values are not allowed here"),
@@ -247,8 +253,9 @@ def test_checked_file_is_added_to_the_others_and_replaces_its_namesake(directori
     new.write_text("rules: [{profile: their, image: x}]")
     with pytest.raises(ConfigError, match=r"10\.yaml:1: there is no profile 'their'. Did you mean there\?"):
         check(str(new), (str(etc), str(lib)))
+    (etc.parent / "10.yml").touch()
     with pytest.raises(ConfigError, match=r"does not end in \.yaml"):
-        check("/tmp/10.yml", (str(etc), str(lib)))
+        check(str(etc.parent / "10.yml"), (str(etc), str(lib)))
 
 
 def test_names_of_users_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
