@@ -255,10 +255,10 @@ def _cell(total: EventSum | None, unit: str) -> str:
 def _footer(found: Report) -> str:
     runs = sum(group.runs for group in found.groups)
     ended = "No workload ended in this time." if not runs else f"{format_count(runs, 'run')} ended."
-    since = "The journal is empty"
+    since = "The journal is empty."
     if found.journal_since is not None:
-        since = f"The journal begins at {format_time(found.journal_since)}"
-    return f"{ended} {since}" + (" and is lost at the next boot." if found.journal_is_volatile else ".")
+        since = f"The journal begins at {format_time(found.journal_since)}."
+    return f"{ended} {since}" + (" It is not kept across reboots." if found.journal_is_volatile else "")
 
 
 def _print_csv(found: Report, *, legend: bool) -> None:

@@ -22,7 +22,7 @@ def problem_of(glob: str) -> str:
     """Return why the text is not a valid glob, with the nearest valid one if there is one; "" if it is valid."""
     text = glob.removeprefix("!")
     if not _GLOB.fullmatch(text):
-        return "not the name or glob of a unit, as nginx.service, *.service or !getty@*.service"
+        return "not the name or glob of a unit, such as nginx.service, *.service or !getty@*.service"
     if text in _NEVER:
         return "never watched: it has the tasks of the whole host, or process 1, which starts all services"
     if not text.endswith((*TYPES, "*", "]")):

@@ -81,9 +81,7 @@ def main(arguments: Sequence[str] | None, start_lock: StartLock) -> int:
         with contextlib.ExitStack() as stack:
             loaded = _load(options)
             journal.setup(loaded.log_level)
-            profile_files.chosen(
-                options.profiles_dir
-            )  # other mistakes in profiles do not stop the start
+            profile_files.chosen(options.profiles_dir)  # other mistakes in profiles do not stop the start
             if options.simulate:
                 stack.enter_context(simulator(options.simulate, loaded, options.profile))
                 gid = _simulation_gid(loaded)

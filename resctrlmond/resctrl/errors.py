@@ -176,7 +176,8 @@ def no_rmid_remedy(in_limbo: bool) -> str:
     if in_limbo:
         return "RMIDs that were freed become available again after at least 1 s, when their cache lines are gone"
     return (
-        "Release a workload that is not needed: 'resctrlctl list' shows every monitoring group, which holds one RMID"
+        "Release a workload that is no longer needed. 'resctrlctl list --all' shows all monitoring groups; "
+        "each of them holds one RMID"
     )
 
 

@@ -234,7 +234,7 @@ def test_volatile_journal_is_stated(
     monkeypatch.setattr(report, "_PERSISTENT", "/nonexistent/*")
     assert main(["report"]) == 0
     assert capsys.readouterr().out == (
-        "No workload ended in this time. The journal begins at 2026-11-01 00:00:00 and is lost at the next boot.\n"
+        "No workload ended in this time. The journal begins at 2026-11-01 00:00:00. It is not kept across reboots.\n"
     )
 
 
