@@ -182,7 +182,11 @@ def list_workloads(args: argparse.Namespace, output: Output) -> int:
             if args.all or not workload.state.is_over:
                 output.print_line(printable(workload.key))
         return OK
-    if not args.units:
+    if args.units:
+        from resctrlctl import unit_tree  # noqa: PLC0415 - a list of workloads does not need it
+
+        unit_tree.view(args.sort)  # a wrong name is reported before anything is read
+    else:
         workload_table.check_columns([*args.columns, *filter(None, [args.sort])])
     before = source.usages(with_ended=args.all) if args.rate or args.watch else None
     while True:

@@ -35,9 +35,9 @@ class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_def
     """The JSON report of ``run``: the exit status and times of the command, and the daemon's reply to Release.
 
     ``elapsed``, ``user`` and ``system`` are seconds. ``tasks_left`` is the number of tasks that were still running
-    when the command had ended; null if it is unknown. ``nested_left`` are the keys of the nested workloads that still
-    ran then. ``totals`` include ``nested``, what the nested workloads used;
-    [] if there were none, and with ``is_difference``. ``problem`` is the reason if there are no totals. ``workload``
+    when the command had ended; null if it is unknown. ``totals`` include ``nested``, which is what the nested
+    workloads used; it is [] if there were none, and always if ``is_difference``. ``nested_left`` are the keys of the
+    nested workloads that still ran. ``problem`` is the reason if there are no totals. ``workload``
     is then null if the command was not monitored, or else as it was when the command began. ``target`` is the process
     or control group that was measured instead of the command, "" if the command was. ``is_difference``: the target is
     all of ``workload``, which continues, and the totals are what it used while the command ran. ``levels`` are the

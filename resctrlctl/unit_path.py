@@ -30,7 +30,8 @@ def unit_path(workload: Workload) -> tuple[str, ...]:
     if common:
         return common
     unit = workload.attributes.get("unit", "")
-    return (unit,) if unit else ()
+    # Callers may set it to any text. A name with a slash would look like a unit in another one.
+    return (unit,) if unit and "/" not in unit else ()
 
 
 def unit_of(workload: Workload) -> str:

@@ -12,7 +12,7 @@ from resctrlctl.errors import USAGE, CommandError
 from resctrlctl.format import format_count, format_duration, shorten
 from resctrlctl.layout import Column, Row, Table
 from resctrlctl.top_view import COLUMNS, NO_UNIT, By, Entry, View, entries, unit_names
-from resctrlctl.workload_table import Line
+from resctrlctl.workload_table import NOTHING_LISTED, Line
 from resctrlmond.resctrl.errors import printable
 
 # Before the name of one that others follow, of the last one, and, for those in them, below each of these two.
@@ -25,9 +25,9 @@ _NAME_WIDTH = 24
 class UnitUse(msgspec.Struct, rename="camel"):
     """A unit with the sums over the workloads in it and in the units in it.
 
-    ``path`` are its outer units and itself; [] for the workloads in no unit. Energy is in J, power in W, traffic in
-    bytes, bandwidth in B/s, since the baselines; ``llc`` is in bytes now; None if it is known of no workload.
-    ``quality`` is the worst of the totals; "" if there is none.
+    ``path`` are its outer units and itself; [] for the workloads in no unit. ``energy`` is in J since the
+    baselines, ``power`` in W, ``bandwidth`` in B/s, ``llc`` in bytes now; None if it is known of no workload.
+    ``age_s`` is that of the oldest. ``quality`` is that of the worst total; "" if there is none.
     """
 
     path: list[str]
@@ -85,22 +85,25 @@ def uses(found: Iterable[Line], order: View) -> UnitList:
 
 def table(found: Sequence[Line], order: View, *, has_blocks: bool) -> Table:
     """Return the tree as a table: in each unit, the units in it and then its other workloads."""
-    rows = list(_drawn(found, order, _LINES if has_blocks else _ASCII))
+    units = entries(found, order)
+    rows = list(_drawn(found, units, order, _LINES if has_blocks else _ASCII))
     has_energy = any(row.energy is not None for _, row in rows)
     names = [name for name in _COLUMNS if has_energy or name not in ("ENERGY", "POWER")]
     headings = [Column(name, right=name != "QUALITY") for name in names]
     return Table(
         (Column("UNIT", name_width=_NAME_WIDTH), *headings),
         tuple(Row((label, *(_COLUMNS[name](row) for name in names)), row.tone) for label, row in rows),
-        _footer(found, entries(found, order)),
+        _footer(found, units),
     )
 
 
-def _drawn(found: Sequence[Line], order: View, glyphs: tuple[str, str, str, str]) -> Iterator[tuple[str, Entry]]:
+def _drawn(
+    found: Iterable[Line], units: Iterable[Entry], order: View, glyphs: tuple[str, str, str, str]
+) -> Iterator[tuple[str, Entry]]:
     """Return the rows from the top to the bottom, each with its name behind the lines of the tree."""
-    units: dict[str, list[Entry]] = {}
-    for row in entries(found, order):
-        units.setdefault(row.name.rpartition("/")[0], []).append(row)
+    inner_of: dict[str, list[Entry]] = {}
+    for row in units:
+        inner_of.setdefault(row.name.rpartition("/")[0], []).append(row)
     inside: dict[str, list[Line]] = {}
     for line in found:
         inside.setdefault("/".join(unit_names(line)), []).append(line)
@@ -108,7 +111,7 @@ def _drawn(found: Sequence[Line], order: View, glyphs: tuple[str, str, str, str]
     more, last, below, below_last = glyphs
 
     def rows_in(path: str, margin: str) -> Iterator[tuple[str, Entry]]:
-        inner = units.get(path, [])
+        inner = inner_of.get(path, [])
         leaves = inside.get(path, []) if path else []
         if not inner and len(leaves) == 1 and leaves[0].selector == path.rpartition("/")[2]:
             leaves = []  # the row of the unit is that of its workload
@@ -128,8 +131,8 @@ def _number(value: Decimal | None, unit: str) -> str:
     return "-" if value is None else shorten(value, unit)
 
 
-def _footer(found: Sequence[Line], rows: Iterable[Entry]) -> str:
+def _footer(found: Sequence[Line], units: Iterable[Entry]) -> str:
     if not found:
-        return "No workload. 'resctrlctl list --all' also lists those that have ended."
-    units = sum(row.name != NO_UNIT for row in rows)
-    return f"{format_count(units, 'unit')}, {format_count(len(found), 'workload')}."
+        return NOTHING_LISTED
+    count = sum(row.name != NO_UNIT for row in units)
+    return f"{format_count(count, 'unit')}, {format_count(len(found), 'workload')}."

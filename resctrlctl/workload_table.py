@@ -169,6 +169,8 @@ FIELDS: dict[str, _Field] = {
 # names that are too long have lines of their own: their column is not narrower than _NAME_WIDTH.
 _RANK_FOR_NAMES = 4
 _NAME_WIDTH = 24
+# The footer of an empty list.
+NOTHING_LISTED = "No workload. 'resctrlctl list --all' also lists those that have ended."
 _DEFAULT = ("workload", "age", "llc", "traffic", "bandwidth", "energy", "power", "quality")
 # Each filter: its value for a workload.
 FILTERS: dict[str, Callable[[Line], Iterable[str]]] = {
@@ -284,7 +286,7 @@ def _fitting(widths: Mapping[str, int], width: int, rank: int) -> list[str] | No
 
 def _footer(found: Sequence[Line], dropped: Sequence[str]) -> str:
     if not found:
-        return "No workload. 'resctrlctl list --all' also lists those that have ended."
+        return NOTHING_LISTED
     texts = ["1 workload." if len(found) == 1 else f"{len(found)} workloads."]
     if dropped:
         texts.append(f"Too wide for this terminal: {', '.join(sorted(dropped))} (--full shows them).")

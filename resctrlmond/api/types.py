@@ -651,7 +651,7 @@ class ReleaseReply(Reply, frozen=True, kw_only=True):
     completed: bool
     """Whether it was the last claim, so that the workload has ended."""
     totals: list[Total]
-    """What was used from the baseline until now or, with *completed*, until the end, without *nested*."""
+    """What the workload itself used from the baseline until now or, with *completed*, until the end."""
     nested: list[Total] | None = None
     """What its nested workloads used since its baseline, which is not in *totals*. Absent if there were none."""
 
@@ -709,7 +709,7 @@ class ReadReply(Reply, frozen=True, kw_only=True):
     readings: list[Reading]
     """The current counters in each domain. Empty if the workload is over."""
     totals: list[Total]
-    """What was used since the baseline, over all domains, without *nested*."""
+    """What the workload itself used since the baseline, over all domains."""
     domains: list[DomainUse] | None = None
     """The parts of *totals* in each domain, and the current values of its gauges, in order of domain and event.
     Absent if there are none.

@@ -96,6 +96,7 @@ def mark_left_out(ctx: Context, txn: Transaction) -> None:
 
 def _why_left_out(ctx: Context, key: str, workload: Workload) -> str:
     """Return the reason for which the pod is late; "" for none. Raises NotRead."""
+    # A path in the control group of the pod stands for a container whose own is not known.
     paths = {workload.pod_cgroup and os.path.join(workload.pod_cgroup, "any"), *map(_cgroup_of, workload.living)}
     for path in sorted(filter(None, paths)):
         if found := _left_out(ctx, key, workload, path):

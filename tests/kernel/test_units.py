@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -211,6 +212,11 @@ def test_every_service_also_the_daemon_itself(host: Host) -> None:
     host.run("resctrlctl units enable '*.service'", timeout=100)
     for unit in ("resctrlmond.service", "dbus.service", "systemd-journald.service"):
         until_in_its_group(host, unit)
+    listed = host.out("resctrlctl list --units --full")
+    assert re.search(r"^system\.slice .*\n(?:.|\n)*^(?:├─|\|-)dbus\.service ", listed, re.MULTILINE), listed
+    units = json.loads(host.out("resctrlctl list --units --json"))["units"]
+    slice_ = next(unit for unit in units if unit["path"] == ["system.slice"])
+    assert {"dbus.service", "resctrlmond.service"} <= set(slice_["workloads"])
     host.run("systemctl restart resctrlmond", timeout=200)
     until_in_its_group(host, "resctrlmond.service")
     host.run("resctrlctl units disable '*.service'", timeout=100)
