@@ -19,6 +19,7 @@ from resctrlmond.api import types
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.config_file import ConfigError
 from resctrlmond.resctrl.errors import printable
+from resctrlmond.workloads.memory_settings import MemorySettings, Swap, text_of
 from resctrlmond.workloads.profiles import Profile, Profiles, Rule
 
 _PROFILE_COLUMNS = tuple(
@@ -36,6 +37,9 @@ class ProfileReport(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     snapshot_ttl: float | None = None
     linger: float | None = None
     priority: int | None = None
+    swap: str | None = None
+    memory_high: str | None = None
+    allow_memory_annotations: dict[str, str] | None = None
     origin: str = ""
 
 
@@ -120,6 +124,7 @@ def _show(found: Profiles, name: str, output: Output) -> None:
         "Linger": (cells[2],),
         "Snapshot TTL": (cells[3],),
         "Priority": (cells[4],),
+        "Memory": profile.memory.lines,
         "From": (printable(profile.origin),),
         "Rules": tuple(f"{printable(str(rule))} ({printable(rule.origin)})" for rule in rules),
         "Default": (printable(found.default_origin),) if found.default == name else (),
@@ -210,6 +215,15 @@ def _cells(profile: Profile) -> tuple[str, str, str, str, str]:
     )
 
 
+def _memory(settings: MemorySettings) -> tuple[str | None, str | None, dict[str, str] | None]:
+    """Return swap, memory_high and allow_memory_annotations; None for what is not set."""
+    return (
+        None if settings.swap is Swap.LEAVE else str(settings.swap),
+        None if settings.high is None else text_of(settings.high),
+        {name: text_of(amount) for name, amount in settings.allowed.items()} or None,
+    )
+
+
 def _report(found: Profiles, profiles: Iterable[Profile], rules: Iterable[Rule]) -> ProfileList:
     return ProfileList(
         [
@@ -220,6 +234,7 @@ def _report(found: Profiles, profiles: Iterable[Profile], rules: Iterable[Rule])
                 profile.snapshot_ttl_s,
                 profile.linger_s,
                 profile.priority,
+                *_memory(profile.memory),
                 profile.origin,
             )
             for profile in profiles

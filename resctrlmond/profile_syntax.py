@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import pwd
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -16,12 +16,14 @@ from resctrlmond.config import parse_time_span
 from resctrlmond.config_file import quoted, refuse_line, refuse_unknown_key
 from resctrlmond.resctrl.errors import ResctrlError, printable
 from resctrlmond.workloads.label_selector import Requirement, SelectorError, equal_labels, parse_selector
+from resctrlmond.workloads.memory_settings import ANNOTATIONS, MemorySettings, Swap, parse_amount
 from resctrlmond.workloads.profiles import RULE_GLOBS, Profile, Profiles, Rule, Watch
 from resctrlmond.workloads.validation import MAX_PRIORITY, valid_class
 from resctrlmond.yaml_file import is_empty, parse_mapping
 
 KEYS = ("profiles", "rules", "default_profile")
-PROFILE_KEYS = ("watch", "class", "snapshot_ttl", "linger", "priority")
+MEMORY_KEYS = ("swap", "memory_high", "allow_memory_annotations")
+PROFILE_KEYS = ("watch", "class", "snapshot_ttl", "linger", "priority", *MEMORY_KEYS)
 RULE_KEYS = ("profile", "owner", *RULE_GLOBS, "labels", "user")
 
 # The owners of claims that state facts about their containers: the OCI hook, and the NRI plugin.
@@ -103,6 +105,16 @@ def _profile(key: yaml.Node, node: yaml.Node, path: str) -> Profile:
         linger_s=_time_span(values["linger"], path, "linger") if "linger" in values else None,
         priority=_priority(values["priority"], path) if "priority" in values else None,
         origin=_origin(key, path),
+        memory=_memory(values, path),
+    )
+
+
+def _memory(values: Mapping[str, yaml.Node], path: str) -> MemorySettings:
+    swap, high, allowed = (values.get(key) for key in MEMORY_KEYS)
+    return MemorySettings(
+        swap=_swap(swap, path) if swap else Swap.LEAVE,
+        high=_amount(high, path, "memory_high") if high else None,
+        allowed=_allowed(allowed, path) if allowed else {},
     )
 
 
@@ -148,6 +160,34 @@ def _watch(node: yaml.Node, path: str) -> Watch:
         expected = f"Expected one of {', '.join(known)}"
         refuse_line(path, node.start_mark.line, f"watch cannot be {quoted(text)}", _nearest(text, known, expected))
     return Watch(text)
+
+
+def _swap(node: yaml.Node, path: str) -> Swap:
+    text = _text(node, path, "swap")
+    known = [str(swap) for swap in Swap]
+    if text not in known:
+        expected = f"Expected one of {', '.join(known)}"
+        refuse_line(path, node.start_mark.line, f"swap cannot be {quoted(text)}", _nearest(text, known, expected))
+    return Swap(text)
+
+
+def _amount(node: yaml.Node, path: str, key: str) -> int:
+    text = _text(node, path, key)
+    try:
+        return parse_amount(text)
+    except ValueError:
+        _refuse_value(node, path, key, "max, or bytes with K, M, G or T (1024 each), as in 512M")
+
+
+def _allowed(node: yaml.Node, path: str) -> dict[str, int]:
+    names = tuple(ANNOTATIONS.values())
+    found = {}
+    for key, value in [] if is_empty(node) else _mapping(node, path, "allow_memory_annotations"):
+        name = _text(key, path, "a key")
+        if name not in names:
+            refuse_unknown_key(path, key.start_mark.line, name, names)
+        found[name] = _amount(value, path, name)
+    return found
 
 
 def _class(node: yaml.Node, path: str) -> str | None:

@@ -11,13 +11,14 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from resctrlmond import __version__, config, journal
+from resctrlmond import __version__, config, journal, profile_files
 from resctrlmond.arguments import not_empty
 from resctrlmond.config_file import ConfigError
 from resctrlmond.notify import Notify
 from resctrlmond.nri import launched, settings
 from resctrlmond.nri.connector import Connector
 from resctrlmond.nri.manager import Manager
+from resctrlmond.nri.memory import Memory
 from resctrlmond.nri.messages import PLUGIN_INDEX, PLUGIN_NAME
 from resctrlmond.nri.plugin import Plugin
 from resctrlmond.nri.pods import Pods
@@ -31,6 +32,28 @@ log = logging.getLogger("resctrlmond.nri")
 NRI_SOCKET = "/var/run/nri/nri.sock"
 # See sysexits(3); the same value as that of the daemon.
 EXIT_CONFIG = 78
+
+
+class Reloads:
+    """Reads the profiles again after SIGHUP, one time after another."""
+
+    def __init__(self, plugin: Plugin, notify: Notify) -> None:
+        self._plugin = plugin
+        self._notify = notify
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> None:
+        """Begin a reload, after those that run."""
+        task = asyncio.create_task(self._reload())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reload(self) -> None:
+        async with self._lock:
+            self._notify.reloading()
+            await self._plugin.reload()
+            self._notify.ready()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
         type=not_empty,
         metavar="PATH",
         help=f"the configuration file ({settings.DEFAULT_PATH}, if it exists)",
+    )
+    parser.add_argument(
+        "--profiles-dir",
+        type=not_empty,
+        metavar="PATH",
+        help=f"the only directory with profiles ({' and '.join(profile_files.DIRECTORIES)})",
     )
     parser.add_argument("--name", type=_name, default="resctrlmond", help="the plugin's name (%(default)s)")
     parser.add_argument(
@@ -93,15 +122,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         handler.addFilter(RateLimit())
     try:
         selection = settings.load(options.config)
+        memory = Memory(profile_files.chosen(options.profiles_dir))
         by_runtime = launched.from_environment(os.environ)
     except ConfigError as error:
         log.error("%s", error, extra=journal.fields(error))
         return EXIT_CONFIG
-    return asyncio.run(_run(options, selection, by_runtime))
+    # Before the loop runs: a reload while it starts is not lost, and does not end the process.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    memory.load("the adapter sets no limits of memory")
+    return asyncio.run(_run(options, selection, memory, by_runtime))
 
 
-async def _run(options: argparse.Namespace, selection: Selection, by_runtime: launched.Launched | None) -> int:
-    plugin = Plugin(Updater(Manager(options.manager_socket), Pods(selection)))
+async def _run(
+    options: argparse.Namespace, selection: Selection, memory: Memory, by_runtime: launched.Launched | None
+) -> int:
+    plugin = Plugin(Updater(Manager(options.manager_socket), Pods(selection)), memory)
     notify = Notify()
     watch = Watch(options.manager_socket, notify)
     if by_runtime:
@@ -114,6 +149,8 @@ async def _run(options: argparse.Namespace, selection: Selection, by_runtime: la
     work = [
         asyncio.ensure_future(coroutine) for coroutine in (plugin.run(), connecting, watch.run(), stopping.wait())
     ]
+    reloads = Reloads(plugin, notify)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.begin)
     # Report readiness before a runtime is connected: the runtime may start later or restart.
     notify.ready()
     done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)

@@ -12,6 +12,7 @@ from itertools import islice
 from google.protobuf.message import DecodeError
 
 from resctrlmond.nri import nri_pb2
+from resctrlmond.workloads.memory_settings import memory_annotations
 from resctrlmond.workloads.pods import ContainerState
 from resctrlmond.workloads.profiles import annotation_names
 
@@ -42,8 +43,11 @@ class Event(enum.IntEnum):
 
 
 # A runtime closes the connection if it does not know a bit, and takes 0 for all events. Every version knows these
-# events. Events that ask for an adjustment are left out: a delay there would delay the creation of the container.
+# events. The one that asks for an adjustment is left out unless it is needed: a delay there would delay the creation
+# of the container.
 MASK = sum(1 << (event - 1) for event in Event)
+# CreateContainer, which has a method of its own in every version.
+CREATE_MASK = 1 << 3
 
 # NRI 0.12 has a method for each event. Before 0.12, and for a plugin without these methods, StateChange reports all
 # events except StopContainer, which always had its own method.
@@ -79,7 +83,10 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container. ``pid`` is 0, and ``image`` "", if the runtime does not report it."""
+    """A container. ``pid`` is 0, and ``image`` "", if the runtime does not report it.
+
+    ``set_files`` are the files of its control group that the runtime's client or another plugin sets by their names.
+    """
 
     id: str
     sandbox: str
@@ -88,6 +95,7 @@ class Container:
     pid: int = 0
     cgroups_path: str = ""
     image: str = ""
+    set_files: frozenset[str] = frozenset()
 
     @property
     def is_running(self) -> bool:
@@ -123,11 +131,19 @@ class EventReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Creation:
+    """A container that the runtime creates when it has the response."""
+
+    pod: Pod
+    container: Container
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """The runtime closes the connection."""
 
 
-Notification = Configure | Synchronize | EventReport | Shutdown
+Notification = Configure | Synchronize | EventReport | Creation | Shutdown
 
 
 class Unreadable(Exception):
@@ -158,6 +174,9 @@ def _decode(method: str, payload: bytes) -> Notification | None:
             change = nri_pb2.StateChangeEvent.FromString(payload)
             event = Event(change.event) if change.event in _NUMBERS else None
             return _event_report(event, change)
+        case "CreateContainer":
+            created = nri_pb2.EventRequest.FromString(payload)
+            return Creation(_pod(created.pod), _container(created.container))
         case "Shutdown":
             return Shutdown()
         case _ if method in METHODS:
@@ -198,7 +217,9 @@ def _pod(pod: nri_pb2.PodSandbox) -> Pod:
         namespace=pod.namespace[:_TEXT_LENGTH],
         labels=_fitting(pod.labels),
         # Large annotations leave no room for others.
-        annotations=_fitting(annotations) | _fitting(annotation_names(annotations)),
+        annotations=_fitting(annotations)
+        | _fitting(memory_annotations(annotations))
+        | _fitting(annotation_names(annotations)),
         runtime_handler=pod.runtime_handler[:_TEXT_LENGTH],
         cgroup_parent=pod.linux.cgroup_parent[:_TEXT_LENGTH],
         pid=pod.pid,
@@ -239,6 +260,7 @@ def _container(container: nri_pb2.Container) -> Container:
         pid=container.pid,
         cgroups_path=container.linux.cgroups_path[:_TEXT_LENGTH],
         image=_text(next((images[name] for name in _IMAGE if name in images), b""))[:_TEXT_LENGTH],
+        set_files=frozenset(islice(container.linux.resources.unified, _MAP_LENGTH)),
     )
 
 
@@ -247,10 +269,22 @@ def registration(name: str, index: str) -> bytes:
     return nri_pb2.RegisterPluginRequest(plugin_name=name, plugin_idx=index).SerializeToString()
 
 
-def answer(request: Notification) -> bytes:
-    """Encode the response to a call: accept it, and change nothing."""
+def answer(request: Notification, *, has_creations: bool = False) -> bytes:
+    """Encode the response to a call: accept it, and change nothing.
+
+    ``has_creations``: subscribe to CreateContainer too.
+    """
     if isinstance(request, Configure):
-        return nri_pb2.ConfigureResponse(events=MASK).SerializeToString()
+        events = MASK | CREATE_MASK if has_creations else MASK
+        return nri_pb2.ConfigureResponse(events=events).SerializeToString()
     if isinstance(request, Synchronize):
         return nri_pb2.SynchronizeResponse(more=request.more).SerializeToString()
     return b""
+
+
+def adjustment(files: Mapping[str, str]) -> bytes:
+    """Encode the response to CreateContainer: the text for each file of the container's control group."""
+    response = nri_pb2.CreateContainerResponse()
+    if files:
+        response.adjust.linux.resources.unified.update(files)
+    return response.SerializeToString()

@@ -47,6 +47,18 @@ class Container(_message.Message):
     state: int
     def __init__(self, id: _Optional[str] = ..., pod_sandbox_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[int] = ..., annotations: _Optional[_Iterable[_Union[Annotation, _Mapping]]] = ..., linux: _Optional[_Union[LinuxContainer, _Mapping]] = ..., pid: _Optional[int] = ...) -> None: ...
 
+class ContainerAdjustment(_message.Message):
+    __slots__ = ["linux"]
+    LINUX_FIELD_NUMBER: _ClassVar[int]
+    linux: LinuxContainerAdjustment
+    def __init__(self, linux: _Optional[_Union[LinuxContainerAdjustment, _Mapping]] = ...) -> None: ...
+
+class CreateContainerResponse(_message.Message):
+    __slots__ = ["adjust"]
+    ADJUST_FIELD_NUMBER: _ClassVar[int]
+    adjust: ContainerAdjustment
+    def __init__(self, adjust: _Optional[_Union[ContainerAdjustment, _Mapping]] = ...) -> None: ...
+
 class EventRequest(_message.Message):
     __slots__ = ["container", "pod"]
     CONTAINER_FIELD_NUMBER: _ClassVar[int]
@@ -56,16 +68,37 @@ class EventRequest(_message.Message):
     def __init__(self, pod: _Optional[_Union[PodSandbox, _Mapping]] = ..., container: _Optional[_Union[Container, _Mapping]] = ...) -> None: ...
 
 class LinuxContainer(_message.Message):
-    __slots__ = ["cgroups_path"]
+    __slots__ = ["cgroups_path", "resources"]
     CGROUPS_PATH_FIELD_NUMBER: _ClassVar[int]
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
     cgroups_path: str
-    def __init__(self, cgroups_path: _Optional[str] = ...) -> None: ...
+    resources: LinuxResources
+    def __init__(self, resources: _Optional[_Union[LinuxResources, _Mapping]] = ..., cgroups_path: _Optional[str] = ...) -> None: ...
+
+class LinuxContainerAdjustment(_message.Message):
+    __slots__ = ["resources"]
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    resources: LinuxResources
+    def __init__(self, resources: _Optional[_Union[LinuxResources, _Mapping]] = ...) -> None: ...
 
 class LinuxPodSandbox(_message.Message):
     __slots__ = ["cgroup_parent"]
     CGROUP_PARENT_FIELD_NUMBER: _ClassVar[int]
     cgroup_parent: str
     def __init__(self, cgroup_parent: _Optional[str] = ...) -> None: ...
+
+class LinuxResources(_message.Message):
+    __slots__ = ["unified"]
+    class UnifiedEntry(_message.Message):
+        __slots__ = ["key", "value"]
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    UNIFIED_FIELD_NUMBER: _ClassVar[int]
+    unified: _containers.ScalarMap[str, str]
+    def __init__(self, unified: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class PodSandbox(_message.Message):
     __slots__ = ["annotations", "id", "labels", "linux", "name", "namespace", "pid", "runtime_handler", "uid"]

@@ -37,7 +37,7 @@ def declared_cgroup(cgroups_path: str, container: str) -> str:
     ``prefix-name.scope`` (runc, docs/systemd.md). Paths of CRI-O with cgroupfs are the name of the directory. All
     runtimes name the directory for the container; a directory with another name would contain other processes.
     """
-    inner = _inner_path(cgroups_path)
+    inner = inner_path(cgroups_path)
     if not _is_named_for(container, os.path.basename(inner)):
         return ""
     found = [place for place in _candidates(inner) if os.path.isdir(place)]
@@ -97,7 +97,10 @@ def _is_named_for_pod(uid: str, name: str) -> bool:
     return found is not None and re.sub("[-_]", "", found[1]) == re.sub("[-_]", "", uid)
 
 
-def _inner_path(cgroups_path: str) -> str:
+def inner_path(cgroups_path: str) -> str:
+    """Return the path below the root of the hierarchy that an OCI ``cgroupsPath`` means; "" for none."""
+    if not cgroups_path:
+        return ""
     slice_, colon, unit = cgroups_path.partition(":")
     if not colon:
         return os.path.normpath("/" + cgroups_path).lstrip("/")

@@ -21,6 +21,7 @@ from resctrlmond.config_file import ConfigError
 from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import place, settings
 from resctrlmond.nri.manager import Unavailable
+from resctrlmond.nri.memory import Memory
 from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES, Container, Event, EventReport, Pod, Synchronize
 from resctrlmond.nri.search import CONFIRM_S, Search
 from resctrlmond.nri.updater import Updater
@@ -49,10 +50,14 @@ _BEGINNINGS = (Event.RUN_POD_SANDBOX, Event.POST_CREATE_CONTAINER, Event.START_C
 
 
 class Plugin:
-    """The state of the runtime's pods, and the worker that updates resctrlmond. ``run`` works until cancelled."""
+    """The state of the runtime's pods, and the worker that updates resctrlmond. ``run`` works until cancelled.
 
-    def __init__(self, updater: Updater) -> None:
+    Without ``memory``, nothing is set when a container is created.
+    """
+
+    def __init__(self, updater: Updater, memory: Memory | None = None) -> None:
         self._updater = updater
+        self.memory = memory or Memory(())
         self._pods = updater.pods
         self._listed_pods: list[Pod] = []
         self._listed_containers: list[Container] = []
@@ -69,6 +74,8 @@ class Plugin:
         self._current: asyncio.Future[None] | None = None
         # Whether the runtime has not closed the connection.
         self.is_connected: Callable[[], bool] = lambda: False
+        # Closes the connection to the runtime, so that it is made anew.
+        self.disconnect: Callable[[], None] = lambda: None
 
     # -- calls of the runtime
 
@@ -91,6 +98,16 @@ class Plugin:
         self._pods.select(selection)
         self._resync_at = time.monotonic()
         self._woken.set()
+
+    async def reload(self) -> None:
+        """Read the profiles again. If another set of events is needed from now on, connect to the runtime again."""
+        was_wanted = self.memory.is_wanted
+        # In a thread: many rules take a second, and the name of a user may be looked up in the network.
+        if not await asyncio.to_thread(self.memory.load, "the old ones stay in use"):
+            return
+        log.info("profiles reloaded")
+        if self.memory.is_wanted != was_wanted:
+            self.disconnect()
 
     def synchronize(self, chunk: Synchronize) -> None:
         """Add a part of the runtime's list. The last part replaces the state."""

@@ -244,10 +244,15 @@ def attributes(sandbox: Sandbox) -> dict[str, str]:
 
 def facts(sandbox: Sandbox, container: Container | None = None) -> Facts:
     """Return the facts by which resctrlmond selects the profile of a pod or, with ``container``, of a container."""
+    return facts_of(replace(sandbox.pod, annotations=sandbox.choosing), container)
+
+
+def facts_of(pod: Pod, container: Container | None) -> Facts:
+    """Return the facts of a pod with all its annotations. See ``facts``."""
     return Facts(
-        annotations=dict(sandbox.choosing),
-        labels=dict(sandbox.pod.labels),
-        namespace=sandbox.pod.namespace,
+        annotations=annotation_names(pod.annotations),
+        labels=dict(pod.labels),
+        namespace=pod.namespace,
         image=container.image if container else "",
         container=container.name if container else "",
     )

@@ -8,12 +8,15 @@ import logging
 import select
 from collections.abc import Callable
 from functools import partial
+from typing import Any, TypeVar
 
 from resctrlmond.nri import messages, mux, ttrpc
 from resctrlmond.nri.plugin import Plugin
 from resctrlmond.workloads.validation import attribute_value
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # A runtime closes the connection when its time limit is reached (2 s by default). A container whose start gets its
 # response before resctrlmond is updated is late.
@@ -25,6 +28,8 @@ _RECEIVE_BYTES = 262144
 MAX_UNREAD = 1 << 20
 # The limit for the runtime's description of itself in a log message.
 _SHOWN_LENGTH = 256
+# How often to look whether a connection that is to end has no event without a response.
+_END_S = 0.1
 
 
 class Session:
@@ -43,9 +48,11 @@ class Session:
         self._server = ttrpc.Server()
         self._caller = ttrpc.Caller()
         # The events without a response: what each waits for, and the timer that ends the wait.
-        self._unanswered: dict[asyncio.Future[None], asyncio.TimerHandle] = {}
+        self._unanswered: dict[asyncio.Future[Any], asyncio.TimerHandle] = {}
         self._configured = configured
         self._is_over = False
+        # Whether this side ends the connection.
+        self._is_ending = False
 
     def _is_connected(self) -> bool:
         """Whether the connection is open: the runtime closes it when it stops waiting for a response."""
@@ -56,10 +63,19 @@ class Session:
         ends.register(self._writer.get_extra_info("socket").fileno(), 0)
         return not ends.poll(0)
 
+    def _disconnect(self) -> None:
+        """End the connection as soon as every event has its response."""
+        if self._unanswered:
+            asyncio.get_running_loop().call_later(_END_S, self._disconnect)
+        elif not self._is_over:
+            self._is_ending = True
+            self._reader.feed_eof()
+
     async def run(self, name: str, index: str) -> None:
         """Register with a name and an index, and serve. Raises MuxError, ConnectionError and EOFError at the end."""
         self._plugin.begin()
         self._plugin.is_connected = self._is_connected
+        self._plugin.disconnect = self._disconnect
         # The runtime may call from here on: it does not wait until its response is read.
         payload = messages.registration(name, index)
         self._send(mux.RUNTIME, self._caller.request(messages.RUNTIME_SERVICE, "RegisterPlugin", payload))
@@ -74,6 +90,8 @@ class Session:
                             self._receive(connection, message)
                 if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
                     raise ConnectionError("the runtime does not read the responses")
+            if self._is_ending:
+                raise EOFError("the profiles need other events than before")
             raise EOFError(
                 "the runtime closed the connection" + ("" if frames.is_between_frames else " within a frame")
             )
@@ -112,18 +130,29 @@ class Session:
             text = f"{call.service}/{call.method} is not implemented"
             self._send(mux.PLUGIN, ttrpc.refusal(call.stream, ttrpc.UNIMPLEMENTED, text))
             return
+        if isinstance(request, messages.Creation):
+            files = asyncio.ensure_future(self._plugin.memory.files(request.pod, request.container))
+            self._answer_later(call, files, partial(self._answer_creation, call.stream))
+            return
         try:
             done = self._handle(request)
         except Exception:
             # The container must start after any failure.
             log.exception("%s could not be handled", call.method)
             done = None
-        answer = ttrpc.response(call.stream, messages.answer(request))
+        payload = messages.answer(request, has_creations=self._plugin.memory.is_wanted)
+        answer = ttrpc.response(call.stream, payload)
         if done is None or done.done():
             self._send(mux.PLUGIN, answer)
         else:
-            self._unanswered[done] = asyncio.get_running_loop().call_later(_time_for(call), done.cancel)
-            done.add_done_callback(partial(self._answer, answer))
+            self._answer_later(call, done, partial(self._answer, answer))
+
+    def _answer_later(
+        self, call: ttrpc.Call, done: asyncio.Future[T], answer: Callable[[asyncio.Future[T]], None]
+    ) -> None:
+        """Answer when the future is done, or cancel it at the time limit and answer then."""
+        self._unanswered[done] = asyncio.get_running_loop().call_later(_time_for(call), done.cancel)
+        done.add_done_callback(answer)
 
     def _handle(self, request: messages.Notification) -> asyncio.Future[None] | None:
         """Handle a call. Return the future that the response must wait for."""
@@ -148,6 +177,19 @@ class Session:
             log.warning("an event was answered before resctrlmond was updated: resctrlmond is slow")
             # After the other callbacks of the cancellation, which report that nothing holds the container.
             asyncio.get_running_loop().call_soon(self._send, mux.PLUGIN, answer)
+
+    def _answer_creation(self, stream: int, done: asyncio.Future[dict[str, str]]) -> None:
+        self._unanswered.pop(done).cancel()
+        files: dict[str, str] = {}
+        if done.cancelled():
+            log.warning("a container is created without the memory settings of its profile: the host is slow")
+        elif error := done.exception():
+            # The container must start after any failure.
+            log.error("a container is created without the memory settings of its profile", exc_info=error)
+        else:
+            files = done.result()
+        if not self._is_over:
+            self._send(mux.PLUGIN, ttrpc.response(stream, messages.adjustment(files)))
 
     def _send(self, connection: int, message: bytes) -> None:
         # In one piece: frames of two messages must not mix.

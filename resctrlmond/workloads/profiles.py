@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from resctrlmond.workloads.label_selector import Requirement
+from resctrlmond.workloads.memory_settings import MemorySettings
 from resctrlmond.workloads.reports import Facts
 from resctrlmond.workloads.validation import attribute_value
 
@@ -48,6 +49,7 @@ class Profile(msgspec.Struct, frozen=True):
     linger_s: float | None = None
     priority: int | None = None
     origin: str = ""
+    memory: MemorySettings = MemorySettings()
 
 
 class Rule(msgspec.Struct, frozen=True):

@@ -74,6 +74,19 @@ def test_show_prints_a_profile_with_its_rules(directory: Path, capsys: pytest.Ca
     assert reply["rules"] == []
 
 
+def test_memory_settings_are_shown(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = "swap: deny, memory_high: 64M, allow_memory_annotations: {memory.high: 1G}"
+    (directory / "20.yaml").write_text(f"profiles: {{tight: {{{settings}}}}}\n")
+    assert call(directory, "show", "tight") == 0
+    shown = capsys.readouterr().out
+    for line in ("swap: deny", "memory.high: 67108864", "annotations: memory.high up to 1073741824"):
+        assert line in shown
+    assert call(directory, "show", "tight", "--json") == 0
+    (profile,) = json.loads(capsys.readouterr().out)["profiles"]
+    assert (profile["swap"], profile["memoryHigh"]) == ("deny", "67108864")
+    assert profile["allowMemoryAnnotations"] == {"memory.high": "1073741824"}
+
+
 def test_show_names_the_existing_profiles(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(directory, "show", "other") == 1
     assert "there is no profile 'other'. Existing profiles: batch, quiet, root" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from resctrlmond.config_file import ConfigError
 from resctrlmond.profile_files import check, load
 from resctrlmond.profile_syntax import KEYS, PROFILE_KEYS, RULE_KEYS, parse
+from resctrlmond.workloads.memory_settings import UNLIMITED, MemorySettings, Swap
 from resctrlmond.workloads.profiles import Profile, Profiles, Watch
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,7 @@ profiles:
     linger: 1h 30min
     priority: -5
   root: {class: /, watch: none}
+  tight: {swap: deny, memory_high: 2G, allow_memory_annotations: {memory.swap.max: max, memory.high: 1M}}
 rules:
   - profile: batch
     owner: [nri, oci]
@@ -56,9 +58,14 @@ def test_every_key_is_read() -> None:
         "plain": Profile("plain", origin=f"{FILE}:2"),
         "batch": Profile("batch", Watch.CONTAINER, "batch", 3600.0, 5400.0, -5, f"{FILE}:3"),
         "root": Profile("root", Watch.NONE, "", origin=f"{FILE}:9"),
+        "tight": Profile(
+            "tight",
+            origin=f"{FILE}:10",
+            memory=MemorySettings(Swap.DENY, 2 << 30, {"memory.swap.max": UNLIMITED, "memory.high": 1 << 20}),
+        ),
     }
     first, second = found.rules
-    assert (first.profile, first.origin) == ("batch", f"{FILE}:11")
+    assert (first.profile, first.origin) == ("batch", f"{FILE}:12")
     assert first.owners == {"nri", "oci"}
     assert first.globs == {
         "namespace": ("shop", "kube-*"),
@@ -70,7 +77,7 @@ def test_every_key_is_read() -> None:
     assert first.users == {0, 1000}
     assert str(first).endswith("labels: app: web, version: 1.10; user: 0, 1000")
     assert [str(requirement) for requirement in second.labels] == ["app in (api, web)", "!canary"]
-    assert (found.default, found.default_origin) == ("plain", f"{FILE}:21")
+    assert (found.default, found.default_origin) == ("plain", f"{FILE}:22")
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "{}", "profiles:\nrules:\n"])
@@ -83,7 +90,7 @@ def test_file_without_values_sets_nothing(text: str) -> None:
     [
         ("\nprofile: {}", r"^/etc/10-test.yaml:2: unknown key 'profile'. Did you mean profiles\?$"),
         ("profiles: {a: {wach: pod}}", r"1: unknown key 'wach'. Did you mean watch\?"),
-        ("profiles: {a: {xyzzy: pod}}", "unknown key 'xyzzy'. Known keys are class, linger, priority, snapshot_ttl"),
+        ("profiles: {a: {xyzzy: pod}}", "unknown key 'xyzzy'. Known keys are allow_memory_annotations, class"),
         ("profiles:\n  a:\n    watch: pods", r"3: watch cannot be 'pods'. Did you mean pod\?"),
         ("profiles: {a: {watch: xyzzy}}", "watch cannot be 'xyzzy'. Expected one of pod, container, none"),
         ("profiles: {a: {watch: [pod]}}", "watch is a list or a mapping"),
@@ -96,6 +103,20 @@ def test_file_without_values_sets_nothing(text: str) -> None:
         ("profiles: {a: {snapshot_ttl: -1}}", "snapshot_ttl cannot be '-1'"),
         ("profiles: {a: {priority: 1001}}", "priority cannot be '1001'. Expected a number from -1000 to 1000"),
         ("profiles: {a: {priority: 1.5}}", "priority cannot be '1.5'"),
+        ("profiles: {a: {swap: allows}}", r"swap cannot be 'allows'. Did you mean allow\?"),
+        ("profiles: {a: {swap: 1}}", "swap cannot be '1'. Expected one of leave, allow, deny"),
+        (
+            "profiles: {a: {memory_high: 1Gi}}",
+            "memory_high cannot be '1Gi'. Expected max, or bytes with K, M, G or T",
+        ),
+        ("profiles: {a: {memory_high: }}", "memory_high cannot be ''"),
+        ("profiles: {a: {allow_memory_annotations: yes}}", "allow_memory_annotations is not a mapping"),
+        (
+            "profiles:\n a:\n  allow_memory_annotations:\n   memory.max: 1",
+            "4: unknown key 'memory.max'. Did you mean memory.",
+        ),
+        ("profiles: {a: {allow_memory_annotations: {memory.high: x}}}", "memory.high cannot be 'x'. Expected max"),
+        ("profiles: {a: {allow_memory_annotations: {memory.high: 1, memory.high: 2}}}", "is set a second time"),
         ("profiles: {-a: }", "'-a' is not a valid name of a profile. Use at most 63"),
         ("profiles: {a/b: }", "'a/b' is not a valid name"),
         ('profiles: {"": }', "'' is not a valid name"),

@@ -103,6 +103,81 @@ def test_two_containers_of_a_pod_are_in_its_group_from_their_first_instruction(n
     assert "mon_data/mon_L3_00/mbm_total_bytes.end" in snapshot
 
 
+PROFILES = """\
+profiles:
+  tight: {swap: deny, memory_high: 64M}
+  asked: {allow_memory_annotations: {memory.high: 1G}}
+"""
+LIMITS = ("memory.swap.max", "memory.high")
+
+
+def limits(node: Node, pod: Pod, container: str) -> tuple[str, ...]:
+    """Return the limits of a container's memory, as its control group has them."""
+    directory = f"/sys/fs/cgroup/kubepods/burstable/pod{pod.uid}/{container}"
+    return tuple(node.out(f"cd {directory} && cat {' '.join(LIMITS)}").split())
+
+
+@with_one_version
+def test_profile_limits_the_memory_of_a_container_before_it_runs(node: Node) -> None:
+    usual = node.pod()
+    plain, _ = node.container(usual)
+    path = "/etc/resctrlmond/profiles.d/20-memory.yaml"
+    before = node.registrations()
+    node.guest.write(path, PROFILES)
+    try:
+        node.run("resctrlctl profiles check " + path)
+        node.run("systemctl reload resctrlmond")
+        node.registered_again(before)
+        tight = node.pod(annotations={"class.memtierd.nri.io": "tight"})
+        first, where = node.container(tight)
+        assert where == ("/", tight.uid)
+        assert limits(node, tight, first) == ("0", str(64 << 20))
+        asked = node.pod(
+            annotations={
+                "profile.resctrlmon.org": "asked",
+                "memory.high.memtierd.nri.io": "9G",
+                "memory.high.memtierd.nri.io/app-1": "8M",
+                "memory.swap.max.memtierd.nri.io": "0",
+            }
+        )
+        for wanted in ("1073741824", str(8 << 20)):
+            container, _ = node.container(asked)
+            assert limits(node, asked, container) == ("max", wanted)
+        assert limits(node, usual, plain) == ("max", "max")
+    finally:
+        before = node.registrations()
+        node.run(f"rm {path} && systemctl reload resctrlmond")
+        node.registered_again(before)
+    assert (node.group(tight)["baseline"], node.group(tight)["profile"]) == ("exact", "tight")
+
+
+@with_one_version
+def test_container_starts_if_two_plugins_set_the_same_file(node: Node) -> None:
+    """NRI fails the creation of a container for which a plugin sets what another one has set."""
+    other = "profiles: {other: {memory_high: 32M}}\ndefault_profile: other\n"
+    node.run("mkdir -p /run/other")
+    node.guest.write("/run/other/10.yaml", other)
+    node.guest.write("/etc/resctrlmond/profiles.d/20-memory.yaml", PROFILES + "default_profile: tight\n")
+    plugin = "resctrlmon-nri --name other --index 10 --manager-socket /nonexistent --profiles-dir /run/other"
+    try:
+        node.run(f"systemd-run --unit other-plugin -p SyslogIdentifier=other {plugin}")
+        node.until(lambda: "registered" in node.out("journalctl -u other-plugin --no-pager -q"), "the other plugin")
+        before = node.registrations()
+        node.run("systemctl reload resctrlmond")
+        node.registered_again(before)
+        pod = node.pod()
+        container, _ = node.container(pod)
+        assert limits(node, pod, container) == ("0", str(32 << 20))
+        reason = "memory.high is not set to 67108864: the runtime's client or another plugin sets it"
+        assert reason in node.out("journalctl -u resctrlmon-nri --no-pager -q")
+        node.remove_container(container)
+    finally:
+        before = node.registrations()
+        node.run("systemctl stop other-plugin; rm -r /run/other /etc/resctrlmond/profiles.d/20-memory.yaml")
+        node.run("systemctl reload resctrlmond")
+        node.registered_again(before)
+
+
 @with_one_version
 def test_a_replaced_sandbox_keeps_the_group(node: Node) -> None:
     pod = node.pod()

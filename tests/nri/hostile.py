@@ -101,7 +101,8 @@ def conversation() -> bytes:
         request(7, "StateChange", happened.SerializeToString()),
         request(9, "StartContainer", dedicated.SerializeToString()),
         request(11, "Nothing", b""),
-        request(13, "Shutdown", b""),
+        request(13, "CreateContainer", dedicated.SerializeToString()),
+        request(15, "Shutdown", b""),
     ]
     first = mux.frames(mux.RUNTIME, ttrpc.response(1, b""))
     return first + b"".join(mux.frames(mux.PLUGIN, call) for call in calls)

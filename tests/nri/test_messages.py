@@ -133,9 +133,7 @@ def test_invalid_payload_raises_unreadable(payload: bytes) -> None:
         messages.decode("StateChange", payload)
 
 
-@pytest.mark.parametrize(
-    "method", ["", "CreateContainer", "UpdateContainer", "ValidateContainerAdjustment", "x" * 999]
-)
+@pytest.mark.parametrize("method", ["", "CreateSandbox", "UpdateContainer", "ValidateContainerAdjustment", "x" * 999])
 def test_unknown_method_is_none(method: str) -> None:
     assert messages.decode(method, b"") is None
 

@@ -225,7 +225,7 @@ def test_paths_of_the_kubelet_and_systemd() -> None:
         "a.slice:x:../../../y.slice": "y.slice",
     }
     for given, wanted in paths.items():
-        assert place._inner_path(given) == wanted
+        assert place.inner_path(given) == wanted
 
 
 @pytest.mark.parametrize("given", ["", "/", ":::", "::", "\0", "/no/such", "x" * 10_000])

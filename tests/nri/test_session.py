@@ -74,7 +74,7 @@ def test_stream_ids_may_skip_and_even_or_falling_ids_are_refused(node: Node) -> 
 def test_unknown_method_is_unimplemented(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
-        for method in ("CreateContainer", "UpdateContainer", "ValidateContainerAdjustment", "Nope", ""):
+        for method in ("UpdateContainer", "ValidateContainerAdjustment", "Nope", ""):
             assert plugin.call(method, b"").status.code == UNIMPLEMENTED
         assert plugin.call("StateChange", b"", service="nri.pkg.api.v9.Plugin").status.code == UNIMPLEMENTED
         assert plugin.call("Shutdown", b"").status.code == OK

@@ -71,6 +71,7 @@ def test_single_bytes_are_decoded_like_whole_messages() -> None:
         messages.EventReport,
         messages.EventReport,
         type(None),
+        messages.Creation,
         messages.Shutdown,
     ]
 
@@ -187,7 +188,11 @@ def test_any_bytes_in_a_frame_and_in_a_message(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(["Configure", "Synchronize", "StateChange", "StartContainer"]), st.binary(max_size=200), CUTS)
+@given(
+    st.sampled_from(["Configure", "Synchronize", "StateChange", "StartContainer", "CreateContainer"]),
+    st.binary(max_size=200),
+    CUTS,
+)
 def test_any_bytes_in_a_payload(method: str, payload: bytes, cuts: list[int]) -> None:
     assert hostile.check(frame(1, request(1, method, payload)), cuts) == 1
 

@@ -80,7 +80,7 @@ class Node(Host):
         """Return the images that CRI knows."""
         return {tag for image in self.cri(("ListImages", {})).get("images", ()) for tag in image.get("repoTags", ())}
 
-    def pod(self, *, systemd: bool = False) -> Pod:
+    def pod(self, *, systemd: bool = False, annotations: dict[str, str] | None = None) -> Pod:
         """Run a pod, without a container."""
         number = next(_SERIAL)
         uid = f"7a1d4c52-90b1-4d5f-8a6e-{number:012x}"
@@ -91,6 +91,7 @@ class Node(Host):
             "metadata": {"name": f"web-{number}", "uid": uid, "namespace": "shop"},
             "logDirectory": f"{LOGS}/{uid}",
             "labels": {"app": "web"},
+            "annotations": annotations or {},
             "linux": {
                 "cgroupParent": cgroup,
                 "securityContext": {"namespaceOptions": {"network": 2, "pid": 1}},
