@@ -86,6 +86,10 @@ class Host:
         """Return the monitoring groups in a class."""
         return self.out(f"ls {TREE}/{class_ + '/' if class_ else ''}mon_groups").split()
 
+    def unmount(self, then: str = "true") -> None:
+        """Unmount resctrl, and run a command at once. umount fails with EBUSY while the daemon reads a file."""
+        self.run(f"for i in $(seq 100); do umount {TREE} && break; sleep 0.1; done; ! mountpoint -q {TREE} && {then}")
+
     def membership(self, pid: int | str) -> tuple[str, str]:
         """Return the class and the monitoring group of a task from the kernel; ("/", "") for root and no group."""
         return parse_where(self.out(f"cat /proc/{pid}/cpu_resctrl_groups"))

@@ -173,15 +173,18 @@ def test_a_pod_that_restarts_keeps_its_group_and_begin_values(host: Host) -> Non
 
 def test_member_with_remaining_children_has_not_ended(host: Host) -> None:
     # Without a PID namespace, the end of the first process ends no other process: the control group shows them.
-    bundle = host.bundle("left", "sleep 20 & sleep 0.1", {}, "/left")
+    bundle = host.bundle("left", "sleep 4321 & sleep 0.1", {}, "/left")
     spec = json.loads(host.guest.read(f"{bundle}/config.json"))
     spec["linux"]["namespaces"] = [one for one in spec["linux"]["namespaces"] if one["type"] != "pid"]
     host.guest.write(f"{bundle}/config.json", json.dumps(spec))
     host.run(f"crun run -d --bundle {bundle} left </dev/null >/run/left.out 2>&1 || cat /run/left.out >&2")
-    host.run("sleep 1")
     pid = host.call("Get", key="left")["workload"]["members"][0]["pid"]
-    assert host.run(f"test -d /proc/{pid} && ! grep -q '^State:.Z' /proc/{pid}/status", check=False).returncode != 0
+    runs = f"test -d /proc/{pid} && ! grep -q '^State:.Z' /proc/{pid}/status"
+    host.until(lambda: host.run(runs, check=False).returncode != 0, "the end of the first process")
+    # Longer than the interval at which members are looked at.
+    host.run("sleep 1.5")
     assert host.state("left") == "active", "the child still runs"
+    host.run("pkill -f 'sleep [4]321'")
     host.until(lambda: host.state("left") == "completed", "the end of the child")
     host.run("crun delete --force left", check=False)
 

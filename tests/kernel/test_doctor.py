@@ -75,7 +75,7 @@ def test_each_user_can_examine_the_machine(host: Host) -> None:
 
 
 def test_resctrl_that_is_not_mounted(host: Host) -> None:
-    host.run(f"umount {TREE}")
+    host.unmount()
     (fault,) = faults(host, "mount")
     assert fault["severity"] == "error"
     assert fault["fix"] == ["systemctl enable --now sys-fs-resctrl.mount"]

@@ -133,7 +133,7 @@ def test_tasks_of_others_that_change_class_mark_nothing(host: Host, workload: Wo
 
 def test_resctrl_can_be_unmounted_while_it_is_watched(host: Host, workload: Workload) -> None:
     key, _, _ = workload
-    host.run(f"umount {TREE} && mount -t resctrl resctrl {TREE}")
+    host.unmount(f"mount -t resctrl resctrl {TREE}")
     host.until(lambda: host.state(key) in ("lost", "active"), "the loss")
     host.until(lambda: host.state(key) == "active", "the group again")
     host.run(f"mkdir {TREE}/c1")

@@ -157,7 +157,7 @@ def test_umount_is_always_possible_and_a_new_mount_is_used(host: Host) -> None:
     host.call("Create", key="unmounted", claim="me")
     pid = host.process("sleep 600")
     host.call("Assign", key="living", pid=pid, claim="me")
-    host.run(f"umount {TREE}")
+    host.unmount()
     try:
         host.until(lambda: host.state("unmounted") == "lost", "the unmount to be seen")
         assert host.call("Status")["mounted"] is False
@@ -181,7 +181,7 @@ def test_umount_is_always_possible_and_a_new_mount_is_used(host: Host) -> None:
 
 def test_quick_remount_is_not_reported_as_interference(host: Host) -> None:
     host.call("Create", key="went", claim="me")
-    host.run(f"umount {TREE} && mount -t resctrl resctrl {TREE}")
+    host.unmount(f"mount -t resctrl resctrl {TREE}")
     host.until(lambda: host.call("Get", key="went")["workload"]["generation"] == 2, "a new group")
     assert "another program" not in host.call("Get", key="went")["workload"]["loss"]
     assert "mounted" in host.call("Get", key="went")["workload"]["loss"]
