@@ -11,17 +11,17 @@ import os
 from collections.abc import Container, Iterable, Sequence
 from decimal import Decimal
 
-import msgspec
-
 from resctrlctl.daemon import Daemon
 from resctrlctl.defaults import SOCKET
 from resctrlctl.errors import OK, CommandError
 from resctrlctl.format import format_class, shorten
+from resctrlctl.host_replies import NoParameters, StatusReply
 from resctrlctl.layout import Column, Row, Table, full_width
 from resctrlctl.output import Json, Output
+from resctrlctl.replies import ReadAllReply, ReadAllRequest, Usage
+from resctrlctl.structs import Struct, replace
 from resctrlctl.workload_table import CACHE, ENERGY, TRAFFIC
 from resctrlmond.api.exit_codes import NOT_RUNNING
-from resctrlmond.api.types import NoParameters, ReadAllReply, ReadAllRequest, StatusReply, Usage
 from resctrlmond.resctrl import kernel_files
 from resctrlmond.resctrl.errors import NotMounted, ResctrlError, not_read
 from resctrlmond.resctrl.mounts import mounts
@@ -34,7 +34,7 @@ _USE = ("WORKLOADS", "LLC", "TRAFFIC", "ENERGY")
 _RIGHT = frozenset({"SIZE", *_USE})
 
 
-class Allocation(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class Allocation(Struct, omit_defaults=True):
     """The part of one resource that a class may use, in the ``domains`` where it is the same.
 
     ``value`` is the kernel's text. For a cache, ``ways`` are the numbers of its ways, ``all_ways`` how many the cache
@@ -50,7 +50,7 @@ class Allocation(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     shared_with: tuple[str, ...] = ()
 
 
-class Class(msgspec.Struct, frozen=True, rename="camel"):
+class Class(Struct):
     """A control group, "" for the root, with what its present workloads used; null if that is unknown.
 
     ``llc`` and ``traffic`` are in bytes, ``energy`` in joules. Workloads in several classes are not in these sums.
@@ -65,7 +65,7 @@ class Class(msgspec.Struct, frozen=True, rename="camel"):
     energy: str | None = None
 
 
-class ClassesReply(msgspec.Struct, frozen=True, rename="camel"):
+class ClassesReply(Struct):
     """The JSON output of ``classes``. ``closids``: how many classes the machine can have.
 
     ``hardware_ways``: the ways of each cache that other hardware, such as devices, may use too.
@@ -149,7 +149,7 @@ def read(tree: Tree) -> ClassesReply:
                     tuple(others),
                 )
             parts.setdefault(allocation, []).append(domain)
-        allocations = [msgspec.structs.replace(each, domains=tuple(domains)) for each, domains in parts.items()]
+        allocations = [replace(each, domains=tuple(domains)) for each, domains in parts.items()]
         found.append(Class(name, _text(tree, name, "mode").strip(), allocations))
     closids = [int(text) for name in resources if (text := _text(tree, f"info/{name}", "num_closids")).strip()]
     hardware = {name: _ways(_text(tree, f"info/{name}", "shareable_bits")) for name in resources if _is_cache(name)}
@@ -170,7 +170,7 @@ def with_use(reply: ClassesReply, usages: Iterable[Usage]) -> ClassesReply:
         if len(names) == 1:
             of.setdefault(names[0], []).append(usage)
     found = [
-        msgspec.structs.replace(
+        replace(
             each,
             workloads=counts[each.name],
             llc=_sum(level.value for usage in of[each.name] for level in usage.levels if level.event == CACHE),
@@ -179,7 +179,7 @@ def with_use(reply: ClassesReply, usages: Iterable[Usage]) -> ClassesReply:
         )
         for each in reply.classes
     ]
-    return msgspec.structs.replace(reply, classes=found, in_several=in_several)
+    return replace(reply, classes=found, in_several=in_several)
 
 
 def blocks(reply: ClassesReply, width: int | None) -> list[Table]:
@@ -190,8 +190,8 @@ def blocks(reply: ClassesReply, width: int | None) -> list[Table]:
     use = {index for index, column in enumerate(whole.columns) if column.heading in _USE}
     of_classes = tuple(row for row in whole.rows if row.cells[0])
     return [
-        _part(msgspec.structs.replace(whole, footer=""), {*range(len(whole.columns))} - use),
-        _part(msgspec.structs.replace(whole, rows=of_classes), {0, *use}),
+        _part(replace(whole, footer=""), {*range(len(whole.columns))} - use),
+        _part(replace(whole, rows=of_classes), {0, *use}),
     ]
 
 

@@ -7,15 +7,16 @@ import argparse
 import contextlib
 import os
 
+from resctrlctl import host_replies, replies
 from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OK
 from resctrlctl.format import format_class, format_count
 from resctrlctl.output import Json, Output
 from resctrlctl.render import describe_state, render_totals
 from resctrlctl.selectors import call_for
-from resctrlmond.api import types
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.processes import Descriptor
+from resctrlmond.workloads.states import FOLLOW
 
 _IN_OTHER_GROUPS = "they are in other monitoring groups. Use --take-over to take them out"
 _STAY_IN_CLASS = (
@@ -26,7 +27,7 @@ _STAY_IN_CLASS = (
 
 def create(args: argparse.Namespace, output: Output) -> int:
     """Create a workload with an empty group; return the exit status."""
-    request = types.CreateRequest(
+    request = replies.CreateRequest(
         key=args.key,
         class_=args.class_,
         claim=args.claim,
@@ -34,7 +35,7 @@ def create(args: argparse.Namespace, output: Output) -> int:
         allow_pending=False if args.no_pending else None,
         priority=args.priority,
     )
-    reply = Daemon(args.socket).call(f"create {args.key!r}", "Create", request, types.WorkloadReply)
+    reply = Daemon(args.socket).call(f"create {args.key!r}", "Create", request, replies.WorkloadReply)
     if output.json is not Json.OFF:
         output.print_json(reply)
     else:
@@ -45,7 +46,7 @@ def create(args: argparse.Namespace, output: Output) -> int:
 def assign(args: argparse.Namespace, output: Output) -> int:
     """Move a process or a control group into the workload's group; return the exit status."""
     pidfd = _open_pidfd(args.pid)
-    request = types.AssignRequest(
+    request = replies.AssignRequest(
         key=args.key,
         pid=args.pid if pidfd is None else None,
         pid_fd=None if pidfd is None else 0,
@@ -64,7 +65,7 @@ def assign(args: argparse.Namespace, output: Output) -> int:
     with contextlib.closing(pidfd) if pidfd is not None else contextlib.nullcontext():
         descriptors = [] if pidfd is None else [pidfd.fileno()]
         reply = Daemon(args.socket).call(
-            f"assign {tasks} to {args.key!r}", "Assign", request, types.AssignReply, descriptors
+            f"assign {tasks} to {args.key!r}", "Assign", request, replies.AssignReply, descriptors
         )
     member = _assigned_member(reply.workload, args)
     if output.json is not Json.OFF:
@@ -80,7 +81,7 @@ def assign(args: argparse.Namespace, output: Output) -> int:
     if reply.tasks_outside:
         reason = (member.reason if member is not None else "") or reply.workload.reason or _IN_OTHER_GROUPS
         output.note(f"{format_count(reply.tasks_outside, 'task')} stayed outside: {printable(reason)}")
-    if member is not None and member.snapshot_folder and args.class_ in (None, types.FOLLOW):
+    if member is not None and member.snapshot_folder and args.class_ in (None, FOLLOW):
         output.note(_STAY_IN_CLASS)
     if reply.descendants_outside:
         descendants = format_count(reply.descendants_outside, "descendant")
@@ -106,9 +107,9 @@ def release(args: argparse.Namespace, output: Output) -> int:
     """End a claim and print the totals; return the exit status."""
     daemon = Daemon(args.socket)
 
-    def call(key: str) -> types.ReleaseReply:
-        request = types.ReleaseRequest(key=key, claim=args.claim, reason=args.reason)
-        return daemon.call(f"release {key!r}", "Release", request, types.ReleaseReply)
+    def call(key: str) -> replies.ReleaseReply:
+        request = replies.ReleaseRequest(key=key, claim=args.claim, reason=args.reason)
+        return daemon.call(f"release {key!r}", "Release", request, replies.ReleaseReply)
 
     reply = call_for(args.key, call, lambda: _workloads(daemon))
     if output.json is not Json.OFF:
@@ -130,9 +131,11 @@ def move(args: argparse.Namespace, output: Output) -> int:
     """Move a workload's group to another class, with its RMID and counters; return the exit status."""
     daemon = Daemon(args.socket)
 
-    def call(key: str) -> types.WorkloadReply:
-        request = types.MoveRequest(key=key, class_=args.class_)
-        return daemon.call(f"move {key!r} to class {format_class(args.class_)}", "Move", request, types.WorkloadReply)
+    def call(key: str) -> replies.WorkloadReply:
+        request = replies.MoveRequest(key=key, class_=args.class_)
+        return daemon.call(
+            f"move {key!r} to class {format_class(args.class_)}", "Move", request, replies.WorkloadReply
+        )
 
     reply = call_for(args.key, call, lambda: _workloads(daemon))
     if output.json is not Json.OFF:
@@ -142,12 +145,12 @@ def move(args: argparse.Namespace, output: Output) -> int:
     return OK
 
 
-def _workloads(daemon: Daemon) -> list[types.Workload]:
-    pages = daemon.stream("list the workloads", "List", types.NoParameters(), types.ListReply)
+def _workloads(daemon: Daemon) -> list[replies.Workload]:
+    pages = daemon.stream("list the workloads", "List", host_replies.NoParameters(), host_replies.ListReply)
     return [workload for page in pages for workload in page.workloads]
 
 
-def _assigned_member(workload: types.Workload, args: argparse.Namespace) -> types.Member | None:
+def _assigned_member(workload: replies.Workload, args: argparse.Namespace) -> replies.Member | None:
     """Return the member that the call assigned, found by its id."""
     of_cgroup = os.path.basename(os.path.realpath(args.cgroup)) if args.cgroup is not None else ""
     member_id = args.member or of_cgroup or f"pid-{args.pid}"

@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
-import msgspec
-
+from resctrlctl.client import Client
 from resctrlctl.defaults import INTERFACE, SOCKET
 from resctrlctl.errors import CommandError, DaemonDown, Disconnected
 from resctrlctl.format import format_message
+from resctrlctl.structs import Struct
 from resctrlmond.api.exit_codes import DENIED, NOT_RUNNING, exit_code
-from resctrlmond.api.varlink.client import Client, DaemonUnavailable
-from resctrlmond.api.varlink.messages import ProtocolError, VarlinkError
+from resctrlmond.api.varlink.base_client import DaemonUnavailable
+from resctrlmond.api.varlink.frames import ProtocolError, VarlinkError
+
+TYPE_CHECKING = False  # importing typing takes longer than this module
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import TypeVar
+
+    _T = TypeVar("_T", bound=Struct)
 
 # Assign lists a large control group repeatedly until it finds no new task, which takes seconds.
 _TIMEOUT_S = 30.0
@@ -25,10 +30,8 @@ _UNKNOWN_CALL = frozenset(
 )
 _OTHER_VERSION = "If resctrlmond was updated, restart it: systemctl restart resctrlmond"
 
-_T = TypeVar("_T", bound=msgspec.Struct)
 
-
-class Daemon(msgspec.Struct, frozen=True):
+class Daemon(Struct):
     """resctrlmond behind its socket. Each call has a connection of its own, and takes at most ``timeout_s``."""
 
     socket: str = SOCKET
@@ -38,7 +41,7 @@ class Daemon(msgspec.Struct, frozen=True):
         self,
         action: str,
         method: str,
-        parameters: msgspec.Struct | None,
+        parameters: Struct | None,
         reply: type[_T],
         descriptors: Sequence[int] = (),
     ) -> _T:
@@ -51,12 +54,12 @@ class Daemon(msgspec.Struct, frozen=True):
         with self._translated_errors(action), contextlib.closing(Client(self.socket, self.timeout_s)) as client:
             return client.call(f"{INTERFACE}.{method}", parameters, reply=reply, descriptors=descriptors)
 
-    def stream(self, action: str, method: str, parameters: msgspec.Struct | None, reply: type[_T]) -> list[_T]:
+    def stream(self, action: str, method: str, parameters: Struct | None, reply: type[_T]) -> list[_T]:
         """Call a method that returns several replies; return all of them. Raises the same errors as ``call``."""
         with self._translated_errors(action), Client(self.socket, self.timeout_s) as client:
             return list(client.stream(f"{INTERFACE}.{method}", parameters, reply=reply, timeout_s=self.timeout_s))
 
-    def follow(self, action: str, method: str, parameters: msgspec.Struct | None, reply: type[_T]) -> Iterator[_T]:
+    def follow(self, action: str, method: str, parameters: Struct | None, reply: type[_T]) -> Iterator[_T]:
         """Call a method that replies without end; yield each reply as it comes. Raises the errors of ``call``."""
         with self._translated_errors(action), Client(self.socket, self.timeout_s) as client:
             yield from client.stream(f"{INTERFACE}.{method}", parameters, reply=reply)
@@ -93,7 +96,7 @@ class Daemon(msgspec.Struct, frozen=True):
             raise Disconnected(
                 f"cannot {action}: {self.socket}: {error.strerror or error}. See: journalctl -u resctrlmond"
             ) from error
-        except (ProtocolError, msgspec.ValidationError) as error:
+        except ProtocolError as error:
             raise CommandError(f"cannot {action}: {self.socket}: {error}. {_OTHER_VERSION}") from error
         except OSError as error:
             raise CommandError(

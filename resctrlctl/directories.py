@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Hashable, Iterable
 from decimal import Decimal
 
-import msgspec
-
 from resctrlctl import classes
-from resctrlmond.api import translate
-from resctrlmond.api.types import Foreign, ListReply, ReadForeignReply, Reading, Usage
+from resctrlctl.host_replies import Foreign, ListReply, ReadForeignReply
+from resctrlctl.replies import Reading, Usage
+from resctrlctl.structs import Struct
+from resctrlctl.tree_view import as_replies
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.resctrl.tree import Tree
 
@@ -25,7 +25,7 @@ _RATE_S = 1.0
 _SIX_DIGITS = Decimal("0.000001")
 
 
-class Rate(msgspec.Struct, frozen=True, rename="camel"):
+class Rate(Struct):
     """How much a counter rose per second, in the unit of its reading; null if that is unknown, with the reason."""
 
     domain: str
@@ -34,7 +34,7 @@ class Rate(msgspec.Struct, frozen=True, rename="camel"):
     reason: str = ""
 
 
-class ForeignReport(msgspec.Struct, frozen=True, rename="camel"):
+class ForeignReport(Struct):
     """A group of another program: the reply of ReadForeign, how many tasks it has, and the rates of its counters."""
 
     foreign: Foreign
@@ -43,14 +43,14 @@ class ForeignReport(msgspec.Struct, frozen=True, rename="camel"):
     tasks: int | None = None
 
 
-class ClassReport(msgspec.Struct, frozen=True, rename="camel"):
+class ClassReport(Struct):
     """A class as in ``classes``, and its counters, which include those of its groups.
 
     ``groups`` is the number of its monitoring groups, ``foreign`` how many of them other programs created. ``tasks``
     includes those of the groups; null if the kernel does not list them. ``is_in_mbps`` is that of ``classes``.
     """
 
-    class_: classes.Class = msgspec.field(name="class")
+    class_: classes.Class
     path: str
     is_in_mbps: bool
     groups: int
@@ -86,7 +86,7 @@ def read_class(tree: Tree, name: str, listed: ListReply, usages: Iterable[Usage]
             return None
 
     def read() -> list[Reading]:
-        return list(map(translate.reading, tree.read(name)))
+        return as_replies(tree.read(name))
 
     every = classes.with_use(classes.read(tree), usages)
     found = next((each for each in every.classes if each.name == name), None)

@@ -8,11 +8,10 @@ import json
 import os
 from dataclasses import dataclass
 
-import msgspec
-
 from resctrlctl.errors import OK, CommandError
 from resctrlctl.layout import Column, Row, Table
 from resctrlctl.output import Json, Output
+from resctrlctl.structs import Struct
 from resctrlmond.api.exit_codes import DENIED
 from resctrlmond.resctrl.errors import printable
 
@@ -27,7 +26,7 @@ DISABLED = "disabled"
 FOREIGN = "foreign"
 
 
-class Hook(msgspec.Struct, frozen=True, rename="camel"):
+class Hook(Struct):
     """A hook file; ``path`` is its path in the directory that the runtimes read.
 
     ``state`` is ENABLED, DISABLED or FOREIGN.
@@ -38,7 +37,7 @@ class Hook(msgspec.Struct, frozen=True, rename="camel"):
     state: str
 
 
-class Hooks(msgspec.Struct, frozen=True, rename="camel"):
+class Hooks(Struct):
     """All hook files, with their state in one directory."""
 
     hooks_dir: str

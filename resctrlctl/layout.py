@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import TypeAlias
 
-import msgspec
+from resctrlctl.structs import Struct
+
+TYPE_CHECKING = False  # importing typing takes longer than this module
+if TYPE_CHECKING:
+    from typing import TypeAlias
 
 _GAP = "  "
 # No column is cut to less than this, for any width: a key must stay recognizable.
@@ -28,7 +31,7 @@ class Tone(enum.Enum):
     BAD = "bad"
 
 
-class Column(msgspec.Struct, frozen=True):
+class Column(Struct):
     """A column: its heading, and whether its cells are aligned right, like numbers.
 
     ``can_be_cut``: its cells are cut if the table is too wide; otherwise, all of them can be copied. ``name_width``:
@@ -44,14 +47,14 @@ class Column(msgspec.Struct, frozen=True):
     is_note: bool = False
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(Struct):
     """One cell for each column of the table."""
 
     cells: tuple[str, ...]
     tone: Tone = Tone.NORMAL
 
 
-class Table(msgspec.Struct, frozen=True):
+class Table(Struct):
     """Columns and rows; ``footer`` is a summary in words, "" for none."""
 
     columns: tuple[Column, ...]
@@ -59,7 +62,7 @@ class Table(msgspec.Struct, frozen=True):
     footer: str = ""
 
 
-class Sheet(msgspec.Struct, frozen=True):
+class Sheet(Struct):
     """A title, and labelled lines below it. Each further value of a label has a line without a label.
 
     Nothing is cut, so that all of it can be copied: values are broken between words, except those of the label

@@ -7,15 +7,14 @@ import argparse
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
-import msgspec
-
 from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OK
 from resctrlctl.format import format_message, format_time, shorten
+from resctrlctl.host_replies import MachineReply, NoParameters, PoolUse
 from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone, full_width
 from resctrlctl.output import Json, Output
+from resctrlctl.structs import replace
 from resctrlctl.workload_table import CACHE, ENERGY, TRAFFIC
-from resctrlmond.api.types import MachineReply, NoParameters, PoolUse
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.states import Pool, Quality
 
@@ -80,7 +79,7 @@ def shares_since(pools: Iterable[PoolUse], before: Iterable[PoolUse] = ()) -> tu
     ("", {}) if neither is known.
     """
     known = {(use.pool, use.domain, use.event): use.value for use in before}
-    since = [msgspec.structs.replace(use, value=None if use.value is None else _since(use, known)) for use in pools]
+    since = [replace(use, value=None if use.value is None else _since(use, known)) for use in pools]
     for event in (ENERGY, TRAFFIC):
         if parts := shares(since, event):
             return event, parts

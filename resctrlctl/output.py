@@ -7,10 +7,9 @@ import enum
 import os
 import sys
 
-import msgspec
-
 from resctrlctl.errors import print_error
 from resctrlctl.layout import Block, to_text
+from resctrlctl.structs import Struct, to_json
 from resctrlctl.width import terminal_width
 
 # ECMA-48: the cursor to the upper left corner (CUP), and erase to the end of the screen (ED).
@@ -25,7 +24,7 @@ class Json(enum.Enum):
     PRETTY = "pretty"
 
 
-class Output(msgspec.Struct, frozen=True):
+class Output(Struct):
     """The output of one run of resctrlctl. The fields are the options of the same names."""
 
     json: Json = Json.OFF
@@ -79,8 +78,11 @@ def encode(reply: object, form: Json) -> str:
 
     Escape all characters that are not printable: the JSON has the same meaning, and cannot control a terminal.
     """
-    data = msgspec.json.encode(reply)
-    text = (msgspec.json.format(data, indent=2) if form is Json.PRETTY else data).decode()
+    return escaped(to_json(reply, indent=2 if form is Json.PRETTY else None))
+
+
+def escaped(text: str) -> str:
+    """Return JSON text with escapes for all characters that are not printable."""
     if text.isprintable():
         return text
     return "".join(
@@ -90,7 +92,7 @@ def encode(reply: object, form: Json) -> str:
 
 def _escape(character: str) -> str:
     # JSON writes a character above U+FFFF as the two surrogates of UTF-16 (RFC 8259, section 7).
-    units = character.encode("utf-16-be").hex()
+    units = character.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 

@@ -6,16 +6,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
+from resctrlctl import host_replies, replies
 from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OK, CommandError
 from resctrlctl.format import format_class, format_count, format_duration, format_message
 from resctrlctl.layout import Block, Column, Row, Sheet, Table
 from resctrlctl.output import Json, Output
 from resctrlctl.selectors import matching
+from resctrlctl.structs import Struct
 from resctrlmond import profile_files
-from resctrlmond.api import types
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.config_file import ConfigError
 from resctrlmond.resctrl.errors import printable
@@ -28,12 +27,12 @@ _PROFILE_COLUMNS = tuple(
 _RULE_COLUMNS = (Column("RULE"), Column("PROFILE"), Column("CONDITIONS"))
 
 
-class ProfileReport(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class ProfileReport(Struct, omit_defaults=True):
     """A profile in the JSON output. Keys that are not set are absent; times are in seconds."""
 
     name: str
     watch: str
-    class_: str | None = msgspec.field(default=None, name="class")
+    class_: str | None = None
     snapshot_ttl: float | None = None
     linger: float | None = None
     priority: int | None = None
@@ -43,7 +42,7 @@ class ProfileReport(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     origin: str = ""
 
 
-class RuleReport(msgspec.Struct, frozen=True, rename="camel"):
+class RuleReport(Struct):
     """A rule in the JSON output."""
 
     profile: str
@@ -51,7 +50,7 @@ class RuleReport(msgspec.Struct, frozen=True, rename="camel"):
     origin: str
 
 
-class ProfileList(msgspec.Struct, frozen=True, rename="camel"):
+class ProfileList(Struct):
     """All profiles in the JSON output, the rules in their order, and the default ("" for none)."""
 
     profiles: list[ProfileReport]
@@ -59,7 +58,7 @@ class ProfileList(msgspec.Struct, frozen=True, rename="camel"):
     default_profile: str
 
 
-class Selected(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class Selected(Struct, omit_defaults=True):
     """The profile of a workload, or of a container, in the JSON output: "" for none.
 
     ``source`` is the annotation or rule that selected it, and ``reason`` why the container is in no group.
@@ -69,7 +68,7 @@ class Selected(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     profile: str
     source: str
     reason: str = ""
-    members: list[Selected] = []
+    members: Sequence[Selected] = []
 
 
 def profiles(args: argparse.Namespace, output: Output) -> int:
@@ -134,9 +133,9 @@ def _show(found: Profiles, name: str, output: Output) -> None:
 
 
 def _explain(name: str, daemon: Daemon, output: Output) -> int:
-    pages = daemon.stream("list the workloads", "List", types.NoParameters(), types.ListReply)
+    pages = daemon.stream("list the workloads", "List", host_replies.NoParameters(), host_replies.ListReply)
     action = "list the unwatched containers"
-    unwatched = daemon.call(action, "ListUnwatched", types.NoParameters(), types.ListUnwatchedReply)
+    unwatched = daemon.call(action, "ListUnwatched", host_replies.NoParameters(), host_replies.ListUnwatchedReply)
     found = _selected(name, [workload for page in pages for workload in page.workloads], unwatched.containers)
     if not found:
         message = f"cannot explain the profile of {name[:64]!a}: there is no such workload or container"
@@ -149,14 +148,16 @@ def _explain(name: str, daemon: Daemon, output: Output) -> int:
     return OK
 
 
-def _selected(name: str, workloads: Sequence[types.Workload], unwatched: Sequence[types.Unwatched]) -> list[Selected]:
+def _selected(
+    name: str, workloads: Sequence[replies.Workload], unwatched: Sequence[host_replies.Unwatched]
+) -> list[Selected]:
     """Return the workloads, members and unwatched containers that a text selects."""
     found = [
         Selected(
             one.key,
             one.profile,
             one.profile_source,
-            members=[Selected(of.id, of.profile, of.profile_source) for of in one.members if of.lives],
+            members=[Selected(of.id, of.profile, of.profile_source) for of in one.members if not of.ended_at],
         )
         for one in matching(name, workloads, is_change=False)
     ]
@@ -164,7 +165,7 @@ def _selected(name: str, workloads: Sequence[types.Workload], unwatched: Sequenc
         Selected(member.id, member.profile, member.profile_source)
         for workload in workloads
         for member in workload.members
-        if member.lives and member.id.startswith(name)
+        if not member.ended_at and member.id.startswith(name)
     ]
     return found or [
         Selected(one.id, one.profile, one.profile_source, one.reason)

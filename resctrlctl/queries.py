@@ -8,9 +8,6 @@ import functools
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias, get_args
-
-import msgspec
 
 from resctrlctl import workload_table
 from resctrlctl.daemon import Daemon
@@ -18,30 +15,19 @@ from resctrlctl.defaults import SOCKET
 from resctrlctl.errors import OK, USAGE, CommandError, DaemonDown, print_error
 from resctrlctl.layout import Block
 from resctrlctl.output import Json, Output
+from resctrlctl.replies import KeyRequest, ReadAllReply, ReadAllRequest, ReadReply, Usage
 from resctrlctl.selectors import call_for
+from resctrlctl.structs import Struct, to_json
 from resctrlctl.width import has_blocks
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
-from resctrlmond.api.types import (
-    Foreign,
-    ForeignRequest,
-    KeyRequest,
-    ListPodsReply,
-    ListReply,
-    ListUnwatchedReply,
-    MachineReply,
-    NoParameters,
-    ReadAllReply,
-    ReadAllRequest,
-    ReadForeignReply,
-    ReadReply,
-    StatusReply,
-    Unwatched,
-    Usage,
-)
 from resctrlmond.resctrl.errors import ResctrlError, printable
 
+TYPE_CHECKING = False  # importing typing takes longer than this module
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from resctrlctl.directories import ClassReport, ForeignReport
+    from resctrlctl.host_replies import Foreign, ListPodsReply, ListReply, ReadForeignReply, Unwatched
     from resctrlctl.tree_view import TreeView
     from resctrlmond.resctrl.tree import Tree
 
@@ -55,7 +41,7 @@ _MACHINE_S = 2.0
 RATE_S = 1.0
 
 
-class UsageList(msgspec.Struct):
+class UsageList(Struct):
     """The JSON output of ``list``."""
 
     usages: list[Usage]
@@ -82,6 +68,8 @@ class Source:
 
     def workloads(self) -> ListReply:
         """Return the workloads and the foreign groups."""
+        from resctrlctl.host_replies import ListReply, NoParameters  # noqa: PLC0415 - list does not need it
+
         if self._view is None:
             try:
                 pages = self._daemon.stream("list the workloads", "List", NoParameters(), ListReply)
@@ -106,6 +94,8 @@ class Source:
 
     def unwatched(self) -> list[Unwatched]:
         """Return the containers that are in no group because of their profiles; [] without the daemon."""
+        from resctrlctl.host_replies import ListUnwatchedReply, NoParameters  # noqa: PLC0415 - list does not need it
+
         if self._view is not None:
             return []
         action = "list the unwatched containers"
@@ -113,6 +103,8 @@ class Source:
 
     def pods(self) -> ListPodsReply:
         """Return all pods; without the daemon, only the pods that have a group."""
+        from resctrlctl.host_replies import ListPodsReply, NoParameters  # noqa: PLC0415 - list does not need it
+
         if self._view is None:
             try:
                 pages = self._daemon.stream("list the pods", "ListPods", NoParameters(), ListPodsReply)
@@ -135,6 +127,8 @@ class Source:
 
     def read_foreign(self, foreign: Foreign) -> ReadForeignReply:
         """Return a foreign group with its counters."""
+        from resctrlctl.host_replies import ForeignRequest, ReadForeignReply  # noqa: PLC0415 - list does not need it
+
         if self._view is not None:
             return self._view.read_foreign(foreign)
         request = ForeignRequest(class_=foreign.class_, name=foreign.name)
@@ -142,6 +136,8 @@ class Source:
 
     def tree(self) -> Tree:
         """Open the resctrl filesystem to read its classes, which no verb of the daemon does. Raises NotMounted."""
+        from resctrlctl.host_replies import NoParameters, StatusReply  # noqa: PLC0415 - list does not need it
+
         if self._view is not None:
             return self._view.tree
         from resctrlmond.resctrl.tree import Tree  # noqa: PLC0415 - takes longer than all of resctrlctl
@@ -313,15 +309,15 @@ def properties(report: Report) -> dict[str, str]:
     return found | {f"{reading.domain}/{reading.event}": reading.value or "" for reading in report.readings}
 
 
-def _scalars(subject: msgspec.Struct) -> dict[str, str]:
+def _scalars(subject: Struct) -> dict[str, str]:
     """Return the texts, numbers and truth values among the fields, with those that are absent in JSON."""
     found = {}
-    for field in msgspec.structs.fields(subject):
-        value = msgspec.to_builtins(getattr(subject, field.name))
-        if value is None and {str, int, float}.intersection(get_args(field.type)):
+    for name, kind in type(subject).__annotations__.items():
+        value = getattr(subject, name)
+        if value is None and kind in ("str | None", "int | None", "float | None"):
             value = ""
         if isinstance(value, (str, int, float)):
-            found[field.encode_name] = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            found[subject.json_names[name]] = str(value) if isinstance(value, str) else to_json(value)
     return found
 
 
@@ -375,6 +371,8 @@ def _read_directories(source: Source, text: str, unknown: CommandError, *, with_
 
 def status(args: argparse.Namespace, output: Output) -> int:
     """Print the state of the daemon and of the machine; return the exit status."""
+    from resctrlctl.host_replies import NoParameters, StatusReply  # noqa: PLC0415 - list does not need it
+
     reply = Daemon(args.socket).call("ask for the status", "Status", NoParameters(), StatusReply)
     if output.json is not Json.OFF:
         output.print_json(reply)
@@ -387,6 +385,7 @@ def status(args: argparse.Namespace, output: Output) -> int:
 
 def _use_of_machine(socket: str) -> tuple[str, ...]:
     """Return the shares of the machine's pools, or why they are not known: status must not hang as the kernel may."""
+    from resctrlctl.host_replies import MachineReply, NoParameters  # noqa: PLC0415 - list does not need it
     from resctrlctl.machine import bar  # noqa: PLC0415 - list does not need it
 
     daemon = Daemon(socket, _MACHINE_S)

@@ -13,16 +13,19 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import NamedTuple, NoReturn, Self
 
+import msgspec
+
 from resctrlctl import workload_table
 from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OK, USAGE, CommandError
 from resctrlctl.format import format_count
-from resctrlctl.output import Json, Output, encode
+from resctrlctl.host_replies import NoParameters, StatusReply
+from resctrlctl.output import Output, escaped
 from resctrlctl.recording import FORMAT, Amount, AnyLine, Header, Outage, Reading, Used, is_selected
+from resctrlctl.replies import ReadAllReply, ReadAllRequest
 from resctrlctl.selectors import name_of
 from resctrlctl.workload_table import Line
 from resctrlmond.api.exit_codes import FAILURE
-from resctrlmond.api.types import NoParameters, ReadAllReply, ReadAllRequest, StatusReply
 from resctrlmond.resctrl.counters import EVENTS
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.clock import utc_now
@@ -155,7 +158,7 @@ class _File:
 
     def write(self, line: AnyLine) -> None:
         """Write a line. Raises CommandError, and BrokenPipeError if the reader of a pipe has closed it."""
-        data = encode(line, Json.SHORT).encode() + b"\n"
+        data = escaped(msgspec.json.encode(line).decode()).encode() + b"\n"
         try:
             with self._explained():
                 left = memoryview(data)

@@ -7,38 +7,40 @@ import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 
-import msgspec
-
 from resctrlctl.format import SYMBOLS, format_class, format_count, format_message, format_time, format_value, shorten
-from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
-from resctrlctl.reasons import reasons
-from resctrlctl.workload_table import TONES
-from resctrlmond.api.levels import levels
-from resctrlmond.api.types import (
+from resctrlctl.host_replies import (
     Bandwidth,
     Capacity,
-    Claim,
     Container,
     Counters,
-    DomainUse,
     Foreign,
-    Level,
     ListPodsReply,
     ListReply,
-    Member,
     Pod,
+    Report,
+    StatusReply,
+    Unwatched,
+)
+from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
+from resctrlctl.reasons import reasons
+from resctrlctl.replies import (
+    Claim,
+    DomainUse,
+    Level,
+    Member,
     ReadAllReply,
     Reading,
     ReadReply,
-    StatusReply,
     Total,
-    Unwatched,
     Usage,
     Workload,
 )
+from resctrlctl.structs import Struct, fields_of, to_json
+from resctrlctl.workload_table import TONES
+from resctrlmond.api.levels import levels
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.kinds import Kind, Mode
-from resctrlmond.workloads.reports import ContainerState, Report
+from resctrlmond.workloads.changes import ContainerState
 
 # A longer name may have a line of its own.
 _NAME_WIDTH = 24
@@ -85,7 +87,7 @@ _TOTAL_COLUMNS = (
 
 # The fields that the output for people leaves out, with the reason or the place where their meaning is shown. Every
 # other field of a reply must change the output (tests/ctl/test_fields.py). JSON output has all fields.
-NOT_SHOWN: dict[type[msgspec.Struct], dict[str, str]] = {
+NOT_SHOWN: dict[type[Struct], dict[str, str]] = {
     Bandwidth: {},
     Capacity: {},
     Claim: {"end_rule": "rarely needed"},
@@ -386,7 +388,7 @@ def _workload_sheets(reply: ReadReply) -> tuple[Sheet, Sheet]:
     lines |= {field: (label, (value,)) for field, label, value in _other_fields(workload, _WORKLOAD_LINES)}
     shown = {field: (label, values) for field, (label, values) in lines.items() if values}
     head = [shown[field] for field in _HEAD if field in shown]
-    if found := levels(reply.readings):
+    if found := levels(reply.readings, Level):
         head.append(("Now", tuple(map(_level_text, found))))
     rest = [line for field, line in shown.items() if field not in _HEAD]
     tone = TONES.get(workload.state, Tone.NORMAL)
@@ -415,17 +417,17 @@ def _member_text(member: Member) -> str:
     return format_message(f"{member.id}: {', '.join(filter(None, facts))}")
 
 
-def _other_fields(struct: msgspec.Struct, shown: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
+def _other_fields(struct: Struct, shown: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
     """Yield name, label and text of each field of a reply that is neither in ``shown`` nor in NOT_SHOWN.
 
     A field that is new in the declaration of the interface is therefore shown without a change here. A field that has
     its default is left out, as in the reply; any other value is shown, also 0 and false.
     """
-    sent = msgspec.to_builtins(struct)
-    for name, sent_name in zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True):
+    sent = fields_of(struct)
+    for name, sent_name in struct.json_names.items():
         if sent_name in sent and name not in shown and name not in NOT_SHOWN[type(struct)]:
             value = sent[sent_name]
-            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            text = value if isinstance(value, str) else to_json(value)
             yield name, name.strip("_").replace("_", " ").capitalize(), format_message(text)
 
 

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from resctrlctl import classes
 from resctrlctl.directories import ClassReport, ForeignReport, Rate
 from resctrlctl.format import format_class, format_count, format_value
 from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
 from resctrlctl.render import average
-from resctrlmond.api.types import Reading
+from resctrlctl.replies import Reading
+from resctrlctl.structs import fields_of, replace, to_json
 from resctrlmond.resctrl.errors import printable
 
 _COLUMNS = (
@@ -38,7 +37,7 @@ def blocks(report: ClassReport | ForeignReport, width: int | None) -> list[Block
     found: list[Block] = [sheet, Table(_COLUMNS, tuple(rows))]
     if isinstance(report, ClassReport) and report.class_.allocations:
         reply = classes.ClassesReply(0, [report.class_], {}, report.is_in_mbps)
-        found += [msgspec.structs.replace(table, footer="") for table in classes.blocks(reply, width)]
+        found += [replace(table, footer="") for table in classes.blocks(reply, width)]
     return found
 
 
@@ -48,7 +47,7 @@ def properties(report: ClassReport | ForeignReport) -> dict[str, str]:
     texts = {
         name: value
         for source in (subject, report)
-        for name, value in msgspec.to_builtins(source).items()
+        for name, value in fields_of(source).items()
         if value is None or isinstance(value, (str, int))
     }
     found = {name: _text(value) for name, value in texts.items()}
@@ -61,7 +60,7 @@ def properties(report: ClassReport | ForeignReport) -> dict[str, str]:
 def _text(value: str | int | None) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return value if isinstance(value, str) else to_json(value)
 
 
 def _class_sheet(report: ClassReport) -> Sheet:

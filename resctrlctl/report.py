@@ -18,12 +18,11 @@ from datetime import UTC, datetime
 from decimal import Context, Decimal, localcontext
 from typing import Any
 
-import msgspec
-
 from resctrlctl.errors import OK, USAGE, CommandError
 from resctrlctl.format import format_count, format_duration, format_time, shorten
 from resctrlctl.layout import Column, Row, Table
 from resctrlctl.output import Json, Output
+from resctrlctl.structs import Struct
 from resctrlmond.api.exit_codes import DENIED
 from resctrlmond.message_ids import MessageId
 from resctrlmond.resctrl.counters import EVENTS, Kind
@@ -52,7 +51,7 @@ _NUMBER = re.compile(r"[0-9]{1,24}(\.[0-9]{1,9})?")
 _EXACTLY = Context(prec=64)
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(Struct):
     """The run of a workload that has ended: its totals by event, None if unknown, each with its quality."""
 
     run: str
@@ -62,7 +61,7 @@ class Entry(msgspec.Struct, frozen=True):
     totals: dict[str, tuple[Decimal | None, Quality]]
 
 
-class EventSum(msgspec.Struct, frozen=True, rename="camel"):
+class EventSum(Struct):
     """The sum of an event over runs: of those with a number, whose count is ``runs``."""
 
     event: str
@@ -73,7 +72,7 @@ class EventSum(msgspec.Struct, frozen=True, rename="camel"):
     unknown_runs: int
 
 
-class Group(msgspec.Struct, frozen=True, rename="camel"):
+class Group(Struct):
     """The runs of one namespace, unit, user, key, class or pod."""
 
     name: str
@@ -87,7 +86,7 @@ class Group(msgspec.Struct, frozen=True, rename="camel"):
         return next((total for total in self.totals if total.event == event), None)
 
 
-class Report(msgspec.Struct, frozen=True, rename="camel"):
+class Report(Struct):
     """The use of ended workloads. ``journal_since`` is the oldest entry of the journal, None if it is empty.
 
     ``invalid_entries`` are not counted, and ``duplicate_entries`` only once.

@@ -13,10 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO, TypeAlias, TypeVar
 
-import msgspec
-
+from resctrlctl import replies
 from resctrlctl.child import KILLED, CannotExecute, CommandResult, HeldChild
 from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OWN_FAILURE, CommandError, DaemonDown, Disconnected, print_error
@@ -35,12 +33,20 @@ from resctrlctl.run_target import (
     read_begin,
     together,
 )
+from resctrlctl.structs import Struct, replace
 from resctrlctl.width import has_blocks, terminal_width
-from resctrlmond.api import types
 from resctrlmond.api.text import text
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.workloads.states import EndRule, Quality
+from resctrlmond.workloads.states import FOLLOW, EndRule, Quality
 from resctrlmond.workloads.validation import attribute_value
+
+TYPE_CHECKING = False  # importing typing takes longer than this module
+if TYPE_CHECKING:
+    from typing import TextIO, TypeAlias, TypeVar
+
+    _Reply = TypeVar("_Reply", bound=Struct)
+    # The report or the exception of the last reading; None for a signal that arrived after the end of the command.
+    _Event: TypeAlias = Report | BaseException | None
 
 # The owner of the claim. If resctrlctl is killed, resctrlmond ends this claim some time after the command.
 CLAIM = "run"
@@ -59,12 +65,8 @@ _STAYS_INSIDE = ("AlreadyMonitored", "RmidsExhausted")
 # The exit status of a command that a signal ended is greater.
 SIGNALLED = 128
 
-_Reply = TypeVar("_Reply", bound=msgspec.Struct)
-# The report or the exception of the last reading; None for a signal that arrived after the end of the command.
-_Event: TypeAlias = Report | BaseException | None
 
-
-class _Measurement(msgspec.Struct, frozen=True):
+class _Measurement(Struct):
     """The object that is measured while ``command`` runs: the command itself or, if it is not None, the ``target``.
 
     ``begin`` is None if ``workload`` was made for this run, which releases it. Otherwise the workload exists
@@ -75,8 +77,8 @@ class _Measurement(msgspec.Struct, frozen=True):
 
     command: list[str]
     target: Target | None
-    workload: types.Workload | None = None
-    begin: types.ReadReply | None = None
+    workload: replies.Workload | None = None
+    begin: replies.ReadReply | None = None
     is_nested: bool = False
     since: float | None = None
 
@@ -84,7 +86,7 @@ class _Measurement(msgspec.Struct, frozen=True):
         """Return the result with the time that totals cover that were read now."""
         if self.since is None:
             return result
-        return msgspec.structs.replace(result, elapsed_s=time.monotonic() - self.since)
+        return replace(result, elapsed_s=time.monotonic() - self.since)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -173,7 +175,7 @@ def _run_once(
 
 def _selected(report: Report, patterns: Sequence[str]) -> Report:
     """Return the report with only the events that match."""
-    return msgspec.structs.replace(
+    return replace(
         report,
         totals=[total for total in report.totals if is_selected(total.event, patterns)],
         nested=[total for total in report.nested if is_selected(total.event, patterns)],
@@ -185,8 +187,10 @@ def _check_events(daemon: Daemon, patterns: Sequence[str]) -> None:
     """Raise CommandError if the machine has events, and none matches the patterns."""
     if not patterns:
         return
+    from resctrlctl import host_replies  # noqa: PLC0415 - a run seldom needs it
+
     try:
-        status = daemon.call("list the events", "Status", types.NoParameters(), types.StatusReply)
+        status = daemon.call("list the events", "Status", host_replies.NoParameters(), host_replies.StatusReply)
     except CommandError:
         return  # the command may run without resctrlmond, and Assign reports any other error
     known = dict.fromkeys(event for resource in status.capacity for event in resource.events)
@@ -224,7 +228,7 @@ def _interval_writer(args: argparse.Namespace, output: Output, file: TextIO) -> 
     form = "json" if output.json is not Json.OFF else "text"
 
     def write(interval: Interval) -> None:
-        chosen = msgspec.structs.replace(
+        chosen = replace(
             interval,
             totals=[total for total in interval.totals if is_selected(total.event, args.events)],
             levels=[level for level in interval.levels if is_selected(level.event, args.events)],
@@ -262,12 +266,12 @@ def _assign(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> _Meas
     key = _key(child, args)
     action = f"monitor {printable(args.command[0])!r} as {key!r}"
     _check_key_is_free(daemon, key, action)
-    request = types.AssignRequest(
+    request = replies.AssignRequest(
         key=key,
         pid_fd=0,
         class_=args.class_,
         # The user named the class, and the process has not run yet, so it may change its class.
-        allow_class_change=args.class_ not in (None, types.FOLLOW) or None,
+        allow_class_change=args.class_ not in (None, FOLLOW) or None,
         take_over=args.take_over or None,
         # In another run, both count the command: the outer one by the use of its nested workloads.
         nested=None if args.take_over else True,
@@ -280,7 +284,7 @@ def _assign(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> _Meas
         allow_pending=False,
     )
     try:
-        reply = daemon.call(action, "Assign", request, types.AssignReply, [child.pidfd])
+        reply = daemon.call(action, "Assign", request, replies.AssignReply, [child.pidfd])
         if reply.tasks_outside:
             raise CommandError(
                 f"cannot {action}: resctrlctl is in another monitoring group, so its child processes are too. "
@@ -308,7 +312,7 @@ def _begin(daemon: Daemon, child: HeldChild, target: Target, args: argparse.Name
     key = _key(child, args)
     action = f"measure {target} as {key!r}"
     _check_key_is_free(daemon, key, action)
-    request = types.AssignRequest(
+    request = replies.AssignRequest(
         key=key,
         pid_fd=0 if target.pid else None,
         cgroup=target.cgroup or None,
@@ -319,7 +323,7 @@ def _begin(daemon: Daemon, child: HeldChild, target: Target, args: argparse.Name
         allow_pending=False,
     )
     try:
-        reply = daemon.call(action, "Assign", request, types.AssignReply, [target.pidfd] if target.pid else [])
+        reply = daemon.call(action, "Assign", request, replies.AssignReply, [target.pidfd] if target.pid else [])
     except CommandError as error:
         if error.name == "AlreadyMonitored":
             raise in_other_group(target) from error
@@ -339,7 +343,7 @@ def _key(child: HeldChild, args: argparse.Namespace) -> str:
 def _check_key_is_free(daemon: Daemon, key: str, action: str) -> None:
     """Raise CommandError if a workload with that key exists and is not over."""
     try:
-        workload = daemon.call(action, "Get", types.KeyRequest(key=key), types.WorkloadReply).workload
+        workload = daemon.call(action, "Get", replies.KeyRequest(key=key), replies.WorkloadReply).workload
     except CommandError as error:
         if error.name == "NoSuchWorkload":
             return
@@ -349,10 +353,10 @@ def _check_key_is_free(daemon: Daemon, key: str, action: str) -> None:
 
 
 def _release_unused(daemon: Daemon, key: str) -> None:
-    request = types.ReleaseRequest(key=key, claim=CLAIM, reason="the command was not executed")
+    request = replies.ReleaseRequest(key=key, claim=CLAIM, reason="the command was not executed")
     # The first error is reported already, and usually there is no workload to release.
     with contextlib.suppress(CommandError):
-        daemon.call("release", "Release", request, types.ReleaseReply)
+        daemon.call("release", "Release", request, replies.ReleaseReply)
 
 
 def _finish_unless_interrupted(
@@ -402,9 +406,9 @@ def _release(
     now = None if is_hidden else _workload_now(Daemon(daemon.socket, _CHECK_TIMEOUT_S), key)
     # The tasks of a target run on.
     tasks_left = _count_tasks(now) if now is not None and measured.target is None else None
-    request = types.ReleaseRequest(key=key, claim=CLAIM, reason=f"ended with status {result.status}")
+    request = replies.ReleaseRequest(key=key, claim=CLAIM, reason=f"ended with status {result.status}")
     try:
-        reply = _call_again(daemon, f"release {key!r}", "Release", request, types.ReleaseReply)
+        reply = _call_again(daemon, f"release {key!r}", "Release", request, replies.ReleaseReply)
     except CommandError as error:
         return _report(measured, result, tasks_left=tasks_left, problem=str(error))
     result = measured.until_now(result)
@@ -412,14 +416,14 @@ def _release(
     if now is not None and now.state.is_over:
         totals = downgraded(totals, Quality.LATE, ENDED_EARLY)
     return _report(
-        msgspec.structs.replace(measured, workload=reply.workload),
+        replace(measured, workload=reply.workload),
         result,
         tasks_left=tasks_left,
         completed=reply.completed,
         totals=totals,
         nested=reply.nested or (),
         nested_left=_nested_left(Daemon(daemon.socket, _CHECK_TIMEOUT_S), reply.workload),
-        levels=_end_samples(sampler, result, types.ReadReply(workload=reply.workload, readings=[], totals=totals)),
+        levels=_end_samples(sampler, result, replies.ReadReply(workload=reply.workload, readings=[], totals=totals)),
     )
 
 
@@ -428,7 +432,7 @@ def _read_end(daemon: Daemon, measured: _Measurement, result: CommandResult, sam
     assert measured.workload is not None and measured.begin is not None
     key = measured.workload.key
     try:
-        end = as_known(_call_again(daemon, f"read {key!r}", "Read", types.KeyRequest(key=key), types.ReadReply))
+        end = as_known(_call_again(daemon, f"read {key!r}", "Read", replies.KeyRequest(key=key), replies.ReadReply))
         result = measured.until_now(result)
         totals = difference(measured.begin, end)
     except CommandError as error:
@@ -437,10 +441,10 @@ def _read_end(daemon: Daemon, measured: _Measurement, result: CommandResult, sam
         reason = f"the command ran in the group of workload {key}, and the use of other tasks there is counted"
         totals = downgraded(totals, Quality.ESTIMATED, reason)
     levels = _end_samples(sampler, result, end)
-    return _report(msgspec.structs.replace(measured, workload=end.workload), result, totals=totals, levels=levels)
+    return _report(replace(measured, workload=end.workload), result, totals=totals, levels=levels)
 
 
-def _end_samples(sampler: Sampler | None, result: CommandResult, last: types.ReadReply) -> list[LevelSummary]:
+def _end_samples(sampler: Sampler | None, result: CommandResult, last: replies.ReadReply) -> list[LevelSummary]:
     """Write the last interval, which ends with the command; return the summaries of the samples."""
     if sampler is None:
         return []
@@ -449,7 +453,7 @@ def _end_samples(sampler: Sampler | None, result: CommandResult, last: types.Rea
     return sampler.summaries()
 
 
-def _call_again(daemon: Daemon, action: str, method: str, request: msgspec.Struct, reply: type[_Reply]) -> _Reply:
+def _call_again(daemon: Daemon, action: str, method: str, request: Struct, reply: type[_Reply]) -> _Reply:
     try:
         return daemon.call(action, method, request, reply)
     except Disconnected:
@@ -464,8 +468,8 @@ def _report(
     *,
     tasks_left: int | None = None,
     completed: bool = False,
-    totals: Sequence[types.Total] = (),
-    nested: Sequence[types.Total] = (),
+    totals: Sequence[replies.Total] = (),
+    nested: Sequence[replies.Total] = (),
     nested_left: Sequence[str] = (),
     levels: Sequence[LevelSummary] = (),
     problem: str = "",
@@ -524,20 +528,22 @@ def _is_hidden(args: argparse.Namespace, output: Output, file: TextIO) -> bool:
     return output.quiet and file is sys.stderr and not _is_data(args, output)
 
 
-def _workload_now(daemon: Daemon, key: str) -> types.Workload | None:
+def _workload_now(daemon: Daemon, key: str) -> replies.Workload | None:
     """Return the workload as it is now, because its group may have been moved; None if it cannot be read."""
     try:
-        return daemon.call(f"find {key!r}", "Get", types.KeyRequest(key=key), types.WorkloadReply).workload
+        return daemon.call(f"find {key!r}", "Get", replies.KeyRequest(key=key), replies.WorkloadReply).workload
     except CommandError:
         return None
 
 
-def _nested_left(daemon: Daemon, outer: types.Workload) -> list[str]:
+def _nested_left(daemon: Daemon, outer: replies.Workload) -> list[str]:
     """Return the keys of the nested workloads that run now; [] if they cannot be listed."""
     if not outer.nested:
         return []
+    from resctrlctl import host_replies  # noqa: PLC0415 - a run seldom needs it
+
     try:
-        pages = daemon.stream("list the workloads", "List", types.NoParameters(), types.ListReply)
+        pages = daemon.stream("list the workloads", "List", host_replies.NoParameters(), host_replies.ListReply)
         return [
             one.key
             for page in pages
@@ -551,7 +557,7 @@ def _nested_left(daemon: Daemon, outer: types.Workload) -> list[str]:
         return []
 
 
-def _count_tasks(workload: types.Workload) -> int | None:
+def _count_tasks(workload: replies.Workload) -> int | None:
     """Return the number of tasks in the group now, from the file "tasks"; None if it cannot be read."""
     if workload.path is None:
         return None

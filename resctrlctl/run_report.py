@@ -8,13 +8,12 @@ import shlex
 from collections.abc import Sequence
 from decimal import Decimal
 
-import msgspec
-
+from resctrlctl import replies
 from resctrlctl.format import SYMBOLS, format_class, format_count, format_message, format_value, shorten
 from resctrlctl.layout import Column, Row, Table, broken, to_text
 from resctrlctl.reasons import reasons
 from resctrlctl.run_samples import Interval, LevelSummary
-from resctrlmond.api import types
+from resctrlctl.structs import Struct
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.states import Quality
 
@@ -31,7 +30,7 @@ _QUALITIES = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
 _MICROSECOND = Decimal("0.000001")
 
 
-class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
+class Report(Struct, kw_only=True, omit_defaults=True):
     """The JSON report of ``run``: the exit status and times of the command, and the daemon's reply to Release.
 
     ``elapsed``, ``user`` and ``system`` are seconds. ``tasks_left`` is the number of tasks that were still running
@@ -53,15 +52,15 @@ class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_def
     system: float
     tasks_left: int | None
     completed: bool
-    workload: types.Workload | None
-    totals: list[types.Total]
-    nested: list[types.Total] = []
-    nested_left: list[str] = []
-    levels: list[LevelSummary] = []
+    workload: replies.Workload | None
+    totals: list[replies.Total]
+    nested: Sequence[replies.Total] = []
+    nested_left: Sequence[str] = []
+    levels: Sequence[LevelSummary] = []
     problem: str = ""
 
 
-class Figure(msgspec.Struct, frozen=True, rename="camel"):
+class Figure(Struct):
     """An event, or a time, over all runs. The numbers are decimal; null if they are unknown.
 
     ``mean`` is the mean of the runs in which it is known. ``deviation`` is the standard deviation of these (with
@@ -78,7 +77,7 @@ class Figure(msgspec.Struct, frozen=True, rename="camel"):
     reason: str = ""
 
 
-class RepeatedReport(msgspec.Struct, frozen=True):
+class RepeatedReport(Struct):
     """The JSON report of ``run --repeat``: each run, and the figures of all of them."""
 
     command: list[str]
@@ -93,7 +92,7 @@ def is_selected(event: str, patterns: Sequence[str]) -> bool:
 
 def figures(runs: Sequence[Report]) -> list[Figure]:
     """Return the figures of all runs: the events in the order of the first run that has them, gauges, then times."""
-    by_event: dict[tuple[str, str], list[tuple[types.Total, float]]] = {}
+    by_event: dict[tuple[str, str], list[tuple[replies.Total, float]]] = {}
     for run in runs:
         for total in run.totals:
             by_event.setdefault((total.event, total.unit), []).append((total, run.elapsed))
@@ -153,7 +152,7 @@ def as_fields(runs: Sequence[Report], separator: str) -> str:
     )
 
 
-def _figure(event: str, unit: str, of: Sequence[tuple[types.Total, float]]) -> Figure:
+def _figure(event: str, unit: str, of: Sequence[tuple[replies.Total, float]]) -> Figure:
     known = [(Decimal(total.value), elapsed) for total, elapsed in of if total.value is not None]
     values = [value for value, _ in known]
     seconds = Decimal(str(sum(elapsed for _, elapsed in known)))

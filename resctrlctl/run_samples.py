@@ -8,17 +8,15 @@ import time
 from collections.abc import Callable
 from decimal import Decimal
 
-import msgspec
-
+from resctrlctl import replies
 from resctrlctl.daemon import Daemon
 from resctrlctl.errors import CommandError, print_error
 from resctrlctl.run_target import as_known, difference
-from resctrlmond.api import types
+from resctrlctl.structs import Struct
 from resctrlmond.api.levels import levels
-from resctrlmond.api.varlink.messages import prepare
 
 
-class LevelSummary(msgspec.Struct, frozen=True):
+class LevelSummary(Struct):
     """The samples of one gauge during a run, such as cache occupancy. The numbers are decimal."""
 
     event: str
@@ -28,12 +26,12 @@ class LevelSummary(msgspec.Struct, frozen=True):
     samples: int
 
 
-class Interval(msgspec.Struct, frozen=True):
+class Interval(Struct):
     """The use in one interval, which ended ``time`` seconds after the command began, and the levels at that time."""
 
     time: float
-    totals: list[types.Total]
-    levels: list[types.Level]
+    totals: list[replies.Total]
+    levels: list[replies.Level]
 
 
 class Sampler:
@@ -49,7 +47,7 @@ class Sampler:
         daemon: Daemon,
         key: str,
         interval_s: float,
-        begin: types.ReadReply | None,
+        begin: replies.ReadReply | None,
         on_interval: Callable[[Interval], None] | None,
     ) -> None:
         self._daemon = daemon
@@ -64,8 +62,6 @@ class Sampler:
 
     def start(self, begun: float) -> None:
         """Start the thread; the command began at ``begun`` (time.monotonic())."""
-        # The workload may be released, in another thread, during the first reading.
-        prepare(types.ReadReply, types.ReleaseReply)
         self._thread = threading.Thread(target=self._sample, args=(begun,), name="samples", daemon=True)
         self._thread.start()
 
@@ -78,13 +74,13 @@ class Sampler:
         if self._thread is not None:
             self._thread.join()
 
-    def advance(self, elapsed_s: float, now: types.ReadReply) -> None:
+    def advance(self, elapsed_s: float, now: replies.ReadReply) -> None:
         """Give the interval that ends with this reading. Other threads call this after ``wait``."""
         try:
             totals = now.totals if self._last is None else difference(self._last, now)
             self._last = now
             if self._on_interval is not None:
-                self._on_interval(Interval(round(elapsed_s, 6), list(totals), levels(now.readings)))
+                self._on_interval(Interval(round(elapsed_s, 6), list(totals), levels(now.readings, replies.Level)))
         except CommandError as error:
             self._last = now
             self._report(error)
@@ -100,21 +96,21 @@ class Sampler:
         ]
 
     def _sample(self, begun: float) -> None:
-        request = types.KeyRequest(key=self._key)
+        request = replies.KeyRequest(key=self._key)
         number = 0
         while True:
             number = max(number, int((time.monotonic() - begun) / self._interval_s)) + 1
             if self._stopped.wait(begun + number * self._interval_s - time.monotonic()):
                 return
             try:
-                reply = self._daemon.call(f"read {self._key!r}", "Read", request, types.ReadReply)
+                reply = self._daemon.call(f"read {self._key!r}", "Read", request, replies.ReadReply)
             except CommandError as error:
                 self._report(error)
                 continue
             if self._stopped.is_set():
                 return  # the command may have ended before the counters were read
             self._is_failing = False
-            for level in levels(reply.readings):
+            for level in levels(reply.readings, replies.Level):
                 if level.value is not None:
                     self._values.setdefault((level.event, level.unit), []).append(Decimal(level.value))
             self.advance(time.monotonic() - begun, as_known(reply))

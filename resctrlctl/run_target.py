@@ -9,11 +9,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Context, Decimal, localcontext
 
-import msgspec
-
+from resctrlctl import replies
 from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OWN_FAILURE, CommandError
-from resctrlmond.api import types
+from resctrlctl.structs import Struct, replace
 from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.errors import ResctrlError, printable
 from resctrlmond.resctrl.processes import Process
@@ -31,7 +30,7 @@ _QUALITIES = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
 _EXACTLY = Context(prec=64)
 
 
-class Target(msgspec.Struct, frozen=True):
+class Target(Struct):
     """A process with its descendants, or a control group with all below it.
 
     ``pidfd`` holds the process ``pid``, and ``start_time`` identifies it; they are 0 for a control group. ``cgroup``
@@ -46,13 +45,13 @@ class Target(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return f"process {self.pid}" if self.pid else f"control group {printable(self.cgroup)}"
 
-    def is_member(self, member: types.Member) -> bool:
+    def is_member(self, member: replies.Member) -> bool:
         """Return whether the member is this target, or the container of which it is the first process."""
         if self.pid:
             return (member.pid, member.start_time) == (self.pid, self.start_time)
         return member.cgroup == self.cgroup
 
-    def is_all_of(self, workload: types.Workload) -> bool:
+    def is_all_of(self, workload: replies.Workload) -> bool:
         """Return whether this target is the only member that the workload has had.
 
         A process that an ended member has left may run on in the group, so ended members count too. A member with
@@ -111,12 +110,14 @@ def _cgroup_of_unit(unit: str) -> str:
     return next(filter(os.path.isdir, paths), paths[0])
 
 
-def read_begin(daemon: Daemon, target: Target) -> types.ReadReply | None:
+def read_begin(daemon: Daemon, target: Target) -> replies.ReadReply | None:
     """Return the totals of the workload that consists of exactly the target; None if it is in no workload.
 
     Raises CommandError if the target is a part of a workload.
     """
-    pages = daemon.stream(f"measure {target}", "List", types.NoParameters(), types.ListReply)
+    from resctrlctl import host_replies  # noqa: PLC0415 - a run without a target does not need it
+
+    pages = daemon.stream(f"measure {target}", "List", host_replies.NoParameters(), host_replies.ListReply)
     found = [
         workload
         for page in pages
@@ -126,7 +127,7 @@ def read_begin(daemon: Daemon, target: Target) -> types.ReadReply | None:
     if not found:
         return None
     key = found[0].key
-    reply = with_nested(daemon.call(f"read {key!r}", "Read", types.KeyRequest(key=key), types.ReadReply))
+    reply = with_nested(daemon.call(f"read {key!r}", "Read", replies.KeyRequest(key=key), replies.ReadReply))
     is_one = len(found) == 1 and target.is_all_of(reply.workload)
     if not is_one or not reply.workload.state.has_group:
         raise CommandError(f"cannot measure {target}: {_why_refused(target, reply.workload, is_one=is_one)}")
@@ -138,7 +139,7 @@ def read_begin(daemon: Daemon, target: Target) -> types.ReadReply | None:
     return reply
 
 
-def _may_have_others(target: Target, workload: types.Workload) -> bool:
+def _may_have_others(target: Target, workload: replies.Workload) -> bool:
     """Return whether a task in the workload's group is not of the target, or the tasks cannot be listed.
 
     An earlier member with the same id may have left such a task: the workload does not list that member any more.
@@ -165,26 +166,27 @@ def _member_test(target: Target) -> Callable[[int], bool]:
     return lambda tid: processes.leader(tid) == target.pid or processes.is_descendant(tid, target.pid)
 
 
-def read_around(daemon: Daemon, pid: int) -> types.ReadReply | None:
+def read_around(daemon: Daemon, pid: int) -> replies.ReadReply | None:
     """Return the totals of the workload in whose first group the process is; None if there is no such workload."""
     # Only a nested run needs these modules, whose import takes milliseconds.
+    from resctrlctl import host_replies  # noqa: PLC0415
     from resctrlmond.resctrl.tree import GroupRef, Tree  # noqa: PLC0415
 
     try:
-        status = daemon.call("find resctrl", "Status", types.NoParameters(), types.StatusReply)
+        status = daemon.call("find resctrl", "Status", host_replies.NoParameters(), host_replies.StatusReply)
         tree = Tree.open(status.mount, allow_simulation=status.simulation is not None)
         where = tree.membership(pid)
         path = tree.full_path(GroupRef(where.class_, where.group))
-        pages = daemon.stream("list the workloads", "List", types.NoParameters(), types.ListReply)
+        pages = daemon.stream("list the workloads", "List", host_replies.NoParameters(), host_replies.ListReply)
         key = next((one.key for page in pages for one in page.workloads if where.group and one.path == path), None)
         if key is None:
             return None
-        return with_nested(daemon.call("read", "Read", types.KeyRequest(key=key), types.ReadReply))
+        return with_nested(daemon.call("read", "Read", replies.KeyRequest(key=key), replies.ReadReply))
     except (CommandError, ResctrlError):
         return None
 
 
-def _why_refused(target: Target, workload: types.Workload, *, is_one: bool) -> str:
+def _why_refused(target: Target, workload: replies.Workload, *, is_one: bool) -> str:
     key = printable(workload.key)
     cgroup = next((member.cgroup for member in _members(workload) if target.is_member(member)), "")
     if is_one:
@@ -205,7 +207,7 @@ def in_other_group(target: Target) -> CommandError:
     )
 
 
-def difference(begin: types.ReadReply, end: types.ReadReply) -> list[types.Total]:
+def difference(begin: replies.ReadReply, end: replies.ReadReply) -> list[replies.Total]:
     """Return what the workload used between two readings. No total is better than the worse of its two readings.
 
     Raises CommandError if the workload began again between them.
@@ -223,22 +225,20 @@ def difference(begin: types.ReadReply, end: types.ReadReply) -> list[types.Total
     return totals
 
 
-def downgraded(totals: Sequence[types.Total], quality: Quality, reason: str) -> list[types.Total]:
+def downgraded(totals: Sequence[replies.Total], quality: Quality, reason: str) -> list[replies.Total]:
     """Return the totals with no better quality than this one, and with the reason."""
     return [
-        msgspec.structs.replace(
-            total, quality=_worst(total.quality, quality), reason="; ".join(filter(None, (total.reason, reason)))
-        )
+        replace(total, quality=_worst(total.quality, quality), reason="; ".join(filter(None, (total.reason, reason))))
         for total in totals
     ]
 
 
-def with_nested(reply: types.ReadReply) -> types.ReadReply:
+def with_nested(reply: replies.ReadReply) -> replies.ReadReply:
     """Return a reading with totals that include the nested workloads."""
-    return msgspec.structs.replace(reply, totals=together(reply.totals, reply.nested or ()), nested=None)
+    return replace(reply, totals=together(reply.totals, reply.nested or ()), nested=None)
 
 
-def together(totals: Sequence[types.Total], nested: Sequence[types.Total]) -> list[types.Total]:
+def together(totals: Sequence[replies.Total], nested: Sequence[replies.Total]) -> list[replies.Total]:
     """Return the sums of the totals of a workload and of those of its nested workloads, with the worse quality."""
     inside = {total.event: total for total in nested}
     own = {total.event for total in totals}
@@ -248,7 +248,7 @@ def together(totals: Sequence[types.Total], nested: Sequence[types.Total]) -> li
     return found + lower
 
 
-def _sum(own: types.Total, nested: types.Total) -> types.Total:
+def _sum(own: replies.Total, nested: replies.Total) -> replies.Total:
     known = [Decimal(total.value) for total in (own, nested) if total.value is not None]
     reasons = dict.fromkeys(total.reason for total in (own, nested) if total.reason)
     quality = _worst(own.quality, nested.quality)
@@ -256,40 +256,40 @@ def _sum(own: types.Total, nested: types.Total) -> types.Total:
         quality = Quality.ESTIMATED  # a lower bound
     with localcontext(_EXACTLY):
         value = f"{sum(known):f}" if known else None
-    return msgspec.structs.replace(own, value=value, quality=quality, reason="; ".join(reasons) or None)
+    return replace(own, value=value, quality=quality, reason="; ".join(reasons) or None)
 
 
-def as_known(reply: types.ReadReply) -> types.ReadReply:
+def as_known(reply: replies.ReadReply) -> replies.ReadReply:
     """Return a reading during a run, with nested workloads: late if it has ended, because the command still runs."""
     reply = with_nested(reply)
     if not reply.workload.state.is_over:
         return reply
-    return msgspec.structs.replace(reply, totals=downgraded(reply.totals, Quality.LATE, ENDED_EARLY))
+    return replace(reply, totals=downgraded(reply.totals, Quality.LATE, ENDED_EARLY))
 
 
-def _difference(begin: types.Total | None, end: types.Total) -> types.Total:
+def _difference(begin: replies.Total | None, end: replies.Total) -> replies.Total:
     reasons = dict.fromkeys(total.reason for total in (begin, end) if total is not None and total.reason)
     reason = "; ".join(reasons)
     if begin is None or begin.value is None or end.value is None:
         reason = reason or "it was not counted when the command began"
-        return types.Total(event=end.event, unit=end.unit, quality=Quality.UNKNOWN, reason=reason)
+        return replies.Total(event=end.event, unit=end.unit, quality=Quality.UNKNOWN, reason=reason)
     with localcontext(_EXACTLY):
         used = Decimal(end.value) - Decimal(begin.value)
     if used < 0:
         reason = "; ".join(filter(None, (reason, "the total of the workload decreased while the command ran")))
-        return types.Total(event=end.event, unit=end.unit, quality=Quality.UNKNOWN, reason=reason)
+        return replies.Total(event=end.event, unit=end.unit, quality=Quality.UNKNOWN, reason=reason)
     quality = _worst(begin.quality, end.quality)
-    return types.Total(event=end.event, unit=end.unit, value=f"{used:f}", quality=quality, reason=reason or None)
+    return replies.Total(event=end.event, unit=end.unit, value=f"{used:f}", quality=quality, reason=reason or None)
 
 
 def _worst(*qualities: Quality) -> Quality:
     return max(qualities, key=_QUALITIES.index)
 
 
-def _members(workload: types.Workload) -> list[types.Member]:
+def _members(workload: replies.Workload) -> list[replies.Member]:
     """Return the members that have, or had, tasks."""
     return [member for member in workload.members if member.pid or member.cgroup]
 
 
-def _identity(member: types.Member) -> tuple[str, int, int, str]:
+def _identity(member: replies.Member) -> tuple[str, int, int, str]:
     return member.id, member.pid, member.start_time, member.cgroup

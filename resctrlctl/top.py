@@ -11,30 +11,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 
-import msgspec
-
 from resctrlctl import machine, workload_table
 from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OK, CommandError
+from resctrlctl.host_replies import MachineReply, NoParameters, PoolUse, StatusReply
 from resctrlctl.output import Json, Output
+from resctrlctl.replies import ReadAllReply, ReadAllRequest, Usage
+from resctrlctl.structs import Struct
 from resctrlctl.top_view import By, Entry, Painted, View, entries, screen
 from resctrlctl.width import has_blocks
 from resctrlctl.workload_table import Line
-from resctrlmond.api.types import (
-    MachineReply,
-    NoParameters,
-    PoolUse,
-    ReadAllReply,
-    ReadAllRequest,
-    StatusReply,
-    Usage,
-)
-from resctrlmond.api.varlink.messages import prepare
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.states import Pool
 
 
-class Sample(msgspec.Struct, frozen=True):
+class Sample(Struct):
     """The state of the daemon and the use of all workloads at one time.
 
     ``pools`` are the parts of the machine's pools of the use of ``event`` between their last two readings; {} if they
@@ -52,7 +43,7 @@ class Sample(msgspec.Struct, frozen=True):
         return machine.line(self.event, self.pools)
 
 
-class TopRow(msgspec.Struct, frozen=True, rename="camel"):
+class TopRow(Struct):
     """A row in the JSON output of ``top``: the fields of ``Entry``; power and bandwidth with 6 decimals."""
 
     name: str
@@ -65,7 +56,7 @@ class TopRow(msgspec.Struct, frozen=True, rename="camel"):
     quality: str
 
 
-class TopReply(msgspec.Struct, frozen=True, rename="camel"):
+class TopReply(Struct):
     """The JSON output of ``top``: one for each interval. See ``StatusReply`` for the numbers of RMIDs.
 
     ``read_at`` is the time of the reading (RFC 3339, UTC). ``pools`` has the part of each pool of the machine, from 0
@@ -126,8 +117,6 @@ class _Pools:
     def begin(self) -> None:
         """Begin to read, unless an earlier reading has not ended."""
         if self._reader is None or not self._reader.is_alive():
-            # The workloads are read at the same time.
-            prepare(MachineReply, ReadAllReply, StatusReply)
             # A daemon thread, because the interpreter does not wait for it at its exit.
             self._reader = threading.Thread(target=self._read, daemon=True)
             self._reader.start()

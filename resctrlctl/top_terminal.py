@@ -16,10 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from resctrlctl.errors import OK, CommandError
 from resctrlctl.layout import Tone, cut
+from resctrlctl.structs import replace
 from resctrlctl.top_view import By, Painted, View, entries, screen
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ class _Top:
     ) -> None:
         self._window, self._wake = terminal
         self._take = take
-        self._view = msgspec.structs.replace(view, is_rate=False)
+        self._view = replace(view, is_rate=False)
         self._delay_s = delay_s
         self._left = iterations
         self._sample: Sample | None = None
@@ -171,7 +170,7 @@ class _Top:
             return
         self._error = ""
         self._sample = found
-        self._view = msgspec.structs.replace(self._view, is_rate=True)
+        self._view = replace(self._view, is_rate=True)
         if self._left is not None:
             self._left -= 1
 
@@ -187,11 +186,11 @@ class _Top:
         steps = {"KEY_UP": -1, "KEY_DOWN": 1, "KEY_PPAGE": -page, "KEY_NPAGE": page}
         was_help, self._is_help = self._is_help, False
         if key in _SORTS:
-            self._view = msgspec.structs.replace(view, sort=_SORTS[key])
+            self._view = replace(view, sort=_SORTS[key])
         elif key == "r":
-            self._view = msgspec.structs.replace(view, is_reversed=not view.is_reversed)
+            self._view = replace(view, is_reversed=not view.is_reversed)
         elif key == "g":
-            self._view = msgspec.structs.replace(view, by=list(By)[(list(By).index(view.by) + 1) % len(By)])
+            self._view = replace(view, by=list(By)[(list(By).index(view.by) + 1) % len(By)])
         elif key == "+":
             self._delay_s = next((delay for delay in _DELAYS if delay > self._delay_s), self._delay_s)
         elif key == "-":

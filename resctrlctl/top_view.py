@@ -7,13 +7,12 @@ import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 
-import msgspec
-
 from resctrlctl.format import format_count, format_duration, shorten
+from resctrlctl.host_replies import StatusReply
 from resctrlctl.layout import ELLIPSIS, Column, Row, Table, Tone, cell_width, column_widths, cut, line_of
+from resctrlctl.structs import Struct, replace
 from resctrlctl.unit_path import unit_path
 from resctrlctl.workload_table import CACHE, ENERGY, QUALITIES, TRAFFIC, Line, class_names, tone_of
-from resctrlmond.api.types import StatusReply
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.states import State
 
@@ -35,7 +34,7 @@ class By(enum.StrEnum):
     DOMAIN = "domain"
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(Struct):
     """A row: one workload, or several, whose ``keys`` it has. A row of a domain has their use in the domain.
 
     ``power`` is in W, ``bandwidth`` in B/s, ``llc`` in bytes, ``energy`` in J since the baseline; None if it is known
@@ -65,7 +64,7 @@ class Entry(msgspec.Struct, frozen=True):
         return len(self.keys)
 
 
-class View(msgspec.Struct, frozen=True):
+class View(Struct):
     """The choices of the user.
 
     ``has_blocks``: the terminal can show block characters. ``is_rate``: power and bandwidth are of the last interval,
@@ -79,7 +78,7 @@ class View(msgspec.Struct, frozen=True):
     is_rate: bool = True
 
 
-class Painted(msgspec.Struct, frozen=True):
+class Painted(Struct):
     """A line of the screen."""
 
     text: str
@@ -87,7 +86,7 @@ class Painted(msgspec.Struct, frozen=True):
     is_heading: bool = False
 
 
-class _Column(msgspec.Struct, frozen=True):
+class _Column(Struct):
     """A column: its heading, the value for sorting, and the unit of a number.
 
     ``rank``: a screen that is too narrow leaves out the column with the highest rank first; 0: never.
@@ -175,7 +174,7 @@ def screen(
     widths = column_widths(table, width, legend=True)
     lines.append(Painted(line_of(table, tuple(column.heading for column in table.columns), widths), is_heading=True))
     lines += [Painted(line_of(table, row.cells, widths), row.tone) for row in table.rows]
-    return [msgspec.structs.replace(line, text=_fitting(line.text, view, width)) for line in lines]
+    return [replace(line, text=_fitting(line.text, view, width)) for line in lines]
 
 
 def _fitting(text: str, view: View, width: int | None) -> str:

@@ -8,16 +8,23 @@ import dataclasses
 import errno
 import grp
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+import msgspec
+
+from resctrlctl import replies
 from resctrlctl.errors import CommandError
+from resctrlctl.host_replies import Foreign, ListPodsReply, ListReply, ReadForeignReply
+from resctrlctl.replies import ReadReply, Usage
+from resctrlctl.structs import from_json
 from resctrlmond.api import translate, types
 from resctrlmond.api.errors import name_of
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.api.levels import levels
 from resctrlmond.api.pods import pods_of
-from resctrlmond.api.types import Foreign, ListPodsReply, ListReply, ReadForeignReply, ReadReply, Usage
+from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.resctrl.tree import DEFAULT_PATH, Found, Tree
 from resctrlmond.workloads import nested
@@ -27,6 +34,8 @@ from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.states import Quality, State
 from resctrlmond.workloads.store import Store
 from resctrlmond.workloads.totals import Live, summed, used
+
+_T = TypeVar("_T")
 
 MARK = "resctrlmon"
 # The machine's own resctrl filesystem, and the daemon's directory with its records.
@@ -80,6 +89,9 @@ class TreeView:
 
     def workloads(self) -> ListReply:
         """Return the reply of ``List``. Raises CommandError."""
+        return _plain(self._list(), ListReply.from_json)
+
+    def _list(self) -> types.ListReply:
         try:
             scanned = self.tree.scan()
             every = [(found, *self._owner(found)) for found in scanned]
@@ -97,11 +109,12 @@ class TreeView:
         foreign = [
             translate.foreign(found) for found, workload, _ in every if found.gid != self.gid and workload is None
         ]
-        return ListReply(workloads=listed, foreign=foreign)
+        return types.ListReply(workloads=listed, foreign=foreign)
 
     def pods(self) -> ListPodsReply:
         """Return the reply of ``ListPods``, with only the pods that have a group. Raises CommandError."""
-        return ListPodsReply(pods=pods_of((), self.workloads().workloads), reported=[])
+        reply = types.ListPodsReply(pods=pods_of((), self._list().workloads), reported=[])
+        return _plain(reply, ListPodsReply.from_json)
 
     def read(self, key: str) -> ReadReply:
         """Return the reply of ``Read``. Raises CommandError, with status 4 if there is no such workload."""
@@ -129,7 +142,7 @@ class TreeView:
             if with_ended or not workload.state.is_over
         ]
 
-    def _usage(self, workload: types.Workload) -> Usage:
+    def _usage(self, workload: replies.Workload) -> Usage:
         try:
             reply = self.read(workload.key)
         except CommandError as error:
@@ -138,7 +151,7 @@ class TreeView:
             workload=reply.workload,
             read_at=reply.workload.completed_at or utc_now(),
             totals=reply.totals,
-            levels=levels(reply.readings),
+            levels=levels(reply.readings, replies.Level),
             domains=reply.domains,
         )
 
@@ -146,8 +159,8 @@ class TreeView:
         """Return the reply of ``ReadForeign`` for a group of ``workloads()``. Raises CommandError."""
         try:
             for found in self.tree.scan():
-                if found.gid != self.gid and translate.foreign(found) == foreign:
-                    readings = [translate.reading(reading) for reading in self.tree.read(found.ref)]
+                if found.gid != self.gid and _plain(translate.foreign(found), Foreign.from_json) == foreign:
+                    readings = as_replies(self.tree.read(found.ref))
                     return ReadForeignReply(foreign=foreign, readings=readings)
         except ResctrlError as error:
             raise _command_error(f"show {foreign.name!r}", error) from error
@@ -174,13 +187,14 @@ class TreeView:
         workload = nested.with_ended(snapshots, self.records.get, workload) if workload else None
         totals = used(snapshots, workload, live) if workload else []
         inside = nested.totals_on_disk(workload, [total.event.name for total in totals]) if workload else []
-        return ReadReply(
+        reply = types.ReadReply(
             workload=reported,
             readings=[translate.reading(reading) for reading in readings],
             totals=[translate.total(total) for total in totals],
             domains=translate.domain_uses(totals, readings) or None,
             nested=[translate.total(total) for total in inside] or None,
         )
+        return _plain(reply, ReadReply.from_json)
 
     def _snapshots(self) -> Snapshots:
         return Snapshots(f"{self.run}/groups", f"{self.run}/completed")
@@ -208,6 +222,16 @@ class TreeView:
             members=(),
             attributes={},
         )
+
+
+def as_replies(readings: Iterable[Reading]) -> list[replies.Reading]:
+    """Return readings as the daemon sends them."""
+    return [_plain(translate.reading(reading), replies.Reading.from_json) for reading in readings]
+
+
+def _plain(reply: msgspec.Struct, decode: Callable[[object], _T]) -> _T:
+    """Return a reply of the daemon as resctrlctl decodes it."""
+    return decode(from_json(msgspec.json.encode(reply)))
 
 
 def _from_workload(workload: Workload, found: Found | None = None) -> types.Workload:

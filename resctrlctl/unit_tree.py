@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 
-import msgspec
-
 from resctrlctl.errors import USAGE, CommandError
 from resctrlctl.format import format_count, format_duration, shorten
 from resctrlctl.layout import Column, Row, Table
+from resctrlctl.structs import Struct, replace
 from resctrlctl.top_view import COLUMNS, NO_UNIT, By, Entry, View, entries, unit_names
 from resctrlctl.workload_table import NOTHING_LISTED, Line
 from resctrlmond.resctrl.errors import printable
@@ -22,7 +21,7 @@ _ASCII = ("|-", "`-", "| ", "  ")
 _NAME_WIDTH = 24
 
 
-class UnitUse(msgspec.Struct, rename="camel"):
+class UnitUse(Struct):
     """A unit with the sums over the workloads in it and in the units in it.
 
     ``path`` are its outer units and itself; [] for the workloads in no unit. ``energy`` is in J since the
@@ -40,7 +39,7 @@ class UnitUse(msgspec.Struct, rename="camel"):
     quality: str
 
 
-class UnitList(msgspec.Struct):
+class UnitList(Struct):
     """The JSON output of ``list --units``: each unit, after the units around it."""
 
     units: list[UnitUse]
@@ -107,7 +106,7 @@ def _drawn(
     inside: dict[str, list[Line]] = {}
     for line in found:
         inside.setdefault("/".join(unit_names(line)), []).append(line)
-    by_workload = msgspec.structs.replace(order, by=By.WORKLOAD)
+    by_workload = replace(order, by=By.WORKLOAD)
     more, last, below, below_last = glyphs
 
     def rows_in(path: str, margin: str) -> Iterator[tuple[str, Entry]]:

@@ -8,11 +8,10 @@ import os
 import subprocess
 from collections.abc import Iterable
 
-import msgspec
-
 from resctrlctl.errors import OK, CommandError
 from resctrlctl.layout import Column, Row, Table
 from resctrlctl.output import Json, Output
+from resctrlctl.structs import Struct
 from resctrlmond import config
 from resctrlmond.api.exit_codes import DENIED
 from resctrlmond.config_file import ConfigError
@@ -27,14 +26,14 @@ _SERVICE = "resctrlmond.service"
 _SYSTEMCTL_TIMEOUT_S = 60
 
 
-class Glob(msgspec.Struct, frozen=True, rename="camel"):
+class Glob(Struct):
     """A glob, and the file that sets it."""
 
     glob: str
     path: str
 
 
-class Units(msgspec.Struct, frozen=True, rename="camel"):
+class Units(Struct):
     """All globs, in their order."""
 
     globs: list[Glob]

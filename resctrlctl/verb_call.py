@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 
 from resctrlctl.arguments import VERBS
@@ -17,4 +16,6 @@ def call_verb(args: argparse.Namespace) -> int:
     mode = args.json if args.json != "auto" else "pretty" if to_terminal else "short"
     output = Output(Json(mode), legend=not args.no_legend, quiet=args.quiet, full=args.full)
     module, _, function = VERBS[args.verb][1].partition(":")
-    return int(getattr(importlib.import_module(f"resctrlctl.{module}"), function)(args, output))
+    name = f"resctrlctl.{module}"
+    __import__(name)  # importing importlib takes as long as a module of a verb
+    return int(getattr(sys.modules[name], function)(args, output))

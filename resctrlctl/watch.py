@@ -10,12 +10,14 @@ from decimal import Decimal
 from resctrlctl import workload_table
 from resctrlctl.daemon import Daemon
 from resctrlctl.format import format_duration, format_message, format_time, shorten
+from resctrlctl.host_replies import Change, NoParameters, WatchReply
 from resctrlctl.output import Json, Output
 from resctrlctl.recording import is_selected
+from resctrlctl.replies import Usage, Workload
 from resctrlctl.selectors import name_of
 from resctrlctl.workload_table import ENERGY, TRAFFIC, Line
-from resctrlmond.api.types import Change, ChangeKind, NoParameters, Usage, WatchReply, Workload
 from resctrlmond.resctrl.errors import printable
+from resctrlmond.workloads.changes import ChangeKind
 from resctrlmond.workloads.states import Quality
 
 _NAMED = ((ENERGY, "core energy"), (TRAFFIC, "memory traffic"))

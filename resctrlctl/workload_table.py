@@ -8,14 +8,13 @@ import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 
-import msgspec
-
 from resctrlctl.errors import USAGE, CommandError
 from resctrlctl.format import format_duration, format_time, shorten
 from resctrlctl.layout import Column, Row, Table, Tone, cell_width
+from resctrlctl.replies import Level, Total, Usage, Workload
 from resctrlctl.selectors import selectors_of
+from resctrlctl.structs import Struct, replace
 from resctrlctl.unit_path import unit_of
-from resctrlmond.api.types import Level, Total, Usage, Workload
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.states import Quality, State
 
@@ -31,7 +30,7 @@ TONES = {
 }
 
 
-class Line(msgspec.Struct, frozen=True):
+class Line(Struct):
     """One workload of the table.
 
     ``selector`` is a text that commands accept for this workload. ``before`` is an earlier reading of the same run:
@@ -92,8 +91,8 @@ class Line(msgspec.Struct, frozen=True):
             before = self.before
             if before is not None:
                 # Without a reading of the domain, such as of one that came online, its rates are unknown.
-                before = _by_domain(before).get(domain, msgspec.structs.replace(before, totals=[], levels=[]))
-            found[domain] = msgspec.structs.replace(self, usage=usage, before=before)
+                before = _by_domain(before).get(domain, replace(before, totals=[], levels=[]))
+            found[domain] = replace(self, usage=usage, before=before)
         return found
 
     def attribute(self, name: str) -> str:
@@ -104,7 +103,7 @@ class Line(msgspec.Struct, frozen=True):
         return self.age_s if self.before is None else _between(self.before.read_at, self.usage.read_at)
 
 
-class _Field(msgspec.Struct, frozen=True):
+class _Field(Struct):
     """A column: its heading, its value for sorting, and its text.
 
     ``rank``: a table that is too wide leaves out the column with the highest rank first; 0: never.
@@ -153,8 +152,8 @@ FIELDS: dict[str, _Field] = {
     "quality": _word("QUALITY", lambda line: line.quality),
     "members": _Field(
         "MEMBERS",
-        lambda line: sum(member.lives for member in line.workload.members),
-        lambda line: str(sum(member.lives for member in line.workload.members)),
+        lambda line: sum(not member.ended_at for member in line.workload.members),
+        lambda line: str(sum(not member.ended_at for member in line.workload.members)),
         is_number=True,
     ),
     "namespace": _word("NAMESPACE", lambda line: line.attribute("pod.namespace")),
@@ -315,7 +314,7 @@ def _by_domain(usage: Usage) -> dict[str, Usage]:
                 Total(event=use.event, unit=use.unit, value=use.value, quality=use.quality, reason=use.reason)
             )
     return {
-        domain: msgspec.structs.replace(usage, totals=totals, levels=levels, domains=None)
+        domain: replace(usage, totals=totals, levels=levels, domains=None)
         for domain, (totals, levels) in parts.items()
     }
 

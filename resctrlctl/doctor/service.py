@@ -18,8 +18,8 @@ from resctrlctl.doctor.host import Host
 from resctrlctl.doctor.resctrl import settings
 from resctrlctl.errors import CommandError
 from resctrlctl.format import format_count
+from resctrlctl.host_replies import NoParameters, StatusReply
 from resctrlmond import config
-from resctrlmond.api.types import NoParameters, StatusReply
 from resctrlmond.config_file import ConfigError
 
 UNIT = "resctrlmond.service"

@@ -8,8 +8,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from msgspec.structs import replace
-
 from resctrlctl.defaults import SOCKET
 from resctrlctl.doctor import energy, kernel, resctrl, rivals, runtimes, service
 from resctrlctl.doctor.finding import Finding, Report, Severity
@@ -18,6 +16,7 @@ from resctrlctl.errors import DOCTOR_ERROR, DOCTOR_WARNING, OK
 from resctrlctl.format import format_count
 from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
 from resctrlctl.output import Json, Output
+from resctrlctl.structs import replace
 from resctrlmond.resctrl.errors import ResctrlError, printable
 
 # From the processor to the figure. The name completes "... was not examined".

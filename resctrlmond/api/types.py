@@ -15,10 +15,9 @@ from typing import Annotated
 import msgspec
 
 from resctrlmond.resctrl.kinds import Kind, Mode, Status
-from resctrlmond.workloads.reports import ContainerState, Facts, Report, Sandbox
+from resctrlmond.workloads.changes import ChangeKind, ContainerState
+from resctrlmond.workloads.reports import Facts, Report, Sandbox
 from resctrlmond.workloads.states import EndRule, Pool, Quality, State
-
-FOLLOW = "follow"
 
 # The index of a file descriptor among those that come with a message: int in varlink, h over D-Bus.
 DescriptorIndex = Annotated[int, msgspec.Meta(extra={"dbus": "h"})]
@@ -311,27 +310,6 @@ class Usage(Reply, frozen=True, kw_only=True):
     """
     error: str | None = None
     """Why the workload could not be read, so that totals are missing."""
-
-
-class ChangeKind(enum.StrEnum):
-    """The kind of a change of a workload."""
-
-    PRESENT = "present"
-    """It existed when the call began."""
-    ADDED = "added"
-    """It is new, or its key is used for a new run."""
-    PENDING = "pending"
-    """It waits for an RMID, as a new workload or again."""
-    CHANGED = "changed"
-    """A field of it changed."""
-    ENDED = "ended"
-    """The run ended. Its totals are final."""
-    LOST = "lost"
-    """Its group was removed by another program or with the mount, and an owner still claims it: it may continue."""
-    REMOVED = "removed"
-    """It is no longer listed: _snapshot_ttl_ has passed since its end, the files of ended runs took too much memory,
-    or its start failed, so that no run ended.
-    """
 
 
 class Change(Reply, frozen=True, kw_only=True):

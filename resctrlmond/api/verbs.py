@@ -60,7 +60,8 @@ from resctrlmond.workloads.errors import (
 )
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import EndRule, State, Workload
-from resctrlmond.workloads.requests import FOLLOW, Assignment
+from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.states import FOLLOW
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,10 +19,10 @@ import msgspec
 from resctrlmond.api import translate, types
 from resctrlmond.api.access import Caller, is_privileged
 from resctrlmond.api.lists import PAGE_BYTES
-from resctrlmond.api.types import ChangeKind
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.workloads.accounting import Total
+from resctrlmond.workloads.changes import ChangeKind
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.errors import LimitExceeded, TooSlow
 from resctrlmond.workloads.manager import Manager

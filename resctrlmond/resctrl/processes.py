@@ -7,11 +7,14 @@ import contextlib
 import errno
 import os
 import select
-from types import TracebackType
-from typing import NamedTuple, Self
 
 from resctrlmond.resctrl import kernel_files
 from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, not_read
+
+TYPE_CHECKING = False  # importing typing takes longer than this module
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
 
 # include/linux/sched.h: the task is a kernel thread.
 _PF_KTHREAD = 0x00200000
@@ -27,12 +30,16 @@ _LINKS_IF_ONE_THREAD = 3
 _MOST_GENERATIONS = 10_000
 
 
-class Stat(NamedTuple):
+class Stat:
     """The parent process, flags and start time (clock ticks since boot) in /proc/TID/stat."""
 
-    parent: int
-    flags: int
-    start_time: int
+    # Not a NamedTuple: resctrlctl imports this module, and the import of typing takes milliseconds.
+    __slots__ = ("flags", "parent", "start_time")
+
+    def __init__(self, parent: int, flags: int, start_time: int) -> None:
+        self.parent = parent
+        self.flags = flags
+        self.start_time = start_time
 
     @property
     def is_kernel_thread(self) -> bool:

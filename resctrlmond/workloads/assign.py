@@ -17,7 +17,7 @@ from resctrlmond.workloads.model import Group, GroupState, Member, Workload, rep
 from resctrlmond.workloads.placement import outside_of, spread, why_outside
 from resctrlmond.workloads.plan import SYSTEMD
 from resctrlmond.workloads.reasons import Reason, ran_before
-from resctrlmond.workloads.requests import FOLLOW, Assigned, Assignment
+from resctrlmond.workloads.requests import Assigned, Assignment
 from resctrlmond.workloads.runs import (
     check_has_rmid,
     claimed,
@@ -27,6 +27,7 @@ from resctrlmond.workloads.runs import (
     start_run,
     with_profile,
 )
+from resctrlmond.workloads.states import FOLLOW
 from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.target import Target, check_free
 from resctrlmond.workloads.validation import valid_class

@@ -38,7 +38,7 @@ from resctrlmond.workloads.quality_file import QualityFiles
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.recovery import Problem, Recovery
 from resctrlmond.workloads.reports import Facts
-from resctrlmond.workloads.requests import FOLLOW, Assigned, Assignment, Reconciled, Released
+from resctrlmond.workloads.requests import Assigned, Assignment, Reconciled, Released
 from resctrlmond.workloads.runs import (
     check_has_rmid,
     claimed,
@@ -51,6 +51,7 @@ from resctrlmond.workloads.runs import (
 )
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.states import FOLLOW
 from resctrlmond.workloads.store import Limit, Store, UnreadableRecord
 from resctrlmond.workloads.takeover import TakeOver
 from resctrlmond.workloads.totals import summed

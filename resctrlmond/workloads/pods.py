@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from resctrlmond.workloads.changes import ContainerState
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.errors import InvalidRequest, LimitExceeded
-from resctrlmond.workloads.reports import ContainerState, Report, ReportedContainer, Sandbox
+from resctrlmond.workloads.reports import Report, ReportedContainer, Sandbox
 from resctrlmond.workloads.validation import canonical_key, check_attributes, check_member_id, check_word
 
 # Declared in a module that clients can import without this one.

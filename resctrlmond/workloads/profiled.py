@@ -18,7 +18,8 @@ from resctrlmond.workloads.plan import OCI
 from resctrlmond.workloads.profiles import Choice, Watch, select, select_for_pod
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.reports import Facts
-from resctrlmond.workloads.requests import FOLLOW, Assignment
+from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.states import FOLLOW
 from resctrlmond.workloads.unwatched import UnwatchedContainer
 from resctrlmond.workloads.validation import attribute_value, canonical_key, is_pod_uid
 

@@ -1,26 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods and containers as owners report them. Clients import this module, so it imports little."""
+"""Pods and containers as owners report them."""
 
 from __future__ import annotations
 
-import enum
-
 import msgspec
 
-
-class ContainerState(enum.StrEnum):
-    """The state of a container, in the words of CRI and NRI."""
-
-    CREATED = "created"
-    """The container does not execute its program yet."""
-    RUNNING = "running"
-    """The container executes its program."""
-    PAUSED = "paused"
-    """The container runtime has paused the container."""
-    STOPPED = "stopped"
-    """The container has ended."""
-    UNKNOWN = "unknown"
-    """The container runtime does not know the state."""
+from resctrlmond.workloads.changes import ContainerState
 
 
 class ReportedContainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):

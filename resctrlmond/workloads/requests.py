@@ -15,9 +15,7 @@ from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.model import EndRule, Workload
 from resctrlmond.workloads.profiles import Choice
 from resctrlmond.workloads.reports import Facts
-
-# The class of the workload's first task.
-FOLLOW = "follow"
+from resctrlmond.workloads.states import FOLLOW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import enum
 
+# In place of a class: that of the workload's first task.
+FOLLOW = "follow"
+
 
 class State(enum.StrEnum):
     """The state of a workload."""

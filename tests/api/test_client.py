@@ -19,7 +19,7 @@ import pytest
 
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink.client import Client, DaemonUnavailable, ProtocolError
-from resctrlmond.api.varlink.messages import VarlinkError
+from resctrlmond.api.varlink.frames import VarlinkError
 from tests.api.varlink_server import NAME, Count, Echo, Number, RunningServer, Text, public_directory, running
 from tests.wait import wait_until
 

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import resctrlmond.nri
 
 _HAS = """
@@ -22,16 +20,6 @@ _REPLIES = {
     for path in Path(resctrlmond.nri.__path__[0]).glob("*.py")
     for name in re.findall(r"types\.(\w+Reply)", path.read_text())
 }
-_AT_THREAD = """
-import threading
-from resctrlmond.api import types
-from resctrlmond.api.varlink.messages import Reply
-def start(thread):
-    print(all(map(described, (Reply, types.Workload, types.Total, {kinds}))))
-threading.Thread.start = start
-"""
-_TOP = "from resctrlctl.top import _Pools\n_Pools('/nowhere', 1.0).begin()"
-_RUN = "from resctrlctl.run_samples import Sampler\nSampler(None, 'key', 1.0, None, None).start(0.0)"
 
 
 def run(code: str) -> str:
@@ -50,28 +38,3 @@ def test_replies_to_the_nri_adapter_are_described_by_the_import() -> None:
     code = "import resctrlmond.nri.updater\nfrom resctrlmond.api import types\n"
     names = ", ".join(f"{name!r}" for name in sorted(_REPLIES))
     assert run(f"{code}print([name for name in ({names}) if not described(getattr(types, name))])") == "[]\n"
-
-
-@pytest.mark.parametrize(
-    ("kinds", "code"),
-    [
-        ("types.MachineReply, types.ReadAllReply, types.StatusReply", _TOP),
-        ("types.ReadReply, types.ReleaseReply", _RUN),
-    ],
-    ids=["top", "run"],
-)
-def test_replies_to_resctrlctl_are_described_before_a_second_thread_reads(kinds: str, code: str) -> None:
-    assert run(_AT_THREAD.format(kinds=kinds) + code) == "True\n"
-
-
-@pytest.mark.parametrize(
-    ("module", "kinds"),
-    [
-        ("store", "Workload, _Version"),
-        ("checkpoint", "LastRead"),
-        ("nested", "_End"),
-    ],
-)
-def test_types_of_files_are_described_by_the_import(module: str, kinds: str) -> None:
-    code = f"from resctrlmond.workloads.{module} import {kinds}\nprint(all(map(described, ({kinds},))))"
-    assert run(code) == "True\n"

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resctrlmond.api.sockets import listen
-from resctrlmond.api.varlink.messages import FrameBuffer
+from resctrlmond.api.varlink.frames import FrameBuffer
 from resctrlmond.api.varlink.server import Limits
 from tests.api.varlink_server import NAME, RawClient, RunningServer, is_serving, running
 from tests.wait import wait_until

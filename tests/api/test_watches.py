@@ -21,6 +21,7 @@ from resctrlmond.api.workers import Workers
 from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.workloads.accounting import Quality, Total
+from resctrlmond.workloads.changes import ChangeKind
 from resctrlmond.workloads.errors import InvalidRequest, LimitExceeded, TooSlow
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import Claim, EndRule, State, Workload
@@ -55,7 +56,7 @@ class Reader:
         """Read what is present."""
         found: list[str] = []
         while not (reply := await self.reply()).listed:
-            assert {change.change for change in reply.changes} == {types.ChangeKind.PRESENT}
+            assert {change.change for change in reply.changes} == {ChangeKind.PRESENT}
             found += [change.key for change in reply.changes]
         assert reply.changes == []
         return found

@@ -29,6 +29,7 @@ from resctrlmond.resctrl.processes import pidfd_numbers
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import EndRule, State
 from resctrlmond.workloads.pods import Report, ReportedSandbox
+from resctrlmond.workloads.states import FOLLOW
 
 INTERFACE = "org.resctrlmon.Manager"
 NOW = "2026-11-21T11:13:22.500000Z"
@@ -220,7 +221,7 @@ class FakeManager:
             members=(member,),
             claims=(Claim(request.claim or "", NOW, EndRule.RELEASE),),
             attributes=request.attributes or {},
-            class_="" if request.class_ in (None, "/", types.FOLLOW) else request.class_,
+            class_="" if request.class_ in (None, "/", FOLLOW) else request.class_,
         )
         return types.AssignReply(
             workload=workload,

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from resctrlctl.classes import Allocation, Class, ClassesReply, _pairs, read, table, with_use
 from resctrlctl.layout import to_text
+from resctrlctl.structs import replace
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.fuse.mount import Simulation
 from tests.ctl.conftest import Ctl

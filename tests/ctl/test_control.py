@@ -9,16 +9,19 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from resctrlctl import daemon
 from resctrlctl.daemon import Daemon
 from resctrlctl.errors import CommandError
+from resctrlctl.host_replies import NoParameters, StatusReply
 from resctrlmond.api import types
 from resctrlmond.api.errors import ERRORS
 from resctrlmond.api.types import Claim
-from resctrlmond.api.varlink.messages import VarlinkError
+from resctrlmond.api.varlink import base_client
+from resctrlmond.api.varlink.frames import VarlinkError
 from resctrlmond.workloads.model import EndRule
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import NOW, FakeManager, error
@@ -179,7 +182,7 @@ def test_message_without_the_daemon_of_the_machine_names_systemctl(
     path = str(tmp_path / "none")
     monkeypatch.setattr(daemon, "SOCKET", path)
     with pytest.raises(CommandError, match="Start it: systemctl start resctrlmond"):
-        Daemon(path).call("ask", "Status", None, types.StatusReply)
+        Daemon(path).call("ask", "Status", None, StatusReply)
 
 
 def test_socket_without_permission_is_access_denied(manager: FakeManager) -> None:
@@ -191,7 +194,7 @@ def test_socket_without_permission_is_access_denied(manager: FakeManager) -> Non
         with pytest.raises(
             CommandError, match="Only root and the members of the group resctrlmon may use it"
         ) as failed:
-            Daemon(manager.socket).call("ask", "Status", types.NoParameters(), types.StatusReply)
+            Daemon(manager.socket).call("ask", "Status", NoParameters(), StatusReply)
     finally:
         os.seteuid(was)
     assert failed.value.status == 77
@@ -233,18 +236,19 @@ def test_method_unknown_to_an_older_daemon_has_a_remedy(manager: FakeManager, ct
 
 
 def test_timeout_of_a_call_includes_the_connection(manager: FakeManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    connect, late = socket.socket.connect, 0.0
+    connect, late = base_client._connect, 0.0
     monotonic = time.monotonic
 
-    def accepted_late(connection: socket.socket, path: str) -> None:
+    def accepted_late(path: str, timeout_s: float) -> Any:
         nonlocal late
-        connect(connection, path)
+        connection = connect(path, timeout_s)
         late = 30.0
+        return connection
 
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + late)
-    monkeypatch.setattr(socket.socket, "connect", accepted_late)
+    monkeypatch.setattr(base_client, "_connect", accepted_late)
     with pytest.raises(CommandError, match=r"no answer from .* within 30 s"):
-        Daemon(manager.socket).call("ask", "Status", None, types.StatusReply)
+        Daemon(manager.socket).call("ask", "Status", None, StatusReply)
 
 
 def test_socket_path_that_is_too_long_has_a_remedy(ctl: Ctl) -> None:

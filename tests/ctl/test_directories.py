@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from resctrlctl.directories import ClassReport, class_of, read_class, read_foreign
+from resctrlctl.host_replies import Foreign, ListReply, ReadForeignReply
 from resctrlctl.layout import to_text
 from resctrlctl.render_directory import blocks
-from resctrlmond.api.types import Foreign, ListReply, ReadForeignReply, Reading
+from resctrlctl.replies import Reading
 from resctrlmond.resctrl.kinds import Kind, Status
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.fuse.mount import Simulation

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
+from resctrlctl.host_replies import MachineReply, PoolUse
 from resctrlctl.layout import to_text
 from resctrlctl.machine import bar, blocks, line, shares, shares_since
-from resctrlmond.api.types import MachineReply, PoolUse
+from resctrlctl.structs import from_json, replace
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.states import Pool, Quality
 from tests.ctl.conftest import Ctl
+from tests.ctl.converted import sent
 from tests.ctl.fake_manager import FakeManager, error
 
 TEXT = """\
@@ -72,16 +73,16 @@ def test_domains_have_lines_of_their_own() -> None:
 def test_unknown_figure_has_no_share() -> None:
     pools = [use(Pool.TRACKED, "core_energy", "1"), use(Pool.UNTRACKED, "core_energy", None, "no number")]
     assert shares(pools, "core_energy") == {}
-    reply = msgspec.structs.replace(REPLY, pools=pools)
+    reply = replace(REPLY, pools=pools)
     assert "untracked  tasks in no group       -      -  estimated" in to_text(blocks(reply, None), None, True)
 
 
 def test_verb_prints_the_reply(manager: FakeManager, ctl: Ctl) -> None:
-    manager.replies = {"Machine": REPLY}
+    manager.replies = {"Machine": sent(REPLY)}
     assert ctl("machine").stdout == TEXT
     assert ctl("machine", "-q").stdout == "tracked\nforeign\nuntracked\nuncore\n"
     assert "mon_PERF_PKG_00" in ctl("machine", "--domains").stdout
-    assert msgspec.json.decode(ctl("machine", "--json").stdout, type=MachineReply) == REPLY
+    assert MachineReply.from_json(from_json(ctl("machine", "--json").stdout.encode())) == REPLY
 
 
 def test_line_has_the_shares_since_the_reading_before() -> None:
@@ -98,7 +99,7 @@ def test_line_has_the_shares_since_the_reading_before() -> None:
 
 
 def test_top_has_the_line(manager: FakeManager, ctl: Ctl) -> None:
-    manager.replies = {"Machine": REPLY}
+    manager.replies = {"Machine": sent(REPLY)}
     shown = ctl("top", "-b", "-n", "1", "-d", "0.5").stdout
     assert "of the machine" not in shown  # nothing was used between the two readings
     manager.refuse = {"Machine": error("NotRead", "the kernel has not answered")}
@@ -109,7 +110,7 @@ BAR = "█" * 29 + "▒" * 5 + "░" * 14
 
 
 def test_status_has_the_shares_of_the_pools(manager: FakeManager, ctl: Ctl) -> None:
-    manager.replies = {"Machine": REPLY}
+    manager.replies = {"Machine": sent(REPLY)}
     shown = ctl("status", LC_ALL="C.UTF-8").stdout
     assert f"       Used: energy: █ tracked 60 %, ▒ untracked 10 %, ░ uncore 30 %\n{' ' * 13}{BAR}\n" in shown
     plain = ctl("status", LC_ALL="C").stdout

@@ -14,42 +14,35 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from resctrlctl.classes import Allocation, Class, ClassesReply, with_use
 from resctrlctl.classes import blocks as class_blocks
+from resctrlctl.host_replies import (
+    Capacity,
+    Change,
+    Container,
+    Foreign,
+    ListPodsReply,
+    MachineReply,
+    Pod,
+    PoolUse,
+    StatusReply,
+)
 from resctrlctl.layout import to_text
 from resctrlctl.machine import blocks as machine_blocks
 from resctrlctl.render import render_pods, render_status, render_workload
+from resctrlctl.replies import Claim, Level, Member, ReadReply, Total, Usage, Workload
 from resctrlctl.report import Entry, Report, grouped
 from resctrlctl.report import table as report_table
 from resctrlctl.run_report import Report as RunReport
 from resctrlctl.run_report import as_text as run_text
 from resctrlctl.run_samples import LevelSummary
+from resctrlctl.structs import replace
 from resctrlctl.watch import text as watch_text
 from resctrlctl.workload_table import in_order, lines, table
-from resctrlmond.api.types import (
-    Capacity,
-    Change,
-    ChangeKind,
-    Claim,
-    Container,
-    Foreign,
-    Level,
-    ListPodsReply,
-    MachineReply,
-    Member,
-    Pod,
-    PoolUse,
-    ReadReply,
-    StatusReply,
-    Total,
-    Usage,
-    Workload,
-)
 from resctrlmond.resctrl.kinds import Kind
+from resctrlmond.workloads.changes import ChangeKind, ContainerState
 from resctrlmond.workloads.model import EndRule, State
-from resctrlmond.workloads.reports import ContainerState
 from resctrlmond.workloads.states import Pool, Quality
 
 SCREENS = Path(__file__).parent / "screens"

@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 
 import pyte
 import pytest
-from msgspec.structs import replace
 
 from resctrlctl.layout import cell_width
+from resctrlctl.structs import replace
 from tests.ctl.conftest import Ctl, command
+from tests.ctl.converted import sent
 from tests.ctl.fake_manager import FakeManager
 from tests.ctl.test_machine import REPLY
 from tests.wait import wait_until
@@ -58,10 +59,10 @@ def test_json_is_one_line_for_each_interval(manager: FakeManager, ctl: Ctl) -> N
 def test_json_has_the_pools_of_the_machine_in_the_interval(manager: FakeManager, ctl: Ctl) -> None:
     first, *others = REPLY.pools[4:]
     more = [replace(first, value="600080.000000"), replace(others[0], value="20.000000"), *others[1:]]
-    manager.replies = {"Machine": REPLY}
+    manager.replies = {"Machine": sent(REPLY)}
     done = ctl("top", "--json", "-n", "1", "-d", "0.5")
     assert json.loads(done.stdout)["pools"] is None, "nothing was used"
-    manager.next_replies = {"Machine": [REPLY, replace(REPLY, pools=more)]}
+    manager.next_replies = {"Machine": [sent(REPLY), sent(replace(REPLY, pools=more))]}
     done = ctl("top", "--json", "-n", "1", "-d", "0.5")
     reply = json.loads(done.stdout)
     shares = {"tracked": "0.800000", "foreign": "0.200000", "untracked": "0.000000", "uncore": "0.000000"}

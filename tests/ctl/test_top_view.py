@@ -10,15 +10,16 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from resctrlctl import arguments
 from resctrlctl.format import shorten
+from resctrlctl.host_replies import Foreign, StatusReply
 from resctrlctl.layout import cell_width
+from resctrlctl.replies import DomainUse, Member, Usage
+from resctrlctl.structs import replace
 from resctrlctl.top_view import COLUMNS, By, View, entries, screen
 from resctrlctl.unit_path import unit_of
 from resctrlctl.workload_table import lines, selected
-from resctrlmond.api.types import DomainUse, Foreign, Member, StatusReply, Usage
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.states import Quality

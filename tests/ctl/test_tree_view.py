@@ -17,12 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl import queries, tree_view
+from resctrlctl import queries, replies, tree_view
 from resctrlctl.arguments import parse
 from resctrlctl.errors import CommandError
 from resctrlctl.output import Json, Output
 from resctrlctl.tree_view import TreeView, _records
-from resctrlmond.api import types
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.accounting import Quality
@@ -170,7 +169,7 @@ def test_read_returns_counters_and_totals(root: Path, run: Path) -> None:
         (*ENERGY, "21.500000", "21.500000"),
     ]
     energy = next(total for total in reply.totals if total.event == "core_energy")
-    assert energy == types.Total(event="core_energy", unit="joules", value="1.500000", quality=Quality.EXACT)
+    assert energy == replies.Total(event="core_energy", unit="joules", value="1.500000", quality=Quality.EXACT)
 
 
 def test_totals_of_an_ended_run_are_exact_integers(root: Path, run: Path) -> None:

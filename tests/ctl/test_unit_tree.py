@@ -10,14 +10,15 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from msgspec.structs import replace
 
 from resctrlctl.layout import to_text
+from resctrlctl.replies import Member, Total, Usage
+from resctrlctl.structs import replace
 from resctrlctl.unit_tree import table, view
 from resctrlctl.workload_table import lines
-from resctrlmond.api.types import Member, Total, Usage
 from resctrlmond.workloads.states import Quality
 from tests.ctl.conftest import Ctl
+from tests.ctl.converted import sent
 from tests.ctl.fake_manager import FakeManager
 from tests.ctl.test_screens import COUNTS, SCREENS, WIDTHS
 from tests.ctl.test_top_view import in_unit, rated
@@ -109,7 +110,7 @@ def test_units_exclude_pods_and_columns(ctl: Ctl, words: tuple[str, ...]) -> Non
 
 def test_list_units_as_a_table_names_and_json(manager: FakeManager, ctl: Ctl) -> None:
     for each in USAGES:
-        manager.workloads[each.workload.key] = each.workload
+        manager.workloads[each.workload.key] = sent(each.workload)
     done = ctl("list", "--units", "--full")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("UNIT "), done.stdout

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from resctrlctl import arguments, watch
-from resctrlmond.api.types import Change, ChangeKind, Total, Workload
+from resctrlctl.host_replies import Change
+from resctrlctl.replies import Total, Workload
+from resctrlctl.structs import replace
+from resctrlmond.workloads.changes import ChangeKind
 from resctrlmond.workloads.states import Quality, State
 
 AT = "2026-03-04T05:06:07.123456Z"
@@ -31,7 +33,7 @@ def workload(key: str, state: State = State.ACTIVE, **fields: Any) -> Workload:
         members=(),
         attributes={},
     )
-    return msgspec.structs.replace(plain, **fields)
+    return replace(plain, **fields)
 
 
 def change(kind: ChangeKind, key: str, of: Workload | None = None, **fields: Any) -> Change:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from resctrlctl import arguments
 from resctrlctl.format import format_duration, shorten
+from resctrlctl.replies import Claim, Level, Total, Usage, Workload
 from resctrlctl.selectors import matching, selectors_of
+from resctrlctl.structs import replace
 from resctrlctl.workload_table import FIELDS, FILTERS, in_order, lines, selected, table
-from resctrlmond.api.types import Claim, Level, Total, Usage, Workload
 from resctrlmond.workloads.model import EndRule, State
 from resctrlmond.workloads.states import Quality
 

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from resctrlmond.api.varlink import messages as wire
-from resctrlmond.api.varlink.messages import FrameBuffer, Reply
+from resctrlmond.api.varlink.frames import FrameBuffer
+from resctrlmond.api.varlink.messages import Reply
 from resctrlmond.resctrl.processes import TICKS_PER_S
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation

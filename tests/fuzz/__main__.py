@@ -17,18 +17,22 @@ from dataclasses import dataclass
 import dbus_fast
 import msgspec
 
-from resctrlctl import plot
+from resctrlctl import output, plot, replies
+from resctrlctl.client import Client
 from resctrlctl.errors import CommandError
 from resctrlctl.series import read
+from resctrlctl.structs import from_json
 from resctrlmond import profile_syntax
-from resctrlmond.api import types
+from resctrlmond.api import translate, types
 from resctrlmond.api.dbus import values as dbus_values
 from resctrlmond.api.dbus.gate import parse_fields, parse_frame
 from resctrlmond.api.oci import InvalidOciState, container_of, parse_state
 from resctrlmond.api.varlink import messages as wire
+from resctrlmond.api.varlink.frames import ProtocolError
 from resctrlmond.config_file import ConfigError
 from resctrlmond.workloads import checkpoint, store
 from resctrlmond.workloads.model import Claim, EndRule, Member
+from resctrlmond.workloads.states import Quality
 from resctrlmond.workloads.store import UnreadableRecord
 from tests.nri.fuzz import mutate
 from tests.workloads.builders import workload
@@ -79,6 +83,13 @@ def _call(data: bytes) -> None:
     wire.decode_parameters(call.parameters, types.AssignRequest)
 
 
+def _reply(data: bytes) -> None:
+    client = Client("/none")
+    answer = client._decode(data)
+    reply = client._decode_parameters("ReadAll", answer.parameters, replies.ReadAllReply)
+    assert replies.ReadAllReply.from_json(from_json(output.encode(reply, output.Json.PRETTY).encode())) == reply
+
+
 def _recording(data: bytes) -> None:
     series = read(io.BytesIO(data), "fuzz")
     if series.measures:
@@ -92,6 +103,19 @@ _RECORD = workload(
     members=(Member(id="c1", kind="container", owner="oci", pid=7, start_time=9, cgroup="/sys/fs/cgroup/x"),),
     attributes={"pod.name": "ä\U0001f600"},
     inodes={"mon_L3_00": 12},
+)
+_REPLY = msgspec.json.encode(
+    {
+        "parameters": types.ReadAllReply(
+            usages=[
+                types.Usage(
+                    workload=translate.workload_of(_RECORD, "/sys/fs/resctrl/mon_groups/web"),
+                    totals=[types.Total(event="core_energy", unit="joules", value="1.5", quality=Quality.EXACT)],
+                    levels=[types.Level(event="llc_occupancy", unit="bytes", value="4096")],
+                )
+            ],
+        )
+    }
 )
 _SECOND = msgspec.structs.replace(_RECORD.first, folder="batch", class_="batch")
 _LAST = checkpoint.LastRead(
@@ -152,8 +176,9 @@ TARGETS = {
     "varlink calls": Target(
         _call,
         (b'{"method":"org.resctrlmon.Manager.Assign","parameters":{"key":"k","pid":4,"attributes":{"a":"b"}}}',),
-        (wire.ProtocolError, msgspec.ValidationError),
+        (ProtocolError, msgspec.ValidationError),
     ),
+    "replies in resctrlctl": Target(_reply, (_REPLY,), (ProtocolError,)),
     "profiles": Target(lambda data: profile_syntax.parse(data, "fuzz"), (_PROFILES,), (ConfigError,)),
     "recordings": Target(_recording, (_RECORDING,), (CommandError,)),
 }

@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 
 from resctrlmond import oci_hook
 from resctrlmond.api.varlink import messages as wire
+from resctrlmond.api.varlink.frames import VarlinkError
 from resctrlmond.start_lock import SUFFIX, StartLock
 from tests.hook.forms import COMPILED, FORMS, PYTHON, PYTHON_FORM, command_of, file_of
 from tests.wait import wait_until
@@ -405,7 +406,7 @@ def test_error_reply_is_logged(host: Host, answer: bytes, reason: str) -> None:
 def test_hook_distinguishes_errors_from_replies(served: Host, fields: dict[str, object], name: str) -> None:
     # The hook parses no JSON, so this holds it to the daemon's own encoder.
     assert served.outcome(reply=wire.encode(wire.Reply(wire.encode_parameters(fields))))[0] == 0
-    assert served.outcome(reply=wire.encode(wire.error_reply(wire.VarlinkError(name, fields))))[0] == 1
+    assert served.outcome(reply=wire.encode(wire.error_reply(VarlinkError(name, fields))))[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -435,7 +436,7 @@ written = st.text(shown | st.sampled_from(' "\\/\n\t\x1b\x7f\x9b\xa0\xad\u200f\u
 @given(st.dictionaries(st.sampled_from(["message", "remedy", "path", "status"]), written, min_size=1))
 def test_refusal_is_logged_as_text_and_not_as_json(served: Host, fields: dict[str, str]) -> None:
     # The hook parses no JSON, so this holds it to the daemon's own encoder.
-    reply = wire.encode(wire.error_reply(wire.VarlinkError("org.resctrlmon.Manager.InvalidOciState", dict(fields))))
+    reply = wire.encode(wire.error_reply(VarlinkError("org.resctrlmon.Manager.InvalidOciState", dict(fields))))
     printed = {name: "".join(c if c.isprintable() else " " for c in text) for name, text in fields.items()}
     words = printed.get("message") or "org.resctrlmon.Manager.InvalidOciState"
     remedy = f". {printed['remedy']}" if printed.get("remedy") else ""

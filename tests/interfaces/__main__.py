@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from resctrlmond.api.verbs import INTERFACES
-from tests.interfaces import completions, dbus, pages, varlink
+from tests.interfaces import dbus, pages, replies, varlink
 
 ROOT = Path(__file__).parents[2]
 _API = "resctrlmond/api"
@@ -18,9 +18,18 @@ _BUS_PAGE = "man/org.resctrlmon1.5.scd"
 _OVERVIEW = "man/resctrlmond.7.scd"
 
 
+def generated_replies() -> dict[str, str]:
+    """The text of the files that resctrlctl imports."""
+    return {"resctrlctl/replies.py": replies.workloads(), "resctrlctl/host_replies.py": replies.host()}
+
+
 def generated() -> dict[str, str]:
     """The text of each generated file, by its path in the source tree."""
+    # It imports resctrlctl, and so the generated modules.
+    from tests.interfaces import completions
+
     return {
+        **generated_replies(),
         **{f"{_API}/{name}.varlink": varlink.interface(name) for name in INTERFACES},
         f"{_API}/org.resctrlmon1.xml": dbus.introspection(),
         _PAGE: pages.with_blocks(_text(_PAGE), pages.blocks()),
@@ -41,16 +50,28 @@ def _text(path: str) -> str:
     return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
+def _write(files: dict[str, str]) -> None:
+    """Write the files that differ, and print their paths."""
+    for path, text in files.items():
+        if _text(path) != text:
+            print(path)
+            (ROOT / path).write_text(text, encoding="utf-8")
+
+
 def main() -> int:
     """Write the files, or compare them."""
     parser = argparse.ArgumentParser(prog="python -m tests.interfaces", description=__doc__)
     parser.add_argument("--check", action="store_true", help="name the files that are out of date, and write nothing")
     is_check = parser.parse_args().check
+    if not is_check:
+        # First, because those that exist may be too old to be imported.
+        _write(generated_replies())
     old = outdated()
     for path in old:
-        print(f"{path} is out of date: run 'make interfaces'" if is_check else path)
-        if not is_check:
-            (ROOT / path).write_text(generated()[path], encoding="utf-8")
+        if is_check:
+            print(f"{path} is out of date: run 'make interfaces'")
+    if not is_check:
+        _write(generated())
     return 1 if is_check and old else 0
 
 

@@ -109,7 +109,7 @@ def named_types(interface: str) -> list[Type]:
     found: dict[type, Type] = {}
 
     def visit(shape: shapes.Type) -> None:
-        for one in _classes(shape):
+        for one in classes(shape):
             if one in found:
                 continue
             found[one] = _named(one)
@@ -180,16 +180,17 @@ def _names(kinds: tuple[type[Exception], ...]) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _classes(shape: shapes.Type) -> Iterator[type]:
+def classes(shape: shapes.Type) -> Iterator[type]:
+    """Yield the structs and enumerations that the type of a field mentions."""
     """The classes of a type that have a name of their own at the interfaces."""
     shape = present(shape)
     match shape:
         case shapes.StructType() | shapes.EnumType():
             yield shape.cls
         case shapes.ListType() | shapes.VarTupleType():
-            yield from _classes(shape.item_type)
+            yield from classes(shape.item_type)
         case shapes.DictType():
-            yield from _classes(shape.value_type)
+            yield from classes(shape.value_type)
 
 
 def _named(kind: type) -> Type:

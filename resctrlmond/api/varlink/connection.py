@@ -4,7 +4,7 @@
 The checks of a call, from the bytes of the socket to the call of the manager:
 
 1. ``server.Server``: room for another connection of this user and process, when the connection is accepted.
-2. ``messages.FrameBuffer``: the length of the message, by the rights of the peer, and the number of descriptors.
+2. ``frames.FrameBuffer``: the length of the message, by the rights of the peer, and the number of descriptors.
 3. ``messages.decode``: the JSON object of a varlink call.
 4. ``Connection._resolve``: the interface and the method exist; the caller may call the method
    (``access.Policy``, only here); then the types of the parameters.
@@ -31,7 +31,8 @@ from resctrlmond.api.connections import HangupWatch, receive
 from resctrlmond.api.errors import name_of, parameter_at_fault, parameters
 from resctrlmond.api.peer import Presence
 from resctrlmond.api.varlink import messages as wire
-from resctrlmond.api.varlink.messages import Call, FrameBuffer, Reply, VarlinkError
+from resctrlmond.api.varlink.frames import MAX_DESCRIPTORS, FrameBuffer, VarlinkError
+from resctrlmond.api.varlink.messages import Call, Reply
 from resctrlmond.api.varlink.methods import Interface, Method
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.processes import Descriptor
@@ -95,7 +96,7 @@ class Connection:
         self._internal_error = internal_error
         privileged = is_privileged(caller.uid)
         # The kernel closes descriptors of other users.
-        self._descriptors_at_once = wire.MAX_DESCRIPTORS if privileged else 0
+        self._descriptors_at_once = MAX_DESCRIPTORS if privileged else 0
         self._frames = FrameBuffer(limits.message_bytes if privileged else limits.message_bytes_of_others)
         self._draining = False
         # The loop's time since which no call has been running; None while a call is running.

@@ -11,7 +11,7 @@ import msgspec
 
 from resctrlmond.api.access import Caller
 from resctrlmond.api.varlink import messages as wire
-from resctrlmond.api.varlink.messages import VarlinkError
+from resctrlmond.api.varlink.frames import VarlinkError
 
 P = TypeVar("P", bound=msgspec.Struct)
 

@@ -15,7 +15,7 @@ from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.connections import HangupWatch, has_left
 from resctrlmond.api.peer import caller_of, credentials
 from resctrlmond.api.varlink.connection import Connection, Limits
-from resctrlmond.api.varlink.messages import VarlinkError
+from resctrlmond.api.varlink.frames import VarlinkError
 from resctrlmond.api.varlink.methods import Interface, Method, with_service
 
 __all__ = ["Interface", "Limits", "Method", "Server", "VarlinkError"]
