@@ -72,6 +72,10 @@ _GROUPINGS = ("workload", "pod", "namespace", "unit", "class", "domain")
 _TOP_SORTS = ("name", "workloads", "power", "bandwidth", "llc", "energy", "age", "quality")
 
 
+# argparse looks for translations of its texts, which do not exist: that takes as long as the rest of the parser.
+vars(argparse).update(_=str)
+
+
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         # argparse would import shutil for the width, for each option that is added.

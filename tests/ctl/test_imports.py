@@ -64,7 +64,7 @@ INTERFACE = {
     "resctrlctl.replies",
 }
 # Modules that verbs do without: the import of each takes a twentieth of the time of a verb or more.
-AVOIDED = {"importlib", "msgspec", "resctrlmond.api.types", "socket", "typing", "typing_extensions"}
+AVOIDED = {"importlib", "locale", "msgspec", "resctrlmond.api.types", "socket", "typing", "typing_extensions"}
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
