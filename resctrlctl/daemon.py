@@ -92,12 +92,12 @@ class Daemon(Struct):
                 f"cannot {action}: no answer from {self.socket} within {self.timeout_s:.0f} s. "
                 "See: systemctl status resctrlmond.service"
             ) from error
+        except ProtocolError as error:
+            raise CommandError(f"cannot {action}: {self.socket}: {error}. {_OTHER_VERSION}") from error
         except ConnectionError as error:
             raise Disconnected(
                 f"cannot {action}: {self.socket}: {error.strerror or error}. See: journalctl -u resctrlmond"
             ) from error
-        except ProtocolError as error:
-            raise CommandError(f"cannot {action}: {self.socket}: {error}. {_OTHER_VERSION}") from error
         except OSError as error:
             raise CommandError(
                 f"cannot {action}: {self.socket}: {error.strerror or error}. Check --socket and RESCTRLMOND_SOCKET"

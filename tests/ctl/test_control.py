@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -23,7 +24,8 @@ from resctrlmond.api.types import Claim
 from resctrlmond.api.varlink import base_client
 from resctrlmond.api.varlink.frames import VarlinkError
 from resctrlmond.workloads.model import EndRule
-from tests.ctl.conftest import Ctl
+from tests.api.test_client import replying
+from tests.ctl.conftest import Ctl, command
 from tests.ctl.fake_manager import NOW, FakeManager, error
 
 
@@ -255,3 +257,39 @@ def test_socket_path_that_is_too_long_has_a_remedy(ctl: Ctl) -> None:
     done = ctl("status", "--socket", "/" + "x" * 200)
     assert done.returncode == 1
     assert done.stderr.endswith("Check --socket and RESCTRLMOND_SOCKET\n")
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (b"[]", "a message is not a varlink reply: Expected `object`, got `array`"),
+        (b"{", "a message is not a varlink reply: Expecting property name enclosed in double quotes"),
+        (b'{"parameters":{"usages":NaN}}', "a message is not a varlink reply: NaN is not JSON"),
+        (b"[" * 100_000, "a message is not a varlink reply: it is nested too deeply"),
+        (b'{"error":5}', "a message is not a varlink reply: Expected `str`, got `int` - at `$.error`"),
+        (b'{"parameters":5}', "a message is not a varlink reply: Expected `object`, got `int` - at `$.parameters`"),
+        (
+            b'{"parameters":{"usages":[{"workload":{"key":5}}]}}',
+            "the reply to org.resctrlmon.Manager.ReadAll is not valid: "
+            "Expected `str`, got `int` - at `$.usages[0].workload.key`",
+        ),
+        (
+            b'{"parameters":{"usages":[{}]}}',
+            "the reply to org.resctrlmon.Manager.ReadAll is not valid: "
+            "Object missing required field `workload` - at `$.usages[0]`",
+        ),
+    ],
+    ids=["array", "no JSON", "NaN", "nesting", "error", "parameters", "type", "missing"],
+)
+def test_reply_that_is_not_valid_is_one_line_with_a_remedy(
+    tmp_path: Path, environment: dict[str, str], reply: bytes, text: str
+) -> None:
+    path = str(tmp_path / "socket")
+    with replying(path, reply + b"\0"):
+        done = subprocess.run(
+            command(path, "list"), env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"resctrlctl: cannot list the workloads: {path}: {text}"), done.stderr
+    remedy = ". If resctrlmond was updated, restart it: systemctl restart resctrlmond\n"
+    assert (done.stderr.endswith(remedy), done.stderr.count("\n")) == (True, 1), done.stderr
