@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 from decimal import Decimal, InvalidOperation
 
@@ -84,6 +83,8 @@ def format_time(text: str | None) -> str:
     """Return an RFC 3339 time as local date and time, to the second; "-" if there is none."""
     if not text:
         return "-"
+    import datetime  # noqa: PLC0415 - run does not need it
+
     try:
         return datetime.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:
@@ -92,7 +93,10 @@ def format_time(text: str | None) -> str:
 
 def format_message(text: str) -> str:
     """Return a message of the daemon with printable characters only, and with its times (RFC 3339, UTC) as local."""
-    return re.sub(_UTC_TIME, lambda found: format_time(found[0]), printable(text))
+    text = printable(text)
+    if "Z" not in text:
+        return text  # without a time; re.sub() would compile the pattern, which takes as long as a call
+    return re.sub(_UTC_TIME, lambda found: format_time(found[0]), text)
 
 
 def format_count(number: int, noun: str, plural: str = "") -> str:

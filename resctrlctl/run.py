@@ -562,7 +562,8 @@ def _count_tasks(workload: replies.Workload) -> int | None:
     if workload.path is None:
         return None
     try:
-        with open(os.path.join(workload.path, "tasks"), encoding="ascii") as tasks:
+        # In bytes: Python imports the codec of an encoding when it is used.
+        with open(os.path.join(workload.path, "tasks"), "rb") as tasks:
             return sum(1 for _ in tasks)
     except OSError:
         return None

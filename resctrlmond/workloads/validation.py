@@ -42,17 +42,19 @@ _RESCTRL_NAMES = _RESCTRL_DIRECTORIES | {
     "tasks",
 }
 
+# The patterns are compiled when they are used: "resctrlctl run" imports this module, and uses none for most commands.
+
 # The characters of a unit's name (systemd.unit(5)), and "+,=~", which occur in other names. A key does not begin with
 # "." or "-", because hidden files, ".." and options of commands do.
-_KEY = re.compile(r"[A-Za-z0-9@:_\\+,=~][A-Za-z0-9@:._\-\\+,=~]*")
-_POD_UID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}|[0-9A-Fa-f]{32}")
+_KEY = r"[A-Za-z0-9@:_\\+,=~][A-Za-z0-9@:._\-\\+,=~]*"
+_POD_UID = r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}|[0-9A-Fa-f]{32}"
 # The characters of runc's container ids (libcontainer/factory_linux.go, idRegex) and of unit names: a control group
 # that is assigned as a whole has its name as its id. "." and ".." would be path traversal.
-_MEMBER = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9_.+@:\\-]+")
+_MEMBER = r"(?!\.\.?\Z)[A-Za-z0-9_.+@:\\-]+"
 # Control characters end lines and control terminals, format characters (U+202E, U+200B) make a text look like a
 # different text, and lone surrogates cannot be encoded in UTF-8.
 _FORMAT = "".join(f"{chr(first)}-{chr(last)}" for first, last in FORMAT_RANGES)
-_UNPRINTABLE = re.compile(f"[\x00-\x1f\x7f-\x9f\ud800-\udfff{_FORMAT}]")
+_UNPRINTABLE = f"[\x00-\x1f\x7f-\x9f\ud800-\udfff{_FORMAT}]"
 
 
 def is_pod_uid(text: str) -> bool:
@@ -61,7 +63,7 @@ def is_pod_uid(text: str) -> bool:
     The UID of a static pod has no dashes: it is the MD5 of the pod's manifest. The version and variant of the UUID
     are not checked. A container id has 64 digits, so it is not a pod UID.
     """
-    return _POD_UID.fullmatch(text) is not None
+    return re.fullmatch(_POD_UID, text) is not None
 
 
 def canonical_key(text: str) -> str:
@@ -70,14 +72,14 @@ def canonical_key(text: str) -> str:
     A key has 1 to 200 characters, of ASCII letters, digits and ``@:._-\\+,=~``, does not begin with ``.`` or ``-``,
     and is not a name that resctrl uses itself. It is safe as one component of a path. Raises InvalidKey.
     """
-    if _POD_UID.fullmatch(text):
+    if re.fullmatch(_POD_UID, text):
         digits = text.replace("-", "").lower()
         return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
     if not text:
         raise InvalidKey("the key is empty", remedy="Name the workload by pod UID, container id or unit")
     if len(text) > MAX_KEY_LENGTH:
         raise InvalidKey(f"the key {text[:64]!a}... has {len(text)} characters, more than {MAX_KEY_LENGTH}")
-    if _KEY.fullmatch(text) is None:
+    if re.fullmatch(_KEY, text) is None:
         raise InvalidKey(
             f"the key {text!a} contains a character that is not allowed",
             remedy="Use ASCII letters, digits and @:._-\\+,=~, and begin with neither '.' nor '-'",
@@ -111,7 +113,7 @@ def check_member_id(text: str) -> None:
     """Raise InvalidKey unless the text is a valid container id or unit name, of 1 to 255 characters."""
     if len(text) > MAX_MEMBER_LENGTH:
         raise InvalidKey(f"the member {text[:64]!a}... has more than {MAX_MEMBER_LENGTH} characters")
-    if _MEMBER.fullmatch(text) is None:
+    if re.fullmatch(_MEMBER, text) is None:
         remedy = "Use ASCII letters, digits and _.+-@:\\"
         raise InvalidKey(f"the member {text!a} is not a valid member id", remedy=remedy)
 
@@ -120,7 +122,7 @@ def check_word(parameter: str, text: str, longest: int = MAX_WORD_LENGTH) -> Non
     """Raise InvalidRequest unless the text of a ``parameter`` is printable and has 1 to ``longest`` characters."""
     if not 1 <= len(text) <= longest:
         raise InvalidRequest(f"{parameter} has {len(text)} characters, not 1 to {longest}")
-    if _UNPRINTABLE.search(text):
+    if re.search(_UNPRINTABLE, text):
         raise InvalidRequest(f"{parameter} {text[:64]!a} contains control or format characters")
 
 
@@ -151,7 +153,7 @@ def check_attributes(attributes: Mapping[str, str]) -> None:
             )
         if len(value) > MAX_ATTRIBUTE_LENGTH:
             raise InvalidAttributes(f"the attribute {shown} is longer than {MAX_ATTRIBUTE_LENGTH} characters")
-        if _UNPRINTABLE.search(name) or _UNPRINTABLE.search(value):
+        if re.search(_UNPRINTABLE, name) or re.search(_UNPRINTABLE, value):
             raise InvalidAttributes(f"the attribute {shown} contains control or format characters")
 
 
@@ -192,4 +194,6 @@ def reason_text(text: str) -> str:
 
 def attribute_value(text: str) -> str:
     """Return the text without control and format characters, cut to 4096 characters (the limit of a value)."""
-    return _UNPRINTABLE.sub("", text)[:MAX_ATTRIBUTE_LENGTH]
+    if not text.isprintable():
+        text = re.sub(_UNPRINTABLE, "", text)
+    return text[:MAX_ATTRIBUTE_LENGTH]
