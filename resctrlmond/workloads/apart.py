@@ -68,7 +68,7 @@ def with_left_out(
     own = assignment.cgroup or assignment.own_cgroup
     if not own and target.process is not None:
         own = cgroups.cgroup_of(target.process.pid)
-    found = _left_out(ctx, txn.key, workload, own, assignment.member or "", before_ns=ctx.memory.since_ns)
+    found = _left_out(ctx, txn.key, workload, [own], assignment.member or "", before_ns=ctx.memory.since_ns)
     if found:
         mark_apart(ctx, txn, Reason.LEFT_OUT.text(member=found))
         return workload and txn.workload
@@ -98,10 +98,8 @@ def _why_left_out(ctx: Context, key: str, workload: Workload) -> str:
     """Return the reason for which the pod is late; "" for none. Raises NotRead."""
     # A path in the control group of the pod stands for a container whose own is not known.
     paths = {workload.pod_cgroup and os.path.join(workload.pod_cgroup, "any"), *map(_cgroup_of, workload.living)}
-    for path in sorted(filter(None, paths)):
-        if found := _left_out(ctx, key, workload, path):
-            return Reason.LEFT_OUT.text(member=found)
-    return ""
+    found = _left_out(ctx, key, workload, paths - {""})
+    return Reason.LEFT_OUT.text(member=found) if found else ""
 
 
 def _cgroup_of(member: Member) -> str:
@@ -117,24 +115,24 @@ def _left_out(
     ctx: Context,
     key: str,
     workload: Workload | None,
-    own: str,
+    own: Collection[str],
     starting: str = "",
     *,
     before_ns: float = math.inf,
 ) -> str:
     """Return the id of a container that runs in the control group of a pod, but not in its group; "" if none does.
 
-    ``own`` is the control group of a container of the pod, ``starting`` the id of a container that starts. Only
+    ``own`` are control groups of containers of the pod, ``starting`` is the id of a container that starts. Only
     threads that were started before ``before_ns`` are searched. Raises NotRead.
     """
-    pod, uid = pod_cgroup(own)
-    if uid != canonical_key(key):
-        return ""
     members = workload.living if workload else ()
-    paths = {own, *(member.cgroup for member in members)}
-    for name, path in containers_in(pod, {starting, *(member.id for member in members)}).items():
-        if path not in paths and outside_of(ctx, workload, _started_before(cgroups.tasks(path), before_ns)):
-            return name
+    paths = {*own, *(member.cgroup for member in members)}
+    ids = {starting, *(member.id for member in members)}
+    pods = {pod for pod, uid in map(pod_cgroup, own) if uid == canonical_key(key)}
+    for pod in sorted(pods):
+        for name, path in containers_in(pod, ids).items():
+            if path not in paths and outside_of(ctx, workload, _started_before(cgroups.tasks(path), before_ns)):
+                return name
     return ""
 
 

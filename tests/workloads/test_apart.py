@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import Member
+from resctrlmond.workloads.pod_cgroups import containers_in
 from resctrlmond.workloads.recovery import Recovery
 from resctrlmond.workloads.store import Transaction
 from resctrlmond.workloads.validation import canonical_key
@@ -168,3 +169,22 @@ def test_full_disk_does_not_keep_other_members_from_being_searched(
         with suppress(NotWritten):
             host.manager.maintenance.sweep(UID)
     assert {FIRST, SECOND} <= set(searched)
+
+
+def test_pod_with_many_members_is_listed_once(
+    host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search took as many lists of the pod as it has members, each compared with all members."""
+    for number in range(4):
+        start(host, container(f"{number}" * 64), f"{number}" * 64)
+    listed = []
+
+    def counted(pod: str, known: Collection[str]) -> dict[str, str]:
+        listed.append(pod)
+        return containers_in(pod, known)
+
+    monkeypatch.setattr(apart, "containers_in", counted)
+    with host.manager.context.store.transaction(canonical_key(UID)) as txn:
+        apart.mark_left_out(host.manager.context, txn)
+    assert len(listed) == 1
+    assert host.manager.get(UID).first.baseline is Quality.EXACT
