@@ -32,7 +32,7 @@ import msgspec
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads import bandwidth_counters, ends, group_ops, placement, rmid_queue
+from resctrlmond.workloads import apart, bandwidth_counters, ends, group_ops, placement, rmid_queue
 from resctrlmond.workloads.activity import Activity, activity
 from resctrlmond.workloads.clock import seconds_since_ns
 from resctrlmond.workloads.context import Context
@@ -111,6 +111,8 @@ class Maintenance:
         # By key: the lost run (its generation), the time.monotonic() of the last try to resume it, and the number of
         # failed tries.
         self._tries: dict[str, tuple[int, float, int]] = {}
+        # The keys of the pods in which containers that began during the start are still to be searched.
+        self._unsearched: set[str] = set()
         # When a tick began the work on a workload (time.monotonic()): a long tick that makes progress does not hang.
         self.last_progress = self._swept
         self.is_stopping = False
@@ -126,6 +128,7 @@ class Maintenance:
             self._swept_all = time.monotonic()
         self._forget_gone()
         self._forget_ended()
+        self._search_left_out()
         known = self._store.changes, self._ctx.watched.changes, settings.checkpoint_interval_s
         if is_sweep or known != self._all_unchanged or time.monotonic() >= self._all_unchanged_until:
             self._all_unchanged = None
@@ -193,6 +196,11 @@ class Maintenance:
                 # The recovery has just found the groups.
                 self._inspect(txn, is_found=True, is_thorough=True)
 
+    def search_left_out(self) -> None:
+        """Make pods late with containers outside. Ticks do this for the pods that a call has locked now."""
+        self._unsearched.update(workload.key for workload in self._store.unfinished())
+        self._search_left_out()
+
     def sweep(self, key: str) -> None:
         """Move tasks that joined the workload's members from outside into its groups."""
         with self._store.transaction(key) as txn:
@@ -221,6 +229,17 @@ class Maintenance:
         """The errors of work that fails at present and is tried again."""
         found = [f"{key}: {text}" for (key, _), text in sorted(self._failures.copy().items())]
         return list(dict.fromkeys(found))
+
+    def _search_left_out(self) -> None:
+        for key in sorted(self._unsearched):
+            with self._store.transaction_if_free(key) as txn:
+                if txn is None:
+                    continue
+                self._unsearched.discard(key)
+                try:
+                    apart.mark_left_out(self._ctx, txn)
+                except (ResctrlError, OSError) as error:
+                    log.warning("%s: cannot save that a container of it is outside: %s", key, error)
 
     def _search(self, txn: Transaction) -> None:
         """Search for tasks outside the workload's groups, which were just found."""

@@ -23,7 +23,7 @@ from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.workloads import apart, ends, group_ops, nested, observed, placement, profiled, target
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.assign import assign
-from resctrlmond.workloads.clock import utc_now
+from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context, Reloadable
 from resctrlmond.workloads.errors import InvalidRequest, NoSuchClaim, NoSuchWorkload
 from resctrlmond.workloads.interference import Interference
@@ -173,15 +173,11 @@ class Manager:
     def search_left_out(self) -> None:
         """Make a pod late if one of its containers began while ``recover`` ran, and its hook had no socket to call.
 
-        To be called when hooks can call. Does not raise: what cannot be searched or saved is logged.
+        To be called when hooks can call. It waits for no call: ticks search the pods that calls have locked. A pod
+        that begins later is searched for these containers by its first Assign.
         """
-        ctx = self.context
-        for workload in ctx.store.unfinished():
-            try:
-                with ctx.store.transaction(workload.key) as txn:
-                    apart.mark_left_out(ctx, txn)
-            except ResctrlError as error:
-                log.warning("%s: containers that began during the start are not searched: %s", workload.key, error)
+        self.context.memory.since_ns = boot_ns()
+        self.maintenance.search_left_out()
 
     @property
     def recovering_at(self) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import errno
 import subprocess
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.resctrl.tasks import Moved
 from resctrlmond.workloads import apart, placement
 from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.clock import boot_ns
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import Member
@@ -23,7 +25,7 @@ from resctrlmond.workloads.pod_cgroups import containers_in
 from resctrlmond.workloads.recovery import Recovery
 from resctrlmond.workloads.store import Transaction
 from resctrlmond.workloads.validation import canonical_key
-from tests.workloads.conftest import UID, Host, assignment, join
+from tests.workloads.conftest import UID, Host, assignment, join, locked
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 FIRST, SECOND = "1" * 64, "2" * 64
@@ -188,3 +190,33 @@ def test_pod_with_many_members_is_listed_once(
         apart.mark_left_out(host.manager.context, txn)
     assert len(listed) == 1
     assert host.manager.get(UID).first.baseline is Quality.EXACT
+
+
+def test_search_after_the_start_waits_for_no_call(host: Host, container: Callable[[str], int]) -> None:
+    """A call that hung in the kernel kept the daemon from being ready."""
+    start(host, container(FIRST), FIRST)
+    host.restart()
+    container(SECOND)
+    searching = threading.Thread(target=host.manager.search_left_out)
+    with locked(host, canonical_key(UID)):
+        searching.start()
+        searching.join(20)
+        assert not searching.is_alive()
+    assert host.manager.get(UID).first.baseline is Quality.EXACT
+    host.manager.tick()
+    assert host.manager.get(UID).first.baseline is Quality.LATE
+
+
+def test_container_that_starts_during_the_start_in_a_pod_that_begins_later(
+    host: Host, container: Callable[[str], int]
+) -> None:
+    """Its hook found no socket, and the pod has no workload that could be searched."""
+    host.restart()
+    while boot_ns() < host.manager.context.memory.since_ns + 10**9 // processes.TICKS_PER_S:
+        pass  # times of starts are in clock ticks
+    container(SECOND)
+    host.manager.search_left_out()
+    start(host, container(FIRST), FIRST)
+    assert host.manager.get(UID).first.baseline_reasons == (
+        f"{SECOND} is not included: it runs in the control group of the pod, but not in the group",
+    )
