@@ -331,16 +331,23 @@ def _why_gone(ctx: Context, group: Group, instead: Found | None) -> str:
 def follow(ctx: Context, txn: Transaction) -> Workload:
     """Find all groups of the workload, and record those that another program renamed. Raises NoSuchGroup.
 
-    One group that is gone is enough: the totals would lack what it counted.
+    One group that is gone is enough: the totals would lack what it counted. NotWritten is raised after all groups
+    were found, and their paths are kept in memory: a start finds a group by its nonce.
     """
+    unsaved = None
     for group in txn.workload.existing_groups:
-        follow_group(ctx, txn, group)
+        try:
+            follow_group(ctx, txn, group)
+        except NotWritten as error:
+            unsaved = error
     _check_whole(txn.workload)
+    if unsaved is not None:
+        raise unsaved
     return txn.workload
 
 
 def follow_group(ctx: Context, txn: Transaction, group: Group) -> Group:
-    """Find the group, and record its new path if another program renamed it. Raises NoSuchGroup."""
+    """Find the group, and record its new path if another program renamed it. Raises NoSuchGroup, NotWritten."""
     found = find(ctx, group)
     if found.ref == group.ref:
         return group
@@ -351,7 +358,7 @@ def follow_group(ctx: Context, txn: Transaction, group: Group) -> Group:
         return group
     path = printable(found.ref.path)
     log.info("%s: another program renamed its group to %s, and the workload continues in it", txn.key, path)
-    return _relocated(ctx, txn, txn.workload, group, found.ref)
+    return _relocated(ctx, txn, txn.workload, group, found.ref, is_done=True)
 
 
 def relocate(ctx: Context, txn: Transaction, class_: str) -> Workload:
@@ -416,14 +423,19 @@ def relocate(ctx: Context, txn: Transaction, class_: str) -> Workload:
     return txn.workload
 
 
-def _relocated(ctx: Context, txn: Transaction, workload: Workload, group: Group, ref: GroupRef) -> Group:
-    """Save the workload with its group at another path."""
+def _relocated(
+    ctx: Context, txn: Transaction, workload: Workload, group: Group, ref: GroupRef, *, is_done: bool = False
+) -> Group:
+    """Save the workload with its group at another path.
+
+    ``is_done``: another program renamed the group, so the path is kept in memory if it cannot be written.
+    """
     group = replace(group, class_=ref.class_, name=ref.name)
     try:
         relink(ctx, workload, group)
     finally:
         # Also if the links cannot be changed: a group that is not at the path in its record would count as lost.
-        group = txn.save(workload.with_group(group)).group(group.folder) or group
+        group = txn.save(workload.with_group(group), is_undo=is_done).group(group.folder) or group
     return group
 
 

@@ -44,16 +44,18 @@ def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bo
     # An idle workload has members if their adoption failed.
     if workload is None or workload.state not in (State.ACTIVE, State.IDLE):
         return
+    unsaved = None
     try:
         # The tasks of a group that another program has just renamed are not outside.
         if not is_found:
             group_ops.follow(ctx, txn)
     except (NoSuchGroup, NotMounted):
         return  # its loss is about to be recorded
+    except NotWritten as error:
+        unsaved = error  # the groups were found
     # If /run is full, the next sweep adds them: figures are read from the files of the nested workloads until then.
     with contextlib.suppress(NotWritten):
         nested.fold(ctx, txn)
-    unsaved = None
     for member in txn.workload.living:
         try:
             _sweep_and_record(ctx, txn, member, is_last=is_last)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store of all workloads: one record file for each under /run, and a copy in memory for readers.
 
-A workload is changed in a transaction only, and each change is on disk before it is visible, with two exceptions: a
-downgrade, that is, a lower quality of a group with its reason, and the undo of a failed call. If these cannot be
-written, for example because /run is full, they are kept in memory, and are in each later record. Until then, the mode
-of the record file states that it lacks one: a change of mode needs no space.
+A workload is changed in a transaction only, and each change is on disk before it is visible, with three exceptions:
+a downgrade, that is, a lower quality of a group with its reason, the undo of a failed call, and the path of a group
+that another program renamed. If these cannot be written, for example because /run is full, they are kept in memory,
+and are in each later record. Until then, the mode of the record file states that it lacks one: a change of mode needs
+no space.
 """
 
 from __future__ import annotations
@@ -86,8 +87,9 @@ class Transaction(msgspec.Struct, frozen=True, eq=False):
 
         Return the workload as written: with the downgrades that could not be written before. When this returns, the
         change survives a crash. ``limit``: raise LimitExceeded if a caller has added too much. What the daemon adds
-        itself, such as an end, has no limit. ``is_undo``: the workload as it was before a call that fails now. It is
-        kept in memory if it cannot be written: the record has what the call saved first, and must not be acted on.
+        itself, such as an end, has no limit. ``is_undo``: the workload as it was before a call that fails now, or
+        with the path that another program gave to its group. It is kept in memory if it cannot be written: the record
+        has what the call saved first, or the former path, and must not be acted on.
         """
         assert workload.key == self.key
         store, before, unsaved = self._store, self.find(), self._store._unsaved.get(self.key)

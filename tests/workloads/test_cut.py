@@ -484,3 +484,37 @@ def test_member_of_a_workload_that_never_had_a_group_ends_with_its_own_reason(tm
         workload = host.manager.get(CTR)
         assert workload.state is State.COMPLETED
         assert [member.reason for member in workload.members] == ["ended"]
+
+
+def test_renamed_group_and_a_full_run_folder_do_not_stop_the_search(
+    small_simulation: str, process: Start, cgroup: str, small_run: Callable[[int], str]
+) -> None:
+    """A process joined the container from outside, and the totals stayed exact until there was space."""
+    host = Host(small_simulation, small_run(1000))
+    host.make_class("gold")
+    first, second = process(), process()
+    join(cgroup, first.pid)
+    host.manager.assign(assignment(CTR, first.pid, "oci", member="c1", kind="container", own_cgroup=cgroup))
+    host.tree.write_task("gold", second.pid)
+    host.manager.assign(assignment(CTR, second.pid, "oci", member="helper"))
+    host.manager.maintenance.tick()
+    assert {group.baseline for group in host.manager.get(CTR).groups} == {Quality.EXACT}
+    renamed = [GroupRef("", "renamed"), GroupRef("gold", "renamed")]
+    for group, to in zip(host.manager.get(CTR).groups, renamed, strict=True):
+        host.tree.rename(group.ref, to)
+    used = inodes(host.run)
+    small_run(used)
+    join(cgroup, process().pid)
+    with pytest.raises(NotWritten):
+        host.manager.maintenance.sweep(CTR)
+    assert [group.ref for group in host.manager.get(CTR).groups] == renamed
+    assert host.manager.get(CTR).first.baseline is Quality.LATE
+    small_run(1000)
+    host.manager.maintenance.tick()
+    host.manager.maintenance.sweep(CTR)
+    record = host.restart().get(CTR)
+    assert [group.ref for group in record.groups] == renamed
+    assert [group.baseline for group in record.groups] == [Quality.LATE, Quality.EXACT]
+    host.manager.release(CTR, owner="oci")
+    host.check()
+    host.clean()
