@@ -28,6 +28,7 @@ from resctrlmond.daemon.group_losses import GroupLosses
 from resctrlmond.daemon.ledger import Ledger
 from resctrlmond.daemon.notices import Notices
 from resctrlmond.daemon.reaction import Reaction
+from resctrlmond.daemon.simulated import STOP_SIGNALS
 from resctrlmond.daemon.startup import Exit, Setup, StartupError, group_settings, needs_restart
 from resctrlmond.daemon.ticker import Ticker
 from resctrlmond.daemon.watch import Watch
@@ -93,8 +94,10 @@ class Daemon:
     async def run(self) -> None:
         """Recover, open the interfaces, report READY, and serve until SIGTERM or SIGINT."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._stopping.set)
+        # From here on they are handled; see simulator().
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         # Ignored until READY=1, because a reload sends READY=1 too, and the configuration has just been read.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         # A thread that returns from a system call waits so long for each other thread that computes. Assign makes

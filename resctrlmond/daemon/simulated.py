@@ -11,6 +11,7 @@ import contextlib
 import errno
 import logging
 import os
+import signal
 from collections.abc import Iterator
 
 import msgspec
@@ -23,6 +24,9 @@ from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Tree
 
 log = logging.getLogger("resctrlmond")
+
+# The signals that stop the daemon.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def session_bus() -> str:
@@ -52,6 +56,8 @@ def config_below(directory: str, loaded: Config) -> Config:
 def simulator(directory: str, config: Config, profile: str) -> Iterator[None]:
     """Mount the simulation for the block, or use the mounted one. Raises ResctrlError, StartupError.
 
+    STOP_SIGNALS are blocked from now on, until the block can handle them: their default action would end this process
+    and leave the simulator.
     A simulator that was mounted before stays if the block raises, because another daemon may use it. If the block
     ends without an error, it stays only if no daemon started it.
     """
@@ -65,6 +71,7 @@ def simulator(directory: str, config: Config, profile: str) -> Iterator[None]:
             remedy="Install it: python3 -m pip install 'resctrlmond[sim]', or in the source tree '.[sim]'",
         ) from error
 
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     top = os.path.abspath(directory)
     _refuse_unsafe(top)
     pid_file = os.path.join(top, "simulator.pid")

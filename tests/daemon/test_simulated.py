@@ -63,6 +63,21 @@ def test_daemon_that_stops_ends_its_simulator(unmounted: Machine) -> None:
     assert f"the simulator on {unmounted.top}/resctrl was ended, and its groups are gone" in unmounted.log.read_text()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_daemon_that_is_stopped_during_its_start_ends_its_simulator(
+    unmounted: Machine, number: signal.Signals
+) -> None:
+    unmounted.spawn()
+    assert unmounted.daemon is not None
+    # Created right after the mount.
+    while not (unmounted.top / "simulator.pid").exists():
+        assert unmounted.daemon.poll() is None
+    unmounted.daemon.send_signal(number)
+    assert unmounted.daemon.wait(60) == Exit.OK
+    assert not is_mounted(unmounted)
+    assert not (unmounted.top / "simulator.pid").exists()
+
+
 def test_simulation_of_root_without_the_unix_group_belongs_to_no_other_user(unmounted: Machine) -> None:
     """With the group nogroup, the user nobody could connect to the socket and read the records."""
     unmounted.config.write_text("group: no-such-group-here\n")
