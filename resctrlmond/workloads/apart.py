@@ -7,30 +7,36 @@ that this daemon was asked about. It is lost with the daemon, so the control gro
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Collection
 from contextlib import suppress
 
 from resctrlmond.resctrl import cgroups, processes
-from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
+from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.clock import boot_ns
 from resctrlmond.workloads.context import Context
-from resctrlmond.workloads.model import Member, State, Workload
+from resctrlmond.workloads.model import Member, Workload
 from resctrlmond.workloads.placement import outside_of
 from resctrlmond.workloads.pod_cgroups import containers_in, pod_cgroup
+from resctrlmond.workloads.pod_times import is_exact_pod
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.store import Transaction
 from resctrlmond.workloads.target import Target
 from resctrlmond.workloads.validation import canonical_key, is_pod_uid
 
+log = logging.getLogger(__name__)
+
 # The attribute with the pod of a container that is a workload of its own.
 POD_UID = "pod.uid"
 # Pods are remembered until there are so many, also if their containers have ended.
 _MAX_PODS = 10_000
+# A hook gives up long before, and its call, if it has reached the daemon, was served.
+_UNASSIGNED_S = 60.0
 
 
 def note_pod(ctx: Context, workload: Workload) -> None:
@@ -76,29 +82,50 @@ def with_left_out(
 
 
 def mark_left_out(ctx: Context, txn: Transaction) -> None:
-    """Make a pod late if a container that runs in its control group is not counted in it.
+    """Make a pod late if a container runs in its control group, or may have run, and is not counted in it.
 
     To be called at the start, after the tasks of the members were moved. A container that is being created makes its
     pod late too: its hook may have failed before this daemon ran, and then no later call names the container.
     """
     workload = txn.find()
-    if workload is None or workload.state not in (State.ACTIVE, State.IDLE) or not is_pod_uid(txn.key):
+    if workload is None or not is_exact_pod(workload):
         return
-    if workload.first.baseline is not Quality.EXACT:
-        return
+    why_earlier = ""
     try:
         why = _why_left_out(ctx, txn.key, workload)
+        why_earlier = ctx.pod_times.why_late(workload)
     except NotRead as error:
+        why = Reason.CANNOT_FIND_CONTAINERS.text(error=error)
+    if why:
+        mark_apart(ctx, txn, why)
+    elif why_earlier:
+        log.info("%s: %s", txn.key, why_earlier)
+        txn.save(workload.downgraded(workload.first, Quality.LATE, why_earlier))
+
+
+def mark_unassigned(ctx: Context, txn: Transaction) -> None:
+    """Make a pod late if a container that is not counted in it has run in its control group for _UNASSIGNED_S.
+
+    To be called by each sweep: a hook that is killed before its call leaves a container that no call names.
+    """
+    workload = txn.find()
+    if workload is None or not is_exact_pod(workload):
+        return
+    try:
+        why = _why_left_out(ctx, txn.key, workload, before_ns=boot_ns() - _UNASSIGNED_S * 1e9)
+    except NotRead as error:
+        if error.errno in LACKS:
+            return  # the next sweep searches again
         why = Reason.CANNOT_FIND_CONTAINERS.text(error=error)
     if why:
         mark_apart(ctx, txn, why)
 
 
-def _why_left_out(ctx: Context, key: str, workload: Workload) -> str:
+def _why_left_out(ctx: Context, key: str, workload: Workload, *, before_ns: float = math.inf) -> str:
     """Return the reason for which the pod is late; "" for none. Raises NotRead."""
     # A path in the control group of the pod stands for a container whose own is not known.
     paths = {workload.pod_cgroup and os.path.join(workload.pod_cgroup, "any"), *map(_cgroup_of, workload.living)}
-    found = _left_out(ctx, key, workload, paths - {""})
+    found = _left_out(ctx, key, workload, paths - {""}, before_ns=before_ns)
     return Reason.LEFT_OUT.text(member=found) if found else ""
 
 

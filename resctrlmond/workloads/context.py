@@ -13,6 +13,7 @@ from resctrlmond.workloads.joiners import Joiners
 from resctrlmond.workloads.machine import Machine
 from resctrlmond.workloads.mark import Mark
 from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.pod_times import PodTimes
 from resctrlmond.workloads.profiles import Profile, Profiles
 from resctrlmond.workloads.quality_file import QualityFiles
 from resctrlmond.workloads.settings import Settings
@@ -66,6 +67,7 @@ class Context(msgspec.Struct, frozen=True):
     take_over: TakeOver
     interference: Interference
     machine: Machine
+    pod_times: PodTimes
     memory: Memory = msgspec.field(default_factory=Memory)
     watched: WatchedMembers = msgspec.field(default_factory=WatchedMembers)
     unwatched: UnwatchedContainers = msgspec.field(default_factory=UnwatchedContainers)

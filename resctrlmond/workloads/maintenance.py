@@ -15,7 +15,7 @@ accounts for, or if groups can lose their counters (``mbm_event``).
 The first checkpoint of a run is taken by the next tick. While calls of hooks are queued, it waits for at most
 FIRST_CHECKPOINT_S after the start of the run: containers wait for these calls. A kill of the daemon before that
 loses nothing, because the group still has its counts. If the group is lost before that, its totals are unknown. None
-is postponed if groups can lose their counters.
+is postponed if groups can lose their counters. The CPU times of a new pod (``pod_times``) wait likewise.
 """
 
 from __future__ import annotations
@@ -249,6 +249,7 @@ class Maintenance:
         self._sleeping.pop(txn.key, None)
         placement.sweep(self._ctx, txn, is_found=True)
         self._inspect(txn, is_found=True)
+        apart.mark_unassigned(self._ctx, txn)
         has_found_all = txn.find() is workload and self._ctx.interference.threads(txn.key) == threads
         if workload is not None and before is not None and has_found_all:
             self._sleeping[txn.key] = workload, before
@@ -374,6 +375,8 @@ class Maintenance:
                 for other in (self._found, self._unchanged, self._sleeping):
                     other.pop(key, None)
                 self._ctx.joiners.forget(key)
+                with contextlib.suppress(ResctrlError):
+                    self._ctx.pod_times.forget(key)
                 self._ctx.interference.forget(key)
 
     def _is_unchanged(self, workload: Workload, settings: Settings) -> bool:
@@ -419,6 +422,11 @@ class Maintenance:
         if recorded is not None and recorded.state in (State.ACTIVE, State.IDLE):
             self._checkpoint(txn, recorded, settings.checkpoint_interval_s)
             group_ops.relink_stale(ctx, txn.workload)
+            if not ctx.pod_times.is_noted(txn.workload):
+                if seconds_since_ns(recorded.first.created_ns) < FIRST_CHECKPOINT_S and self.has_queued_calls():
+                    self._has_postponed = True
+                    return None
+                self._note_pod_time(txn)
             return txn.workload
         return None
 
@@ -508,7 +516,15 @@ class Maintenance:
                 has_slept = last is not None and last.workload is workload and last.activity == before
                 is_final = has_slept and not self._has_assigned_counters()
                 self._last_checkpoint[txn.key] = _Checkpoint(workload, before, is_final)
+        self._note_pod_time(txn)
         self._checkpointed[txn.key] = workload.generation, now
+
+    def _note_pod_time(self, txn: Transaction) -> None:
+        """Keep the CPU time of the control group of an exact pod, for the next start."""
+        if txn.key not in self._unsearched:  # or it is compared with the last reading first
+            # Without this reading, the next start compares with an earlier one.
+            with contextlib.suppress(ResctrlError):
+                self._ctx.pod_times.note(txn.workload)
 
     def _has_assigned_counters(self) -> bool:
         """Whether groups can lose their bandwidth counters, which then restart from 0, and have exact totals.

@@ -32,6 +32,7 @@ from resctrlmond.workloads.machine import Machine, MachineUse
 from resctrlmond.workloads.maintenance import Maintenance
 from resctrlmond.workloads.mark import Mark
 from resctrlmond.workloads.model import EndRule, Group, Member, State, Workload, replace
+from resctrlmond.workloads.pod_times import PodTimes
 from resctrlmond.workloads.pods import Inventory
 from resctrlmond.workloads.profiles import Profiles
 from resctrlmond.workloads.quality_file import QualityFiles
@@ -100,6 +101,7 @@ class Manager:
             take_over=TakeOver(store),
             interference=interference,
             machine=machine,
+            pod_times=PodTimes(store.folder),
         )
         self.maintenance = Maintenance(self.context)
         self._store = store

@@ -29,23 +29,31 @@ def pod_cgroup(cgroup: str) -> tuple[str, str]:
     return "", ""
 
 
+def container_in(name: str) -> str | None:
+    """Return the id of the container whose control group has that name; None if it is not that of a container."""
+    named = _CONTAINER.fullmatch(name)
+    return named[1] if named and not name.startswith(_MONITOR) else None
+
+
+def list_below(pod: str) -> list[str]:
+    """List the names of the control groups directly in that of a pod; [] if it was removed. Raises NotRead."""
+    try:
+        with os.scandir(pod) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise not_read(error, "list the containers in the control group", pod) from error
+
+
 def containers_in(pod: str, known: Collection[str]) -> dict[str, str]:
     """Return the containers with tasks in the control group of a pod, except for the ``known``: id -> control group.
 
     Raises NotRead.
     """
-    try:
-        names = sorted(os.listdir(pod))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise not_read(error, "list the containers in the control group", pod) from error
     found = {}
-    for name in names:
-        named = _CONTAINER.fullmatch(name)
-        if named is None or named[1] in known or name.startswith(_MONITOR):
-            continue
-        path = os.path.join(pod, name)
-        if os.path.isdir(path) and cgroups.is_populated(path):
-            found[named[1]] = path
+    for name in list_below(pod):
+        path, container = os.path.join(pod, name), container_in(name)
+        if container is not None and container not in known and cgroups.is_populated(path):
+            found[container] = path
     return found

@@ -205,6 +205,16 @@ class Reason(enum.Enum):
         Quality.LATE,
         "{member} is not included: it runs in the control group of the pod, but not in the group",
     )
+    POD_RAN_UNSEEN = (
+        Quality.LATE,
+        "a container of the pod may have started outside the group and ended while resctrlmond was not running: the "
+        "control group of the pod used {seconds} s of CPU time more than the known containers that are still in it",
+    )
+    POD_REMOVED_UNSEEN = (
+        Quality.LATE,
+        "a container of the pod may have started outside the group and ended while resctrlmond was not running: the "
+        "control group of the pod was removed meanwhile",
+    )
     CANNOT_FIND_CONTAINERS = Quality.LATE, "containers of the pod that run outside are not detected: {error}"
 
     # A group was lost, or could not be created.

@@ -84,6 +84,7 @@ class Recovery:
                 self._complete(txn)
         with self._reported(ctx.snapshots.groups, problems, lambda: True):  # the next start tries it again
             ctx.snapshots.remove_incomplete()
+            ctx.pod_times.prune()
         return problems
 
     @contextlib.contextmanager

@@ -8,12 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.daemon.conftest import Machine, MoveToCgroup, StartProcess, end, run_daemon
+from resctrlmond.resctrl import cgroups, processes
+from tests.daemon.conftest import Machine, MoveToCgroup, StartProcess, cgroup_root, end, run_daemon
 from tests.daemon.containers import CONTAINER, UID, execute, hook, state
 from tests.daemon.test_start_lock import slow_next_start
 from tests.wait import wait_until
@@ -300,6 +302,22 @@ def test_container_that_started_without_the_daemon_makes_its_pod_late(host: Host
     assert reasons_of(host, UID) == {left_out}
 
 
+def test_container_that_started_and_ended_without_the_daemon_makes_its_pod_late(
+    host: Host, pod: Any, move_to_cgroup: MoveToCgroup
+) -> None:
+    first, missed = "01" * 32, "02" * 32
+    host.start(pod(first), first, uid=UID)
+    host.machine.kill()
+    name = f"profiles-{os.getpid()}-pod{UID.replace('-', '_')}.slice/crio-{missed}.scope"
+    with subprocess.Popen(["sh", "-c", "while :; do :; done"]) as busy:
+        move_to_cgroup(name, busy.pid)
+        wait_until(lambda: (cgroups.cpu_time_ns(str(cgroup_root() / name)) or 0) > 10_000_000)
+        end(busy)
+    host.machine.start()
+    (reason,) = reasons_of(host, UID)
+    assert "may have started outside the group and ended while resctrlmond was not running" in reason
+
+
 def test_pod_whose_only_member_ended_meanwhile_is_late_for_a_container_outside(host: Host, pod: Any) -> None:
     first, missed = "01" * 32, "02" * 32
     child = pod(first)
@@ -320,6 +338,8 @@ def test_pod_is_exact_after_a_restart_if_no_container_runs_outside(host: Host, p
     end(child)
     host.machine.kill()
     host.machine.start()
+    # The start time of a process is in clock ticks: one that starts in the tick of the daemon's socket may be older.
+    time.sleep(2 / processes.TICKS_PER_S)
     # Its hook has not called yet.
     pod(created)
     host.start(pod(last), last, uid=UID)

@@ -15,7 +15,7 @@ import pytest
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.resctrl.tasks import Moved
-from resctrlmond.workloads import apart, placement
+from resctrlmond.workloads import apart, maintenance, placement
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.clock import boot_ns
 from resctrlmond.workloads.context import Context
@@ -171,6 +171,20 @@ def test_full_disk_does_not_keep_other_members_from_being_searched(
         with suppress(NotWritten):
             host.manager.maintenance.sweep(UID)
     assert {FIRST, SECOND} <= set(searched)
+
+
+def test_container_whose_hook_was_killed_before_its_call(
+    host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No call names it, and no start searches for it."""
+    monkeypatch.setattr(maintenance, "SWEEP_S", 0.0)
+    start(host, container(FIRST), FIRST)
+    container(SECOND)
+    host.manager.tick()
+    assert host.manager.get(UID).first.baseline is Quality.EXACT  # its hook may still call
+    monkeypatch.setattr(apart, "_UNASSIGNED_S", -1.0)
+    host.manager.maintenance.tick()
+    assert host.manager.get(UID).first.baseline is Quality.LATE
 
 
 def test_pod_with_many_members_is_listed_once(
