@@ -365,6 +365,17 @@ class Store:
         self._unreadable.remove(path)
         self._set_aside[path + _SET_ASIDE] = boot_ns()
 
+    def note_loss_of_unreadable(self, name: str) -> None:
+        """State that the record that could not be read, and whose group has that name, lacks a downgrade.
+
+        A version that can read it then makes its groups estimated. Does nothing if there is none. Raises NotWritten.
+        """
+        for path in self._unreadable.copy():
+            # The name is the key, after the prefix of the configuration.
+            if name.endswith(os.path.basename(path).removesuffix(_SUFFIX)):
+                with writing(path), contextlib.suppress(FileNotFoundError):
+                    os.chmod(path, _MODE | _IS_OUTDATED)
+
     def prune(self, ttl_s: float) -> list[str]:
         """Remove unreadable records that were set aside longer than ``ttl_s`` ago. Return their paths.
 

@@ -56,6 +56,8 @@ class TakeOver:
     def _downgrade_owner(self, key: str, where: Membership) -> None:
         ref = GroupRef(where.class_, where.group)
         owner = next((workload for workload in self._store.unfinished() if workload.group_at(ref) is not None), None)
+        if owner is None:
+            self._store.note_loss_of_unreadable(where.group)
         if owner is None or owner.key == key:
             return
         with self._store.transaction(owner.key) as txn:

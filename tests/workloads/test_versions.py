@@ -221,3 +221,32 @@ def test_call_for_the_key_gets_a_new_run_and_the_later_record_is_kept(host: Host
     assert manager.assign(assignment("k", child.pid)).workload.state is State.ACTIVE
     assert Path(host.run, "records", "k.json.unreadable").read_bytes() == later
     host.check()
+
+
+@pytest.mark.parametrize("prefix", ["", "rm-"])
+def test_take_over_from_a_workload_of_a_later_version_is_marked(host: Host, process: Start, prefix: str) -> None:
+    """Its record cannot be changed, and said exact when that version was back."""
+    host.settings = host.manager.settings = replace(host.settings, group_prefix=prefix)
+    child = process()
+    host.manager.assign(assignment("k", child.pid))
+    rewritten(host, VERSION_WITHOUT_NESTED, VERSION + 1)
+    host.restart()
+    host.manager.assign(assignment("another", child.pid, take_over=True))
+    child.kill()
+    child.wait()
+    rewritten(host, VERSION + 1, VERSION_WITHOUT_NESTED)
+    host.restart()
+    assert host.manager.get("k").first.baseline is Quality.ESTIMATED
+
+
+def test_take_over_marks_no_other_workload_of_a_later_version(host: Host, process: Start) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    child = process()
+    host.manager.assign(assignment("other", child.pid))
+    rewritten(host, VERSION_WITHOUT_NESTED, VERSION + 1)
+    host.restart()
+    host.manager.assign(assignment("another", child.pid, take_over=True))
+    rewritten(host, VERSION + 1, VERSION_WITHOUT_NESTED)
+    host.restart()
+    assert host.manager.get("k").first.baseline is Quality.EXACT
+    assert host.manager.get("other").first.baseline is Quality.LATE
