@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detect writes of other programs to the tasks and cpus files of resctrl, with inotify(7).
+"""Detect writes of other programs to files of resctrl, with inotify(7).
+
+These are the tasks and cpus files of classes and groups, and the files that reset bandwidth counters: those of the
+counters of one group (mbm_L3_assignments), and of all groups (mbm_assign_mode, and what an event counts).
 
 A write to a file of kernfs raises IN_MODIFY, in every mount namespace. The event does not name the process that
 wrote, so the daemon counts its own writes: if a file has more events than these, another program wrote to it.
@@ -43,6 +46,11 @@ from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.processes import TICKS_PER_S
 
 TASKS = "tasks"
+COUNTERS = "mbm_L3_assignments"
+# Only the files of bandwidth events are in these; each event has a directory in the second.
+_CONFIGURATION = os.path.join("info", "L3_MON")
+_EVENT_CONFIGURATIONS = os.path.join(_CONFIGURATION, "event_configs")
+_MODE, _FILTER, _CONFIG = "mbm_assign_mode", "event_filter", "_config"
 _MON_GROUPS = "mon_groups"
 _NOT_CLASSES = frozenset({"info", "mon_data", _MON_GROUPS})
 _CPUS = frozenset({"cpus", "cpus_list"})
@@ -65,7 +73,10 @@ def boot_ticks() -> int:
 
 
 class OwnWrites:
-    """Counts the daemon's own writes to tasks files, by directory relative to the tree. Thread-safe."""
+    """Counts the daemon's own writes, by directory relative to the tree. Thread-safe.
+
+    A write to the tasks file has the name of its directory, a write to COUNTERS its own path.
+    """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -134,6 +145,8 @@ class Written(msgspec.Struct):
 
     ``tasks``: how often each tasks file was opened and written to; 0 for a further write through a file that was open
     before. ``cpus``: the directories whose cpus files were written to.
+    ``counters``: the directories whose COUNTERS were written to. ``configuration``: the files of bandwidth events,
+    below ``info``, that were written to.
     ``created``, ``renamed``: new directories, and new names of directories.
     ``missed``: directories that were removed, and that were written to or not watched since their creation.
     ``is_incomplete``: events are missing, or a directory was not watched since its creation.
@@ -142,6 +155,8 @@ class Written(msgspec.Struct):
 
     tasks: Counter[str] = msgspec.field(default_factory=Counter)
     cpus: set[str] = msgspec.field(default_factory=set)
+    counters: set[str] = msgspec.field(default_factory=set)
+    configuration: set[str] = msgspec.field(default_factory=set)
     created: set[str] = msgspec.field(default_factory=set)
     renamed: set[str] = msgspec.field(default_factory=set)
     missed: set[str] = msgspec.field(default_factory=set)
@@ -149,7 +164,8 @@ class Written(msgspec.Struct):
     is_lost: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.tasks or self.cpus or self.renamed or self.missed or self.is_incomplete)
+        files = self.tasks or self.cpus or self.counters or self.configuration
+        return bool(files or self.renamed or self.missed or self.is_incomplete)
 
 
 class ForeignWrites:
@@ -320,7 +336,12 @@ class ForeignWrites:
             checkpoint = None  # events of the daemon's own writes may be among those that are not read yet
         begun, is_reset = self._own.pop(checkpoint)
         for directory, number in self._modified.items():
-            if number > begun[directory]:
+            if number <= begun[directory]:
+                continue
+            if os.path.basename(directory) == COUNTERS:
+                self._written.counters.add(os.path.dirname(directory))
+                self._modified[directory] = begun[directory]
+            else:
                 least = 0 if directory in continued else 1
                 self._written.tasks[directory] += max(self._sessions[directory] - begun[directory], least)
                 self._modified[directory] = self._sessions[directory] = begun[directory]
@@ -348,6 +369,10 @@ class ForeignWrites:
             self._being_written.discard(directory)
         elif event.mask & IN_MODIFY and event.name in _CPUS:
             self._written.cpus.add(directory)
+        elif event.mask & IN_MODIFY and event.name == COUNTERS:
+            self._modified[os.path.join(directory, COUNTERS)] += 1
+        elif event.mask & IN_MODIFY and _is_configuration(directory, event.name):
+            self._written.configuration.add(os.path.join(directory, event.name))
 
     def _lose_events(self) -> None:
         """Record that events are missing, and watch all directories anew."""
@@ -392,6 +417,9 @@ class ForeignWrites:
     def _watch_all(self) -> None:
         if self._add(""):
             self._watch_groups("")
+            if self._add(_CONFIGURATION):
+                for name in self._names(_EVENT_CONFIGURATIONS):
+                    self._add(os.path.join(_EVENT_CONFIGURATIONS, name))
             for name in self._names(""):
                 self._watch_new(name)
 
@@ -437,6 +465,7 @@ class ForeignWrites:
         self._add_gone(directory)
         if self._modified.pop(directory, 0) > self._own.begun(directory):
             self._written.missed.add(directory)
+        self._modified.pop(os.path.join(directory, COUNTERS), None)
         self._sessions.pop(directory, None)
         self._being_written.discard(directory)
         if self._paths.get(wd) == directory:
@@ -453,6 +482,13 @@ class ForeignWrites:
     def _forget_below(self, directory: str) -> None:
         for path in [path for path in self._watches if not directory or f"{path}/".startswith(f"{directory}/")]:
             self._forget(path)
+
+
+def _is_configuration(directory: str, name: str) -> bool:
+    """Whether a file has the mode of the bandwidth counters, or what a bandwidth event counts."""
+    if directory == _CONFIGURATION:
+        return name == _MODE or name.endswith(_CONFIG)
+    return os.path.dirname(directory) == _EVENT_CONFIGURATIONS and name == _FILTER
 
 
 def _has_tasks_file(path: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Self
 import msgspec
 
 from resctrlmond.resctrl import bandwidth, counters, errors, kernel_files
-from resctrlmond.resctrl.foreign_writes import OwnWrites
+from resctrlmond.resctrl.foreign_writes import COUNTERS, OwnWrites
 from resctrlmond.resctrl.membership import KernelMembership, Membership, SimulatedMembership
 from resctrlmond.resctrl.mounts import Mounting, mount_of, mounting_at
 from resctrlmond.resctrl.undo import undoing
@@ -409,9 +409,12 @@ class Tree:
 
         Raises NoSuchGroup, NotMounted, KernelRefused (``mbm_event`` is not the mode).
         """
-        path = os.path.join(self.full_path(ref), "mbm_L3_assignments")
+        path = os.path.join(self.full_path(ref), COUNTERS)
         try:
-            with self._command(f"assign a counter for {event} in L3 {domain}", path):
+            with (
+                self._command(f"assign a counter for {event} in L3 {domain}", path),
+                self.own_writes.counted(os.path.join(ref.path, COUNTERS)),
+            ):
                 _write(path, f"{event}:{domain}=e\n".encode())
         except errors.KernelRefused as error:
             if error.errno == errno.ENOSPC:

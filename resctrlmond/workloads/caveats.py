@@ -38,9 +38,9 @@ def with_change(known: Mapping[str, str], before: Mapping[str, str], now: Mappin
     found = dict(known)
     for file in sorted(before.keys() & now.keys()):
         then, here = _by_l3(before[file]), _by_l3(now[file])
-        name, why = _event_of(file), Reason.CHANGED.text(file=file)
+        name, why = event_of(file), Reason.CHANGED.text(file=file)
         if any(then[l3] != here[l3] for l3 in then.keys() & here.keys()):
-            found = _with_reason(found, name, why)
+            found = with_reason(found, name, why)
     return found
 
 
@@ -51,13 +51,14 @@ def with_late_end(known: Mapping[str, str], readings: Iterable[Reading], why: Re
     """
     found = dict(known)
     for name in sorted({reading.event for reading in readings if event(reading.event).kind is Kind.CUMULATIVE}):
-        found = _with_reason(found, name, why.text(member=member))
+        found = with_reason(found, name, why.text(member=member))
     return found
 
 
-def _with_reason(known: dict[str, str], name: str, why: str) -> dict[str, str]:
+def with_reason(known: Mapping[str, str], name: str, why: str) -> dict[str, str]:
+    """Return ``known``, the caveats by event, with one more reason for the event ``name``."""
     before = known.get(name, "")
-    return known if why in before else {**known, name: f"{before}; {why}" if before else why}
+    return {**known} if why in before else {**known, name: f"{before}; {why}" if before else why}
 
 
 def _by_l3(text: str) -> dict[str, str]:
@@ -66,7 +67,7 @@ def _by_l3(text: str) -> dict[str, str]:
     return {l3: value for l3, _, value in parts}
 
 
-def _event_of(file: str) -> str:
+def event_of(file: str) -> str:
     """Return EVENT of the path ``L3_MON/EVENT_config`` or ``L3_MON/event_configs/EVENT/event_filter``."""
     parts = file.split("/")
     return parts[-1].removesuffix("_config") if len(parts) == 2 else parts[-2]

@@ -7,6 +7,8 @@ program can break this by a write to resctrl, so the daemon watches all of resct
 - A write to the tasks or cpus file of a workload's group makes the group estimated.
 - A write to any tasks file may have moved a task out of a workload's group. All workloads are inspected, and a group
   that a task has left becomes late (``inspection.py``).
+- A write to a file by which bandwidth counters are reset makes the bandwidth of the group, or of all groups,
+  estimated.
 - If the task that was moved has ended before it is found, each workload that may have had it becomes estimated
   (``attribution.py``).
 
@@ -29,15 +31,17 @@ from contextlib import AbstractContextManager
 
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.arrivals import Arrival, Arrivals, membership_of
+from resctrlmond.resctrl.counters import EVENTS
 from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess, NotMounted, NotRead, ResctrlError
-from resctrlmond.resctrl.foreign_writes import ForeignWrites, Written
+from resctrlmond.resctrl.foreign_writes import COUNTERS, ForeignWrites, Written
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.workloads import caveats
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.attribution import Attribution, Groups, Writes
 from resctrlmond.workloads.inspection import Inspector, downgraded_and_logged
 from resctrlmond.workloads.mark import Mark
-from resctrlmond.workloads.model import Group, State, Workload
+from resctrlmond.workloads.model import Group, State, Workload, replace
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Store, Transaction
 
@@ -58,6 +62,8 @@ _OPEN_RETRY_S = 0.005
 # After each call of react, pause for _PAUSE_FACTOR times the CPU time of reading the events, within these limits.
 _MIN_REST_S = 0.02
 _MAX_REST_S = 0.25
+# The events whose counters can be reset.
+_RESTARTING = tuple(name for name, event in EVENTS.items() if event.restarts)
 # Drop the lists of removed directories only if there are more than this.
 _MAX_STALE_LISTS = 100
 
@@ -76,13 +82,15 @@ class Interference:
         # Called with the directories that other programs created, and when events were lost.
         self.on_created: Callable[[Iterable[str]], None] = lambda _directories: None
         self.on_events_lost: Callable[[], None] = lambda: None
+        # Called with the bandwidth events whose counters another program may have reset, and the reason.
+        self.on_counters_reset: Callable[[Iterable[str], str], None] = lambda _events, _why: None
         self._foreign: ForeignWrites | None = None
         self._guard = threading.Lock()
         self._react_lock = threading.Lock()
         self._events_lock = threading.Lock()
-        # By workload and nonce: the downgrades (quality and reason) that are not saved yet, because a call may have
-        # locked the workload.
-        self._pending_downgrades: dict[str, dict[int, set[tuple[Quality, str]]]] = {}
+        # By workload and nonce: the downgrades (quality, reason, and the events; none for all) that are not saved
+        # yet, because a call may have locked the workload.
+        self._pending_downgrades: dict[str, dict[int, set[tuple[Quality, str, tuple[str, ...]]]]] = {}
         # The workloads to inspect after a write, and whether events were missed, so that CPUs are inspected too.
         self._to_inspect: dict[str, bool] = {}
         self._inspect_not_before = 0.0
@@ -404,6 +412,7 @@ class Interference:
             if (owner := self._owner(directory)) is not None:
                 key, nonce = owner
                 self._add_downgrades({key: frozenset({nonce})}, Reason.WRITTEN.text(file=what))
+        self._process_resets(written)
         for directory in sorted(written.created):
             self._arrivals.begin_empty(directory)
             with self._guard:
@@ -432,6 +441,28 @@ class Interference:
                 if workload.existing_groups:
                     is_thorough = written.is_incomplete or self._to_inspect.get(workload.key, False)
                     self._to_inspect[workload.key] = is_thorough
+
+    def _process_resets(self, written: Written) -> None:
+        """Add downgrades of the events whose counters these writes may have reset.
+
+        A counter that is reset and then counts more than before is not found by its readings.
+        """
+        for directory in sorted(written.counters):
+            path = os.path.join(self._tree.path, directory, COUNTERS)
+            why, owner = Reason.RESET_BY_WRITE.text(file=path), self._owner(directory)
+            if owner is not None:
+                self._add_downgrades({owner[0]: frozenset({owner[1]})}, why, events=_RESTARTING)
+            self.on_counters_reset(_RESTARTING, why)
+        for file in sorted(written.configuration):
+            why = Reason.RESET_BY_WRITE.text(file=os.path.join(self._tree.path, file))
+            name = caveats.event_of(file.removeprefix("info/"))
+            events = (name,) if name in _RESTARTING else _RESTARTING
+            groups = {
+                workload.key: frozenset(group.nonce for group in workload.existing_groups)
+                for workload in self._store.unfinished()
+            }
+            self._add_downgrades(groups, why, events=events)
+            self.on_counters_reset(events, why)
 
     def _groups_that_may_lose_tasks_to(self, directory: str) -> Groups:
         """Return the groups whose tasks a write to the directory can move. A group accepts only tasks of its class.
@@ -502,12 +533,14 @@ class Interference:
         if workload is not None:
             self._add_downgrades({key: frozenset(group.nonce for group in workload.existing_groups)}, why, quality)
 
-    def _add_downgrades(self, groups: Groups, why: str, quality: Quality = Quality.ESTIMATED) -> None:
-        """Add a pending downgrade of groups."""
+    def _add_downgrades(
+        self, groups: Groups, why: str, quality: Quality = Quality.ESTIMATED, events: tuple[str, ...] = ()
+    ) -> None:
+        """Add a pending downgrade of groups, or of these events of them."""
         with self._guard:
             for key, nonces in groups.items():
                 for nonce in nonces:
-                    self._pending_downgrades.setdefault(key, {}).setdefault(nonce, set()).add((quality, why))
+                    self._pending_downgrades.setdefault(key, {}).setdefault(nonce, set()).add((quality, why, events))
 
     def _owner(self, directory: str) -> tuple[str, int] | None:
         """Return the key and nonce of the workload's group in this directory, None if it is not a workload's."""
@@ -540,8 +573,11 @@ class Interference:
         try:
             workload = txn.workload
             for group in workload.groups:
-                for quality, why in sorted(pending.get(group.nonce, ())):
-                    workload = downgraded_and_logged(workload, group, quality, why)
+                for quality, why, events in sorted(pending.get(group.nonce, ())):
+                    if events:
+                        workload = _with_caveats(workload, group, events, why)
+                    else:
+                        workload = downgraded_and_logged(workload, group, quality, why)
             txn.save(workload)
         except Exception:
             with self._guard:
@@ -562,6 +598,18 @@ class Interference:
         if not cpus:
             return workload
         return downgraded_and_logged(workload, group, Quality.ESTIMATED, Reason.HAS_CPUS.text(cpus=cpus))
+
+
+def _with_caveats(workload: Workload, group: Group, events: Iterable[str], why: str) -> Workload:
+    """Return the workload with a caveat of a group for these events, and log it if it is new."""
+    now = workload.group(group.folder) or group
+    found = now.caveats
+    for name in events:
+        found = caveats.with_reason(found, name, why)
+    if found == now.caveats:
+        return workload
+    log.warning("%s: %s", workload.key, why)
+    return workload.with_group(replace(now, caveats=found))
 
 
 def _files(written: Written) -> Iterator[tuple[str, str]]:

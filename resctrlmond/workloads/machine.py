@@ -230,6 +230,12 @@ class Machine:
         for pool in (Pool.FOREIGN, Pool.UNTRACKED):
             self._add_flaw(pool, "changes of other programs were not reported")
 
+    def counters_reset(self, events: Iterable[str], why: str) -> None:
+        """Record that another program may have reset the counters of these events."""
+        with self._guard:
+            for name in events:
+                self._event_flaws.setdefault(name, why)
+
     def tick(self, *, has_trouble: bool) -> None:
         """Begin to count, once, after the start; then keep the energy of the packages from being missed.
 

@@ -90,6 +90,7 @@ class Manager:
         machine = Machine(tree, store, snapshots, gid=mark.gid, energy=energy, may_run=ends.may_leave_tasks)
         interference = Interference(tree, store, mark)
         interference.on_created, interference.on_events_lost = machine.created_by_others, machine.events_lost
+        interference.on_counters_reset = machine.counters_reset
         self.context = Context(
             tree=tree,
             store=store,

@@ -166,6 +166,10 @@ class Reason(enum.Enum):
         Quality.ESTIMATED,
         "which memory transactions it counts was changed during the run (info/{file})",
     )
+    RESET_BY_WRITE = (
+        Quality.ESTIMATED,
+        "another program wrote to {file}, which may have reset the counter: some use may be missing",
+    )
     SIMULATION_INEXACT = Quality.ESTIMATED, "the simulation is inexact: {cause}"
 
     # One counter.

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another program resets bandwidth counters between two readings, and they count more afterwards than before."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.sim.control.client import Control
+from resctrlmond.workloads.accounting import Quality
+from tests.workloads.builders import total_of
+from tests.workloads.conftest import Host, assignment, machine
+from tests.workloads.known_reasons import check_reasons
+from tests.workloads.test_interference import react
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+Reset = Callable[[Path], None]
+TRAFFIC, LOCAL = "mbm_total_bytes", "mbm_local_bytes"
+SECOND = 1_000_000_000
+GROUP = Path("mon_groups/k/mbm_L3_assignments")
+MODE = Path("info/L3_MON/mbm_assign_mode")
+FILTER = Path(f"info/L3_MON/event_configs/{TRAFFIC}/event_filter")
+
+
+@pytest.fixture
+def abmc(tmp_path: Path) -> Iterator[tuple[Host, Control]]:
+    with machine(tmp_path, "amd-abmc") as made:
+        yield made
+
+
+@pytest.fixture
+def busy(abmc: tuple[Host, Control], process: Start) -> tuple[Host, Callable[[int], None]]:
+    """Return a host with the workload k, and a function that lets its task run for so many nanoseconds."""
+    host, control = abmc
+    child = process()
+    control.spawn(tid=child.pid)
+    host.manager.assign(assignment("k", child.pid))
+    return host, lambda ns: control.run(child.pid, ns)
+
+
+def reassign(root: Path) -> None:
+    for state in "_e":
+        (root / GROUP).write_text(f"{TRAFFIC}:*={state}\n")
+
+
+def change_and_restore_filter(root: Path) -> None:
+    before = (root / FILTER).read_text()
+    (root / FILTER).write_text("local_reads\n")
+    (root / FILTER).write_text(before)
+
+
+def change_and_restore_mode(root: Path) -> None:
+    for mode in ("default", "mbm_event"):
+        (root / MODE).write_text(f"{mode}\n")
+    (root / GROUP).write_text(f"{TRAFFIC}:*=e\n{LOCAL}:*=e\n")
+
+
+@pytest.mark.parametrize(
+    ("reset", "file", "events"),
+    [
+        (reassign, GROUP, {TRAFFIC, LOCAL}),
+        (change_and_restore_filter, FILTER, {TRAFFIC}),
+        (change_and_restore_mode, MODE, {TRAFFIC, LOCAL}),
+    ],
+)
+@pytest.mark.parametrize("is_seen_at_end", [False, True])
+def test_counters_that_were_reset_are_not_exact(
+    busy: tuple[Host, Callable[[int], None]], reset: Reset, file: Path, events: set[str], is_seen_at_end: bool
+) -> None:
+    """The use before the reset was missing, and the total was exact."""
+    host, run = busy
+    run(SECOND)
+    host.manager.tick()
+    reset(Path(host.mountpoint))
+    run(3 * SECOND)
+    if not is_seen_at_end:
+        react(host)
+        totals = host.manager.read("k")[2]
+        assert total_of(totals).quality is Quality.ESTIMATED
+        host.manager.tick()
+        assert total_of(host.restart().read("k")[2]).quality is Quality.ESTIMATED
+    totals = host.manager.release("k", owner="test").totals
+    assert {total.event.name for total in totals if total.quality is not Quality.EXACT} == events
+    traffic = total_of(totals)
+    assert traffic.quality is Quality.ESTIMATED
+    assert f"another program wrote to {host.mountpoint}/{file}, which may have reset the counter" in traffic.reason
+    check_reasons(traffic)
+
+
+def test_counters_of_a_group_that_begins_after_the_reset_are_exact(
+    abmc: tuple[Host, Control], process: Start
+) -> None:
+    host, control = abmc
+    change_and_restore_filter(Path(host.mountpoint))
+    child = process()
+    control.spawn(tid=child.pid)
+    host.manager.assign(assignment("k", child.pid))
+    control.run(child.pid, SECOND)
+    react(host)
+    totals = host.manager.release("k", owner="test").totals
+    assert {total.quality for total in totals} == {Quality.EXACT}
+
+
+def test_counters_that_the_daemon_assigns_are_not_reset(tmp_path: Path, process: Start) -> None:
+    """There are counters for one group, and the second one gets them when the first ends."""
+    with machine(tmp_path, "amd-abmc", counters=4) as (host, control):
+        host.manager.create("first", owner="test")
+        child = process()
+        control.spawn(tid=child.pid)
+        host.manager.assign(assignment("k", child.pid))
+        assert host.manager.get("k").first.unassigned
+        host.manager.release("first", owner="test")
+        assert not host.manager.get("k").first.unassigned
+        react(host)
+        assert "another program" not in "".join(host.manager.get("k").first.caveats.values())
+
+
+def test_use_of_the_machine_is_not_exact_after_a_reset(abmc: tuple[Host, Control]) -> None:
+    host, _ = abmc
+    host.manager.tick()
+
+    def qualities() -> set[Quality]:
+        return {use.quality for use in host.manager._read_machine().pools if use.event.name == TRAFFIC}
+
+    assert qualities() == {Quality.EXACT}
+    for state in "_e":
+        Path(host.mountpoint, GROUP.name).write_text(f"{TRAFFIC}:*={state}\n")
+    assert qualities() == {Quality.ESTIMATED}
