@@ -55,13 +55,13 @@ class Presence:
                 self._pidfd = -1
 
 
-def caller_of(connection: socket.socket) -> tuple[Caller, Presence]:
-    """Return the process that connected, with its credentials at that moment, and its presence.
+def caller_of(connection: socket.socket, peer: tuple[int, int, int]) -> tuple[Caller, Presence]:
+    """Return the process that connected, with its ``credentials`` at that moment, and its presence.
 
     A peer with more than 256 supplementary groups has only its primary group. Raises OSError if the credentials
     cannot be read.
     """
-    pid, uid, gid = credentials(connection)
+    pid, uid, gid = peer
     pidfd, namespaces = -1, 0
     # Other users may only read: saves system calls in a flood of connections.
     if is_privileged(uid):

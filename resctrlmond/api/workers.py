@@ -63,7 +63,7 @@ class Workers:
             self._running.add(future)
         future.add_done_callback(self._ended)
         try:
-            return await asyncio.wrap_future(future)
+            return await asyncio.wrap_future(future, loop=loop)
         except OSError as error:
             # Expected errors got their type where they were raised. This one has at least its path and errno.
             raise not_read(error, "carry out the call") from error

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from resctrlmond.api.peer import caller_of
+from resctrlmond.api.peer import caller_of, credentials
 from resctrlmond.api.varlink.server import Limits
 from tests.api.varlink_server import NAME, RawClient, RunningServer, public_directory, running
 from tests.wait import wait_until
@@ -165,7 +165,7 @@ def test_pid_namespace_of_a_peer_is_unknown_without_free_descriptors() -> None:
         os.close(free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
         try:
-            caller, presence = caller_of(own_end)
+            caller, presence = caller_of(own_end, credentials(own_end))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         # Without SO_PEERPIDFD (before Linux 6.5) the descriptor is free for /proc/PID/status.

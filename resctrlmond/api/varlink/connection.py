@@ -129,27 +129,26 @@ class Connection:
                     descriptor.close()
                 self._interruptible = True
                 self.idle_since = asyncio.get_running_loop().time()
+                # Let other tasks run: a call that fails at once waits for nothing.
+                await asyncio.sleep(0)
         except OSError as error:
             # ProtocolError and TimeoutError are OSErrors. _outcome() handles the errors of handlers.
             _log.debug("closed the connection of process %d, uid %d: %s", self.caller.pid, self.caller.uid, error)
 
     async def _receive(self) -> tuple[bytes, tuple[Descriptor, ...]] | None:
         # Return the next message and its descriptors; None at the end of file, even within a message.
-        loop = asyncio.get_running_loop()
         deadline = None
-        while True:
-            # Let other tasks run: sock_recv() and sock_sendall() yield only if they have to wait.
-            await asyncio.sleep(0)
-            received = self._frames.next()
-            if received is not None:
-                return received
-            if deadline is None and len(self._frames):
-                deadline = loop.time() + self._limits.receive_timeout_s
-            async with asyncio.timeout_at(deadline):
+        while (received := self._frames.next()) is None:
+            if len(self._frames):
+                # Let other tasks run: receive() yields only if it has to wait.
+                await asyncio.sleep(0)
+                deadline = deadline or asyncio.get_running_loop().time() + self._limits.receive_timeout_s
+            async with asyncio.timeout_at(deadline) if deadline else contextlib.nullcontext():
                 data, descriptors = await receive(self._socket, _RECEIVE_BYTES, self._descriptors_at_once)
             if not data:
                 return None
             self._frames.feed(data, descriptors)
+        return received
 
     async def _answer(self, call: Call, descriptors: tuple[Descriptor, ...]) -> None:
         try:
@@ -210,8 +209,12 @@ class Connection:
             raise VarlinkError(wire.INVALID_PARAMETER, {"parameter": parameter_at_fault(error)}) from error
 
     async def _send(self, reply: Reply) -> None:
-        async with asyncio.timeout(self._limits.send_timeout_s):
-            await asyncio.get_running_loop().sock_sendall(self._socket, wire.encode(reply))
+        rest = memoryview(wire.encode(reply))
+        with contextlib.suppress(BlockingIOError, InterruptedError):
+            rest = rest[self._socket.send(rest) :]
+        if rest:
+            async with asyncio.timeout(self._limits.send_timeout_s):
+                await asyncio.get_running_loop().sock_sendall(self._socket, rest)
 
     async def _lease(self, stack: contextlib.AsyncExitStack, size: int) -> Lease:
         """Wait for memory for a reply. If the peer closes the connection meanwhile, end the task."""

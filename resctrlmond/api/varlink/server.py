@@ -130,7 +130,7 @@ class Server:
         # The cheapest checks first: connections of a flood come before those of root in the kernel's queue.
         try:
             connection.setblocking(False)
-            pid, uid, _ = credentials(connection)
+            peer = pid, uid, _ = credentials(connection)
             if not is_privileged(uid) and has_left(connection):
                 connection.close()
                 return
@@ -138,7 +138,7 @@ class Server:
                 self._warn("full", f"refused a connection of uid {uid}: too many are open")
                 connection.close()
                 return
-            caller, presence = caller_of(connection)
+            caller, presence = caller_of(connection, peer)
         except OSError as error:
             self._warn("credentials", f"refused a connection: its peer is unknown: {error}")
             connection.close()
