@@ -252,7 +252,7 @@ def cpu_time_ns(path: str) -> int | None:
     From cpu.stat, which every control group of v2 has (Documentation/admin-guide/cgroup-v2.rst, "CPU"). Raises
     NotRead without descriptors or memory, which does not depend on the control group.
     """
-    file = os.path.join(path, "cpu.stat")
+    file = f"{path}/cpu.stat"
     try:
         values = dict(line.split() for line in kernel_files.read(file).splitlines())
         return int(values[b"usage_usec"]) * 1000
@@ -298,11 +298,11 @@ def _tasks_here(directory: str) -> list[int]:
     # In v1 the file is called tasks.
     for name in ("cgroup.threads", "tasks"):
         try:
-            return [int(line) for line in kernel_files.read(os.path.join(directory, name)).splitlines()]
+            return [int(line) for line in kernel_files.read(f"{directory}/{name}").splitlines()]
         except FileNotFoundError:
             continue
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return []
-            raise not_read(error, "list the tasks of the control group", os.path.join(directory, name)) from error
+            raise not_read(error, "list the tasks of the control group", f"{directory}/{name}") from error
     return []

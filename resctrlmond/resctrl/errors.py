@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno as errno_
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
+from types import TracebackType
 
 # Invisible characters that change how others are displayed: Unicode's categories Cf, Zl and Zp. U+202E reverses the
 # text after it, U+200B makes two different names look the same.
@@ -147,13 +147,31 @@ def not_read(error: OSError, what: str, path: str = "") -> NotRead:
     return NotRead(f"cannot {what}", path=where, errno=number, remedy=remedy_for(number))
 
 
-@contextlib.contextmanager
-def reading(what: str, path: str) -> Iterator[None]:
-    """Convert each OSError of the body to NotRead. The body handles the errors that are about the file."""
-    try:
-        yield
-    except OSError as error:
-        raise not_read(error, what, path) from error
+class Converted:
+    """Converts each OSError of the block, by a call of ``convert`` with the error and ``arguments``.
+
+    A class, because a generator takes several times as long, and each verb enters tens of such blocks.
+    """
+
+    __slots__ = ("_arguments", "_convert")
+
+    def __init__(self, convert: Callable[..., ResctrlError], *arguments: str) -> None:
+        self._convert = convert
+        self._arguments = arguments
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError):
+            raise self._convert(error, *self._arguments) from error
+
+
+def reading(what: str, path: str) -> Converted:
+    """Convert each OSError of the block to NotRead. The block handles the errors that are about the file."""
+    return Converted(not_read, what, path)
 
 
 # The kernel's text for a task whose closid differs from that of the mon_group's parent

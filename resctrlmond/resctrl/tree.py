@@ -52,7 +52,8 @@ class GroupRef(msgspec.Struct, frozen=True, order=True):
     @property
     def path(self) -> str:
         """The path of the directory, relative to the tree."""
-        return os.path.join(self.class_, _MON_GROUPS, self.name)
+        groups = f"{self.class_}/{_MON_GROUPS}" if self.class_ else _MON_GROUPS
+        return f"{groups}/{self.name}"
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -126,7 +127,7 @@ class Tree:
 
     def full_path(self, ref: GroupRef) -> str:
         """Return the absolute path of the group's directory."""
-        return os.path.join(self.path, ref.path)
+        return f"{self.path}/{ref.path}"
 
     def classes(self) -> list[str]:
         """List the control groups that can have monitoring groups, the root ("") first."""
@@ -175,13 +176,13 @@ class Tree:
             return None
         return Found(ref, status.st_gid, status.st_mtime_ns, path, status.st_ino)
 
-    def read(self, directory: GroupRef | str) -> list[counters.Reading]:
+    def read(self, directory: GroupRef | str, mounting: Mounting | None = None) -> list[counters.Reading]:
         """Read all counters of a group, or of a class by its path in the tree, in order of domain and event.
 
-        Raises NoSuchGroup.
+        ``mounting``: the mount of the group, if the caller knows it. Raises NoSuchGroup.
         """
         # Only a new mount changes the events of a domain. Identified before a group of it is opened.
-        mounting = self.mounting()
+        mounting = mounting or self.mounting()
         path = directory if isinstance(directory, str) else directory.path
         with self._opened(path, "read the counters") as fd:
             mounting_known, known = self._layout
@@ -195,7 +196,7 @@ class Tree:
         Slow, because the kernel walks over all threads of the host.
         """
         path = directory if isinstance(directory, str) else directory.path
-        text = self._read_text(os.path.join(path, "tasks"), "list the tasks of the group")
+        text = self._read_text(f"{path}/tasks" if path else "tasks", "list the tasks of the group")
         return [int(line) for line in text.split()]
 
     def cpus(self, ref: GroupRef) -> str:
@@ -240,9 +241,12 @@ class Tree:
         # Each class, including the root class, has one as well.
         return total - len(self.classes()) - len(self.groups())
 
-    def bandwidth_configuration(self) -> bandwidth.Configuration:
-        """Return how the bandwidth events of groups count now. Raises NotRead, NotMounted."""
-        mounting = self.mounting()
+    def bandwidth_configuration(self, mounting: Mounting | None = None) -> bandwidth.Configuration:
+        """Return how the bandwidth events of groups count now. Raises NotRead, NotMounted.
+
+        ``mounting``: the mount of a group of which the counters are read next.
+        """
+        mounting = mounting or self.mounting()
         if self._fixed_configuration is not None and self._fixed_configuration[0] == mounting:
             return self._fixed_configuration[1]
         features = self._read_text_if_there(f"{_L3}/mon_features")
@@ -308,7 +312,7 @@ class Tree:
             with self._command(errors.CREATE, path):
                 # Before Linux 6.16 mkdir appends to the text of earlier commands; an empty list of tasks clears it.
                 with contextlib.suppress(OSError), self.own_writes.counted(""):
-                    _write(os.path.join(self.path, "tasks"), b"\n")
+                    _write(f"{self.path}/tasks", b"\n")
                 # Not os.makedirs(): if resctrl is not mounted, nothing must be created.
                 os.mkdir(path, 0o755)
         except errors.NoSuchGroup as error:
@@ -362,7 +366,7 @@ class Tree:
         self._write_task(directory, tid, None)
 
     def _write_task(self, directory: str, tid: int, before: Membership | None) -> bool:
-        path = os.path.join(self.path, directory, "tasks")
+        path = f"{self.path}/{directory}/tasks" if directory else f"{self.path}/tasks"
         if tid <= 0:
             # 0 would move the calling thread. The number of a process in another PID namespace reads as 0.
             raise errors.NoSuchProcess(f"{tid} is not a task id", path=path)
@@ -424,13 +428,9 @@ class Tree:
 
     # -- helpers
 
-    @contextlib.contextmanager
-    def _typed(self, what: str, path: str) -> Iterator[None]:
+    def _typed(self, what: str, path: str) -> errors.Converted:
         """Convert errors of operations that never set last_cmd_status (reading, rmdir, utime)."""
-        try:
-            yield
-        except OSError as error:
-            raise self._error(error, what, path) from error
+        return errors.Converted(self._error, what, path)
 
     @contextlib.contextmanager
     def _command(self, what: str, path: str) -> Iterator[None]:
@@ -452,7 +452,7 @@ class Tree:
 
     @contextlib.contextmanager
     def _opened(self, directory: str, what: str) -> Iterator[int]:
-        path = os.path.join(self.path, directory)
+        path = f"{self.path}/{directory}"
         with self._typed(what, path):
             fd = os.open(path, _DIRECTORY)
             try:
@@ -499,7 +499,7 @@ class Tree:
         return self._modalias
 
     def _read_text(self, file: str, what: str) -> str:
-        path = os.path.join(self.path, file)
+        path = f"{self.path}/{file}"
         with self._typed(what, path):
             return kernel_files.read(path).decode("utf-8", "replace")
 

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from collections.abc import Iterator
 
-from resctrlmond.resctrl.errors import LACKS, not_read, remedy_for
+from resctrlmond.resctrl.errors import LACKS, Converted, not_read, remedy_for
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads.errors import NotWritten
 
@@ -40,18 +38,18 @@ def set_umask(mask: int) -> None:
     _umask = mask
 
 
-@contextlib.contextmanager
-def writing(path: str) -> Iterator[None]:
+def writing(path: str) -> Converted:
     """Convert an OSError of the block to NotWritten. ``path`` is reported if the error does not name a file."""
-    try:
-        yield
-    except OSError as error:
-        raise NotWritten(
-            "cannot write the state of a workload",
-            path=str(error.filename or path),
-            errno=error.errno or 0,
-            remedy=remedy_for(error.errno or 0) or _REMEDIES.get(error.errno or 0, _NO_ROOM),
-        ) from error
+    return Converted(_not_written, path)
+
+
+def _not_written(error: OSError, path: str) -> NotWritten:
+    return NotWritten(
+        "cannot write the state of a workload",
+        path=str(error.filename or path),
+        errno=error.errno or 0,
+        remedy=remedy_for(error.errno or 0) or _REMEDIES.get(error.errno or 0, _NO_ROOM),
+    )
 
 
 def write_file(path: str, data: bytes, mode: int = 0o644, *, is_new: bool = False) -> None:
@@ -69,7 +67,7 @@ def write_file(path: str, data: bytes, mode: int = 0o644, *, is_new: bool = Fals
     if is_new:
         temporary = path
     else:
-        folder, name = os.path.split(path)
+        folder, _, name = path.rpartition("/")
         temporary = f"{folder}/.{name}.new"
     fd = _create(temporary, mode)
     try:

@@ -23,7 +23,8 @@ def seconds_since_ns(then: int) -> float:
 
 def utc_now() -> str:
     """Return the current time, such as ``2026-11-21T11:16:06.123456Z``."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    # Not strftime(), which takes ten times as long.
+    return datetime.now(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def boot_ns_at(text: str) -> int | None:

@@ -221,7 +221,7 @@ def with_baseline(
     A group that is created again in another class keeps the quality of its first baseline and the reasons. The
     baseline of an observed group is estimated at best.
     """
-    ctx.memory.mounted_on[group.nonce] = ctx.tree.mounting()
+    mounting = ctx.memory.mounted_on[group.nonce] = ctx.tree.mounting()
     if group.inodes:
         quality = worst(quality, group.baseline)
     else:
@@ -230,9 +230,9 @@ def with_baseline(
         group, quality = _cleared(ctx, workload.key, group, quality)
     group = replace(group, created_at=utc_now(), created_ns=boot_ns())
     # Before the readings, and at the end after them, so that a change in between is found.
-    configuration = ctx.tree.bandwidth_configuration()
+    configuration = ctx.tree.bandwidth_configuration(mounting)
     group = replace(group, transactions=configuration.transactions)
-    readings = ctx.tree.read(group.ref)
+    readings = ctx.tree.read(group.ref, mounting)
     lacking = caveats.unassigned(readings)
     may_get = lacking and configuration.mode is Mode.ASSIGNED and not group.observed
     if may_get and _is_first_for_counters(ctx, workload) and _assign(ctx, group.ref, lacking) != lacking:

@@ -22,10 +22,12 @@ _MONITOR = "crio-conmon-"
 
 def pod_cgroup(cgroup: str) -> tuple[str, str]:
     """Return the parent or ancestor of a control group that is a pod's, and the pod's UID; ("", "") if none is."""
-    while (parent := os.path.dirname(cgroup)) != cgroup:
-        cgroup = parent
-        if named := _POD.fullmatch(os.path.basename(cgroup)):
-            return cgroup, canonical_key(re.sub("[-_]", "", named[1]))
+    parent = cgroup.rpartition("/")[0]
+    while parent:
+        above, _, name = parent.rpartition("/")
+        if named := _POD.fullmatch(name):
+            return parent, canonical_key(re.sub("[-_]", "", named[1]))
+        parent = above
     return "", ""
 
 

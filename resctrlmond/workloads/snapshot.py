@@ -92,7 +92,7 @@ class Snapshots:
 
     def path(self, subfolder: str) -> str:
         """Return the absolute path of a subfolder."""
-        return os.path.join(self.groups, subfolder)
+        return f"{self.groups}/{subfolder}"
 
     def exists(self, subfolder: str) -> bool:
         """Return whether the subfolder has a snapshot, complete with all begin values. Raises NotRead."""
@@ -121,7 +121,7 @@ class Snapshots:
 
         The files of an interrupted run in the subfolder are replaced. Raises NotWritten.
         """
-        new = os.path.join(self.groups, f".{subfolder.partition('/')[0]}.new")
+        new = f"{self.groups}/.{subfolder.partition('/')[0]}.new"
         path = self.path(subfolder)
         with writing(new):
             try:
@@ -133,9 +133,10 @@ class Snapshots:
                 for domain, of_domain in itertools.groupby(readings, operator.attrgetter("domain")):
                     folder = f"{new}/mon_data/{domain}"
                     _make_folders(folder, self._mode)
+                    links = f"{live}/mon_data/{domain}"
                     for reading in of_domain:
                         _write_value(folder, reading, _BEGIN, written)
-                        os.symlink(f"{live}/mon_data/{domain}/{reading.event}", f"{folder}/{reading.event}")
+                        os.symlink(f"{links}/{reading.event}", f"{folder}/{reading.event}")
                 self._make_folder(os.path.dirname(path), set())
                 # Before the rename: a thread without a transaction may write a checkpoint after it.
                 self._only_begun.add(subfolder)
@@ -153,7 +154,7 @@ class Snapshots:
 
     def _keep_begin(self, subfolder: str, readings: Sequence[Reading], written_ns: int) -> None:
         values = checkpoint.encode(checkpoint.of_baseline(readings, {}))
-        begin = _Begin(_identity(os.path.join(self.path(subfolder), "mon_data")), written_ns, values)
+        begin = _Begin(_identity(f"{self.path(subfolder)}/mon_data"), written_ns, values)
         self._begin[subfolder] = begin
         ordered = sorted(readings, key=IN_ORDER)
         self._keep_decoded(subfolder, begin, [Reading(one.domain, one.event, one.value) for one in ordered])
@@ -328,7 +329,7 @@ class Snapshots:
 
     def write_quality(self, subfolder: str, text: str) -> None:
         """Replace the run's file ``quality``. Raises NotWritten."""
-        path = os.path.join(self.path(subfolder), _QUALITY)
+        path = f"{self.path(subfolder)}/{_QUALITY}"
         self._only_begun.discard(subfolder)
         with writing(path):
             write_file(path, text.encode())

@@ -300,7 +300,7 @@ class Store:
 
     def path(self, key: str) -> str:
         """Return the path of a record."""
-        return os.path.join(self.folder, key + _SUFFIX)
+        return f"{self.folder}/{key}{_SUFFIX}"
 
     def _keep(self, workload: Workload, size: int) -> None:
         """Keep the workload as it is in its record, which has ``size`` bytes."""

@@ -19,6 +19,7 @@ from resctrlmond.resctrl import class_counters, package_energy
 from resctrlmond.resctrl.class_counters import ClassCounters, read_class
 from resctrlmond.resctrl.counters import Reading, Value
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
+from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.package_energy import PackageEnergy
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control, Fault
@@ -439,12 +440,12 @@ def test_failed_assign_leaves_no_group_whose_counters_cannot_be_read(
     tid = control.spawn(tid=process().pid)
     read, calls = host.tree.read, 0
 
-    def fail_later(ref: GroupRef) -> list[Reading]:
+    def fail_later(ref: GroupRef, mounting: Mounting | None = None) -> list[Reading]:
         nonlocal calls
         calls += 1
         if calls > 1:
             raise NotRead("too many open files")
-        return read(ref)
+        return read(ref, mounting)
 
     monkeypatch.setattr(host.tree, "read", fail_later)
     control.set_faults(Fault(on=Operation.TASKS, group="mon_groups/a", answer="EIO"))
