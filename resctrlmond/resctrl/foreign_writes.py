@@ -24,6 +24,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -80,7 +81,7 @@ class OwnWrites:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._begun: Counter[str] = Counter()
+        self._begun: dict[str, int] = {}
         self._running = 0
         self._sequence = 0
         # By thread and directory: the last move (clock ticks since boot).
@@ -90,7 +91,7 @@ class OwnWrites:
     def counted(self, directory: str, tid: int = 0) -> Iterator[None]:
         """Count one write, unless it raises: a write that the kernel refuses raises no event."""
         with self._guard:
-            self._begun[directory] += 1
+            self._begun[directory] = self._begun.get(directory, 0) + 1
             self._sequence += 1
             self._running += 1
             if tid:
@@ -113,23 +114,22 @@ class OwnWrites:
     def begun(self, directory: str) -> int:
         """Return how many writes to the directory have begun since the count was last reset."""
         with self._guard:
-            return self._begun[directory]
+            return self._begun.get(directory, 0)
 
     def checkpoint(self) -> int | None:
         """Return a number for ``pop`` if no write is running, None otherwise."""
         with self._guard:
             return None if self._running else self._sequence
 
-    def pop(self, checkpoint: int | None) -> tuple[Counter[str], bool]:
+    def pop(self, checkpoint: int | None) -> tuple[dict[str, int], bool]:
         """Return the writes begun since the count was last reset, by directory, and whether it is reset now.
 
         The count is reset if no write has begun since ``checkpoint`` was taken: then all their events have been read.
         """
         with self._guard:
             is_reset = checkpoint is not None and checkpoint == self._sequence and not self._running
-            begun = self._begun.copy()
-            if is_reset:
-                self._begun.clear()
+            begun = self._begun
+            self._begun = {} if is_reset else begun.copy()
             return begun, is_reset
 
     def _record_move(self, tid: int, directory: str) -> None:
@@ -275,12 +275,9 @@ class ForeignWrites:
             self._written.is_incomplete |= had_trouble and not self.trouble
             return not self.trouble
 
-    @contextlib.contextmanager
-    def unreported(self) -> Iterator[None]:
+    def unreported(self) -> AbstractContextManager[None]:
         """Keep ``fd`` from becoming readable in the block, which reads the events of the daemon's own changes."""
-        readiness = self._readiness
-        with readiness.unreported() if readiness is not None else contextlib.nullcontext():
-            yield
+        return self._readiness.unreported() if self._readiness is not None else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def expecting(self, directory: str) -> Iterator[None]:
@@ -336,15 +333,16 @@ class ForeignWrites:
             checkpoint = None  # events of the daemon's own writes may be among those that are not read yet
         begun, is_reset = self._own.pop(checkpoint)
         for directory, number in self._modified.items():
-            if number <= begun[directory]:
+            own = begun.get(directory, 0)
+            if number <= own:
                 continue
             if os.path.basename(directory) == COUNTERS:
                 self._written.counters.add(os.path.dirname(directory))
-                self._modified[directory] = begun[directory]
+                self._modified[directory] = own
             else:
                 least = 0 if directory in continued else 1
-                self._written.tasks[directory] += max(self._sessions[directory] - begun[directory], least)
-                self._modified[directory] = self._sessions[directory] = begun[directory]
+                self._written.tasks[directory] += max(self._sessions[directory] - own, least)
+                self._modified[directory] = self._sessions[directory] = own
         if is_reset:
             self._modified.clear()
             self._sessions.clear()

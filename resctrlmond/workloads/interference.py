@@ -246,6 +246,10 @@ class Interference:
 
     # -- creation and end of a group
 
+    def unreported(self) -> AbstractContextManager[None]:
+        """Do not wake the event loop for events in the block, parts of which change resctrl (see ``changing``)."""
+        return self._foreign.unreported() if self._foreign is not None else contextlib.nullcontext()
+
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
         """Do not wake the event loop for events in the block, which changes resctrl; read them at its end.
@@ -253,21 +257,15 @@ class Interference:
         The loop would compete with the calling thread for Python's lock. If the block hangs in the kernel, the ticks
         read the events (``take_gone``).
         """
-        foreign = self._foreign
-        if foreign is None:
-            yield
-            return
-        with foreign.unreported():
+        with self.unreported():
             try:
                 yield
             finally:
                 self.read_events()
 
-    @contextlib.contextmanager
-    def creating(self, ref: GroupRef) -> Iterator[None]:
+    def creating(self, ref: GroupRef) -> AbstractContextManager[None]:
         """Expect a new group of the daemon, which the block creates and watches."""
-        with self._foreign.expecting(ref.path) if self._foreign is not None else contextlib.nullcontext():
-            yield
+        return self._foreign.expecting(ref.path) if self._foreign is not None else contextlib.nullcontext()
 
     def watch(self, ref: GroupRef) -> None:
         """Watch a new group of the daemon."""
