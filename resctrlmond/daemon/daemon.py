@@ -295,6 +295,7 @@ class Daemon:
                 self._workers.call_later(loop, take, key)
 
         self._manager.subscribe(from_worker, at_end)
+        self._manager.on_assigned = watch.offer
         for workload in self._manager.workloads():
             changed(workload.key, workload)
 

@@ -179,13 +179,12 @@ def pidfd_numbers(pidfd: int) -> list[int]:
     is not a pidfd.
     """
     try:
-        lines = kernel_files.read(f"/proc/self/fdinfo/{pidfd}").splitlines()
+        text = kernel_files.read(f"/proc/self/fdinfo/{pidfd}")
     except OSError as error:
         raise ValueError(f"{pidfd} is not an open descriptor") from error
-    fields = dict(line.split(b":", 1) for line in lines if b":" in line)
-    if b"Pid" not in fields:
+    numbers = _numbers(text, "NSpid") or _numbers(text, "Pid")
+    if not numbers:
         raise ValueError(f"{pidfd} is not a pidfd")
-    numbers = [int(number) for number in fields.get(b"NSpid", fields[b"Pid"]).split()]
     # Pid is -1 after the process was reaped, and 0 if it is not in the daemon's PID namespace or a nested one.
     return numbers if numbers[0] > 0 else []
 
@@ -219,13 +218,18 @@ def _status(tid: int, name: str) -> list[int]:
     """Return the numbers in one line of /proc/TID/status (proc_pid_status(5)); [] if there is no such thread."""
     path = f"/proc/{tid}/status"
     try:
-        lines = kernel_files.read(path).splitlines()
+        text = kernel_files.read(path)
     except OSError as error:
         if error.errno in _GONE:
             return []
         raise not_read(error, f"read thread {tid}", path) from error
-    found = next((line for line in lines if line.startswith(f"{name}:".encode())), b"")
-    return [int(number) for number in found.split()[1:]]
+    return _numbers(text, name)
+
+
+def _numbers(text: bytes, name: str) -> list[int]:
+    """Return the numbers in the line ``NAME:`` of a file, which is not its first line; [] if there is none."""
+    after = text.partition(f"\n{name}:".encode())[2]
+    return [int(number) for number in after.partition(b"\n")[0].split()]
 
 
 def threads(pid: int) -> list[int]:
@@ -310,9 +314,15 @@ class Process:
         """List its thread IDs; [] if it has ended. Raises NotRead."""
         return threads(self.pid)
 
+    def detach(self) -> Self:
+        """Return the process with its pidfd, which this object no longer owns or uses."""
+        pidfd, self.pidfd = self.pidfd, -1
+        return type(self)(self.pid, pidfd, self.start_time, self.is_kernel_thread)
+
     def close(self) -> None:
         """Close the pidfd."""
-        os.close(self.pidfd)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
 
     def __enter__(self) -> Self:
         return self

@@ -19,6 +19,7 @@ from resctrlmond.resctrl.errors import (
     ResctrlError,
 )
 from resctrlmond.resctrl.package_energy import DEFAULT_FOLDER, PackageEnergy
+from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.workloads import apart, ends, group_ops, nested, observed, placement, profiled, target
 from resctrlmond.workloads.accounting import Total
@@ -105,6 +106,8 @@ class Manager:
             pod_times=PodTimes(store.folder),
         )
         self.maintenance = Maintenance(self.context)
+        # Gets the process of a new member, and its workload's key, before ``on_end`` of ``subscribe``; then owns it.
+        self.on_assigned: Callable[[str, Process], None] = lambda _key, process: process.close()
         self._store = store
         self._recovery = Recovery(self.context)
         self._watcher = TreeWatcher(tree, mark.gid, store.refs)
@@ -376,8 +379,11 @@ class Manager:
             is_inside = assignment.nested and where is not None and bool(where.group)
             takes = assignment.take_over or is_inside
             turn = self.context.take_over.turn() if takes else contextlib.nullcontext()
-            with turn, self._store.transaction(key) as txn:
-                return assign(self.context, txn, opened, where, assignment)
+            with turn, self._store.transaction(key) as txn, self.context.interference.unreported():
+                assigned = assign(self.context, txn, opened, where, assignment)
+                if opened.process is not None:
+                    self.on_assigned(key, opened.process.detach())
+                return assigned
 
     def _observe(self, found: Found, opened: target.Target, assignment: Assignment) -> Assigned:
         key, whole = canonical_key(found.ref.name), canonical_key(assignment.key)

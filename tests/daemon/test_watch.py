@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import select
@@ -17,7 +18,7 @@ import msgspec
 import pytest
 
 from resctrlmond.daemon.watch import Watch
-from resctrlmond.resctrl.processes import stat
+from resctrlmond.resctrl.processes import Process, stat
 from resctrlmond.workloads.model import Member, State, Workload
 from tests.daemon.conftest import cgroup_root
 from tests.workloads.builders import workload
@@ -236,6 +237,64 @@ def test_member_is_reported_as_watched_until_it_may_have_ended(pods: Path) -> No
         watch.close()
 
     asyncio.run(run())
+
+
+def test_process_that_is_open_already_is_not_opened_again(pods: Path) -> None:
+    async def run() -> None:
+        reported = ReportedKeys()
+        watch = Watch(reported.keys.put_nowait)
+        with sleeping() as child:
+            process = Process.open(child.pid)
+            watch.offer(KEY, process)
+            member = Member("m", "process", "a", child.pid, start_of(child))
+            watch.update(KEY, workload(KEY, members=(member,)))
+            assert pidfds_of(child.pid) == [process.pidfd]
+            child.kill()
+        assert await reported.next() == KEY
+        watch.close()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(process.pidfd)
+
+    asyncio.run(run())
+
+
+def test_process_that_no_member_needs_is_closed(pods: Path) -> None:
+    """Also one whose number a member of another process had, one for another update, and one without an update."""
+
+    async def run() -> None:
+        watch = Watch(lambda _key: None)
+        with sleeping() as child, sleeping() as other:
+            member = Member("m", "process", "a", child.pid, start_of(child))
+            for number in (other.pid, child.pid, child.pid):
+                watch.offer(KEY, Process.open(number))
+                watch.update(KEY, workload(KEY, members=(member,)))
+                assert (len(pidfds_of(child.pid)), pidfds_of(other.pid)) == (1, [])
+            watch.offer(KEY, Process.open(other.pid))
+            watch.update(KEY, None)
+            assert (pidfds_of(child.pid), pidfds_of(other.pid)) == ([], [])
+            watch.offer(KEY, Process.open(other.pid))
+            watch.offer(KEY, Process.open(child.pid))
+            assert (len(pidfds_of(child.pid)), pidfds_of(other.pid)) == (1, [])
+            watch.close()
+            assert pidfds_of(child.pid) == []
+
+    asyncio.run(run())
+
+
+@contextlib.contextmanager
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process that sleeps, and kill it at the end of the block."""
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def pidfds_of(pid: int) -> list[int]:
+    """Return the descriptors of this process that refer to a process which nobody has waited for."""
+    files = [file for file in Path("/proc/self/fdinfo").iterdir() if file.exists()]
+    return [int(file.name) for file in files if f"Pid:\t{pid}\n" in file.read_text()]
 
 
 def test_end_that_is_detected_twice_is_reported_once(pods: Path) -> None:
