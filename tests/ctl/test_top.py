@@ -94,6 +94,7 @@ class Terminal:
         rows: int = 14,
         term: str = "xterm-256color",
     ) -> None:
+        self._guard = threading.Lock()
         self.screen = pyte.Screen(columns, rows)
         stream = pyte.ByteStream(self.screen)
         self.written = bytearray()
@@ -116,7 +117,6 @@ class Terminal:
                     stream.feed(data)
                     self.written += data
 
-        self._guard = threading.Lock()
         self._shower = threading.Thread(target=show, daemon=True)
         self._shower.start()
 
@@ -132,8 +132,10 @@ class Terminal:
 
     def resize(self, columns: int, rows: int) -> None:
         """Give the terminal another size."""
+        # The screen before the program gets SIGWINCH: it draws everything once, and afterwards what has changed.
+        with self._guard:
+            self.screen.resize(rows, columns)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.screen.resize(rows, columns)
 
     def close(self) -> None:
         """End the program, and close the terminal."""
