@@ -24,17 +24,17 @@ _NAME_WIDTH = 24
 class UnitUse(Struct):
     """A unit with the sums over the workloads in it and in the units in it.
 
-    ``path`` are its outer units and itself; [] for the workloads in no unit. ``energy`` is in J since the
-    baselines, ``power`` in W, ``bandwidth`` in B/s, ``llc`` in bytes now; None if it is known of no workload.
+    ``path`` are its outer units and itself; [] for the workloads in no unit. Figures are decimal texts: ``energy`` in
+    J since the baselines, ``power`` in W, ``bandwidth`` in B/s, ``llc`` in bytes now; None if known of no workload.
     ``age_s`` is that of the oldest. ``quality`` is that of the worst total; "" if there is none.
     """
 
     path: list[str]
     workloads: list[str]
-    energy: Decimal | None
-    power: Decimal | None
-    bandwidth: Decimal | None
-    llc: Decimal | None
+    energy: str | None
+    power: str | None
+    bandwidth: str | None
+    llc: str | None
     age_s: float | None
     quality: str
 
@@ -70,10 +70,10 @@ def uses(found: Iterable[Line], order: View) -> UnitList:
             UnitUse(
                 path=[] if row.name == NO_UNIT else row.name.split("/"),
                 workloads=sorted(row.keys),
-                energy=row.energy,
-                power=row.power,
-                bandwidth=row.bandwidth,
-                llc=row.llc,
+                energy=_text(row.energy),
+                power=_text(row.power),
+                bandwidth=_text(row.bandwidth),
+                llc=_text(row.llc),
                 age_s=row.age_s,
                 quality=row.quality,
             )
@@ -124,6 +124,10 @@ def _drawn(
                 yield from rows_in(row.name, margin + ((below_last if is_last else below) if path else ""))
 
     yield from rows_in("", "")
+
+
+def _text(value: Decimal | None) -> str | None:
+    return None if value is None else str(value)
 
 
 def _number(value: Decimal | None, unit: str) -> str:

@@ -13,8 +13,8 @@ import pytest
 
 from resctrlctl.layout import to_text
 from resctrlctl.replies import Member, Total, Usage
-from resctrlctl.structs import replace
-from resctrlctl.unit_tree import table, view
+from resctrlctl.structs import replace, to_json
+from resctrlctl.unit_tree import table, uses, view
 from resctrlctl.workload_table import lines
 from resctrlmond.workloads.states import Quality
 from tests.ctl.conftest import Ctl
@@ -76,6 +76,16 @@ def test_units_have_sums_and_a_workload_with_the_name_of_its_unit_has_no_row_of_
         "|-web.service 1J",
         "`-system.slice 300J",  # of the slice itself: the tasks that are in no inner workload
     ]
+
+
+def test_figures_in_json_are_decimal_texts() -> None:
+    units = json.loads(to_json(uses(lines(USAGES), view(None))))["units"]
+    assert {"/".join(unit["path"]): (unit["energy"], unit["llc"]) for unit in units} == {
+        "": ("4000", "70000"),
+        "system.slice": ("321", "210000"),
+        "system.slice/db.service": ("20", "70000"),
+        "system.slice/web.service": ("1", "70000"),
+    }
 
 
 def test_units_are_sorted_within_their_unit() -> None:
