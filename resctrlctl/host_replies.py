@@ -133,10 +133,11 @@ class ListPodsReply(Reply):
 
 
 class Unwatched(Reply, kw_only=True):
-    """A container that is in no group, because of its profile."""
+    """A container, or a unit of systemd, that is in no group because of its profile."""
 
     id: str
     name: str = ""
+    is_unit: bool = False
     pod: str = ""
     profile: str
     profile_source: str
@@ -146,6 +147,7 @@ class Unwatched(Reply, kw_only=True):
     decoders = {
         "id": ("id", decode_text),
         "name": ("name", decode_text),
+        "isUnit": ("is_unit", decode_boolean),
         "pod": ("pod", decode_text),
         "profile": ("profile", decode_text),
         "profileSource": ("profile_source", decode_text),

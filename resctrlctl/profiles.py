@@ -51,17 +51,18 @@ class RuleReport(Struct):
 
 
 class ProfileList(Struct):
-    """All profiles in the JSON output, the rules in their order, and the default ("" for none)."""
+    """All profiles in the JSON output, the rules in their order, and the defaults ("" for none)."""
 
     profiles: list[ProfileReport]
     rules: list[RuleReport]
     default_profile: str
+    default_unit_profile: str
 
 
 class Selected(Struct, omit_defaults=True):
-    """The profile of a workload, or of a container, in the JSON output: "" for none.
+    """The profile of a workload, container or unit in the JSON output: "" for none.
 
-    ``source`` is the annotation or rule that selected it, and ``reason`` why the container is in no group.
+    ``source`` is the annotation, rule or default that selected it, and ``reason`` why the container is in no group.
     """
 
     id: str
@@ -127,6 +128,7 @@ def _show(found: Profiles, name: str, output: Output) -> None:
         "From": (printable(profile.origin),),
         "Rules": tuple(f"{printable(str(rule))} ({printable(rule.origin)})" for rule in rules),
         "Default": (printable(found.default_origin),) if found.default == name else (),
+        "Default of units": (printable(found.unit_default_origin),) if found.unit_default == name else (),
     }
     shown = tuple((label, values) for label, values in fields.items() if values)
     output.print_blocks([Sheet(name, shown)])
@@ -151,7 +153,7 @@ def _explain(name: str, daemon: Daemon, output: Output) -> int:
 def _selected(
     name: str, workloads: Sequence[replies.Workload], unwatched: Sequence[host_replies.Unwatched]
 ) -> list[Selected]:
-    """Return the workloads, members and unwatched containers that a text selects."""
+    """Return the workloads, members, and unwatched containers and units that a text selects."""
     found = [
         Selected(
             one.key,
@@ -192,7 +194,7 @@ def _source_text(selected: Selected) -> str:
 
 def _tables(found: Profiles, directories: Sequence[str]) -> list[Block]:
     rows = tuple(
-        Row((name, *_cells(profile), "yes" if name == found.default else "-", printable(profile.origin)))
+        Row((name, *_cells(profile), _default_text(found, name), printable(profile.origin)))
         for name, profile in sorted(found.by_name.items())
     )
     footer = f"{format_count(len(rows), 'profile')}."
@@ -203,6 +205,12 @@ def _tables(found: Profiles, directories: Sequence[str]) -> list[Block]:
         lines = tuple(Row((printable(rule.origin), rule.profile, printable(str(rule)))) for rule in found.rules)
         blocks.append(Table(_RULE_COLUMNS, lines, f"{format_count(len(lines), 'rule')}: the first match applies."))
     return blocks
+
+
+def _default_text(found: Profiles, name: str) -> str:
+    """Return for what the profile is the default."""
+    defaults = {"containers": found.default, "units": found.unit_default}
+    return ", ".join(what for what, default in defaults.items() if default == name) or "-"
 
 
 def _cells(profile: Profile) -> tuple[str, str, str, str, str]:
@@ -242,4 +250,5 @@ def _report(found: Profiles, profiles: Iterable[Profile], rules: Iterable[Rule])
         ],
         [RuleReport(rule.profile, str(rule), rule.origin) for rule in rules],
         found.default,
+        found.unit_default,
     )

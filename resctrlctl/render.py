@@ -50,7 +50,7 @@ _FOREIGN_COLUMNS = (
     Column("PATH"),
 )
 _UNWATCHED_COLUMNS = (
-    Column("UNWATCHED CONTAINER", name_width=_NAME_WIDTH),
+    Column("UNWATCHED", name_width=_NAME_WIDTH),
     Column("ID"),
     Column("POD"),
     Column("SINCE"),
@@ -186,12 +186,17 @@ def render_foreign_list(foreign: Iterable[Foreign]) -> Table:
 
 
 def render_unwatched(containers: Iterable[Unwatched]) -> Table:
-    """Render the containers that are in no group because of their profiles."""
+    """Render the containers and units that are in no group because of their profiles."""
+    containers = list(containers)
+    unit_count = sum(container.is_unit for container in containers)
+    counts = [format_count(len(containers) - unit_count, "unwatched container")]
+    if unit_count:
+        counts.append(format_count(unit_count, "unwatched unit"))
     rows = tuple(
         Row(
             (
-                printable(container.name) or "-",
-                printable(container.id[:12]),
+                printable(container.id if container.is_unit else container.name) or "-",
+                "-" if container.is_unit else printable(container.id[:12]),
                 printable(container.pod) or "-",
                 format_time(container.since),
                 printable(container.profile),
@@ -200,7 +205,7 @@ def render_unwatched(containers: Iterable[Unwatched]) -> Table:
         )
         for container in containers
     )
-    return Table(_UNWATCHED_COLUMNS, rows, f"{format_count(len(rows), 'unwatched container')}.")
+    return Table(_UNWATCHED_COLUMNS, rows, f"{', '.join(counts)}.")
 
 
 def render_pods(reply: ListPodsReply) -> list[Block]:

@@ -17,17 +17,18 @@ from resctrlmond.config_file import quoted, refuse_line, refuse_unknown_key
 from resctrlmond.resctrl.errors import ResctrlError, printable
 from resctrlmond.workloads.label_selector import Requirement, SelectorError, equal_labels, parse_selector
 from resctrlmond.workloads.memory_settings import ANNOTATIONS, MemorySettings, Swap, parse_amount
-from resctrlmond.workloads.profiles import RULE_GLOBS, Profile, Profiles, Rule, Watch
+from resctrlmond.workloads.owners import SYSTEMD
+from resctrlmond.workloads.profiles import OF_CONTAINERS, RULE_GLOBS, Profile, Profiles, Rule, Watch
 from resctrlmond.workloads.validation import MAX_PRIORITY, valid_class
 from resctrlmond.yaml_file import is_empty, parse_mapping
 
-KEYS = ("profiles", "rules", "default_profile")
+KEYS = ("profiles", "rules", "default_profile", "default_unit_profile")
 MEMORY_KEYS = ("swap", "memory_high", "allow_memory_annotations")
 PROFILE_KEYS = ("watch", "class", "snapshot_ttl", "linger", "priority", *MEMORY_KEYS)
 RULE_KEYS = ("profile", "owner", *RULE_GLOBS, "labels", "user")
 
-# The owners of claims that state facts about their containers: the OCI hook, and the NRI plugin.
-OWNERS = ("oci", "nri")
+# The owners of claims whose members have profiles: the OCI hook, the NRI plugin, and the watch of systemd's units.
+OWNERS = ("oci", "nri", SYSTEMD)
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _MANUAL = "See resctrlmond-profiles(5)"
@@ -38,12 +39,15 @@ _DEPTH = 4
 
 @dataclass(slots=True)
 class _Found:
-    """The values of the files that were read. ``names`` are the references to profiles, with file and line."""
+    """The values of the files that were read. The defaults have their file and line.
+
+    ``names`` are the references to profiles, with file and line.
+    """
 
     profiles: dict[str, Profile] = field(default_factory=dict)
     rules: list[Rule] = field(default_factory=list)
-    default: str = ""
-    default_origin: str = ""
+    default: tuple[str, str] = ("", "")
+    unit_default: tuple[str, str] = ("", "")
     names: list[tuple[str, str, int]] = field(default_factory=list)
 
 
@@ -61,7 +65,7 @@ def merge(contents: Iterable[tuple[str, bytes]]) -> Profiles:
         if name not in found.profiles:
             remedy = _nearest(name, found.profiles, "Define it below 'profiles', in any file")
             refuse_line(path, line, f"there is no profile {quoted(name)}", remedy)
-    return Profiles(found.profiles, tuple(found.rules), found.default, found.default_origin)
+    return Profiles(found.profiles, tuple(found.rules), *found.default, *found.unit_default)
 
 
 def _add(found: _Found, data: bytes, path: str) -> None:
@@ -76,12 +80,20 @@ def _add(found: _Found, data: bytes, path: str) -> None:
                 for rule in [] if is_empty(node) else _sequence(node, shown, "rules"):
                     found.rules.append(_rule(found, rule, shown))
             case "default_profile":
-                found.default, found.default_origin = _text(node, shown, "default_profile"), _origin(node, shown)
-                if not found.default:
-                    refuse_line(shown, node.start_mark.line, "default_profile has no value", "Name a profile")
-                found.names.append((found.default, shown, node.start_mark.line))
+                found.default = _default(found, node, shown, "default_profile")
+            case "default_unit_profile":
+                found.unit_default = _default(found, node, shown, "default_unit_profile")
             case other:
                 refuse_unknown_key(shown, key.start_mark.line, other, KEYS)
+
+
+def _default(found: _Found, node: yaml.Node, path: str, key: str) -> tuple[str, str]:
+    """Return the name of a default profile, with its file and line."""
+    name, line = _text(node, path, key), node.start_mark.line
+    if not name:
+        refuse_line(path, line, f"{key} has no value", "Name a profile")
+    found.names.append((name, path, line))
+    return name, _origin(node, path)
 
 
 def _profile(key: yaml.Node, node: yaml.Node, path: str) -> Profile:
@@ -129,7 +141,8 @@ def _rule(found: _Found, node: yaml.Node, path: str) -> Rule:
     if "profile" not in values:
         refuse_line(path, line, "the rule names no profile", "Add 'profile: NAME'")
     if len(values) == 1:
-        refuse_line(path, line, "the rule has no condition", "For all containers, use 'default_profile'")
+        remedy = "For all containers, use 'default_profile', and for all units 'default_unit_profile'"
+        refuse_line(path, line, "the rule has no condition", remedy)
     name = _text(values["profile"], path, "profile")
     found.names.append((name, path, values["profile"].start_mark.line))
     owners = _owners(values["owner"], path) if "owner" in values else frozenset()
@@ -139,6 +152,14 @@ def _rule(found: _Found, node: yaml.Node, path: str) -> Rule:
             values["labels"].start_mark.line,
             "the rule can never match: Podman and CRI-O do not pass labels to the OCI hook",
             "Use an annotation of the container, or another condition",
+        )
+    of_containers = next((key for key in OF_CONTAINERS if key in values), "")
+    if of_containers and owners == {SYSTEMD}:
+        refuse_line(
+            path,
+            values[of_containers].start_mark.line,
+            f"the rule can never match: units of systemd have no {of_containers}",
+            "Use the conditions unit, cgroup and user",
         )
     return Rule(
         profile=name,
@@ -225,7 +246,7 @@ def _owners(node: yaml.Node, path: str) -> frozenset[str]:
     found = _patterns(node, path, "owner")
     for owner in found:
         if owner not in OWNERS:
-            _refuse_value(node, path, "owner", "oci (the OCI hook) or nri (the NRI plugin)", owner)
+            _refuse_value(node, path, "owner", "oci (the OCI hook), nri (the NRI plugin) or systemd (units)", owner)
     return frozenset(found)
 
 

@@ -25,7 +25,7 @@ from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess
 from resctrlmond.workloads.errors import NotWatched
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import EndRule
-from resctrlmond.workloads.plan import OCI
+from resctrlmond.workloads.owners import OCI
 from resctrlmond.workloads.pod_cgroups import pod_cgroup
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.validation import attribute_value, is_pod_uid

@@ -69,10 +69,11 @@ def foreign(found: Found) -> types.Foreign:
 
 
 def unwatched(of: UnwatchedContainer) -> types.Unwatched:
-    """Convert a container that is in no group because of its profile."""
+    """Convert a container, or a unit, that is in no group because of its profile."""
     return types.Unwatched(
         id=of.id,
         name=of.name,
+        is_unit=of.is_unit,
         pod=of.pod,
         profile=of.profile,
         profile_source=of.source,

@@ -207,18 +207,20 @@ class Foreign(Reply, frozen=True, kw_only=True):
 
 
 class Unwatched(Reply, frozen=True, kw_only=True):
-    """A container that is in no group, because of its profile."""
+    """A container, or a unit of systemd, that is in no group because of its profile."""
 
     id: str
-    """The id of the container."""
+    """The id of the container, or the name of the unit."""
     name: str = ""
-    """The name of the container. Absent if it is not known."""
+    """The name of the container. Absent if it is not known, and for a unit."""
+    is_unit: bool = False
+    """Whether it is a unit of systemd."""
     pod: str = ""
     """The UID of its pod. Absent if it has none."""
     profile: str
     """The name of its profile."""
     profile_source: str
-    """The annotation or rule that selected the profile."""
+    """The annotation, rule or default that selected the profile."""
     reason: str
     """Why it is in no group."""
     since: str
@@ -660,7 +662,7 @@ class ListUnwatchedReply(Reply, frozen=True, kw_only=True):
     """The answer of ListUnwatched."""
 
     containers: list[Unwatched]
-    """The containers, in order of their ids."""
+    """The containers and units, in order of their ids."""
 
 
 class ReportPodsReply(Reply, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads import plan
+from resctrlmond.workloads import owners, plan
 from resctrlmond.workloads.caveats import lacking_sentence
 from resctrlmond.workloads.errors import (
     AlreadyMonitored,
@@ -184,7 +184,7 @@ def _owner(claim: str | None, caller: Caller, ends: EndRule | None = None, *, ma
 
     Raises InvalidRequest if the name is empty, or if it or the rule for the claim's end is reserved for the daemon.
     """
-    if claim in plan.RESERVED_OWNERS and not may_be_reserved:
+    if claim in owners.RESERVED_OWNERS and not may_be_reserved:
         raise InvalidRequest(f"the claim {claim} is reserved for resctrlmond", remedy="Choose another name")
     if claim == "":
         raise InvalidRequest("the claim has no name", remedy=f"Name its owner, or leave it out for uid:{caller.uid}")
@@ -606,8 +606,9 @@ as by *List*, with *reported* in the first reply.
         _list_unwatched,
         errors=(LimitExceeded,),
         description="""
-List the containers that run and are in no group because of their profiles. The daemon keeps this list in memory only:
-after a restart, it has those that start, or that an owner assigns, from then on.
+List the containers and the units of systemd that run and are in no group because of their profiles. The daemon keeps
+this list in memory only: after a restart, it has all units, and the containers that start, or that an owner assigns,
+from then on.
 """,
     ),
     Verb(

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 from resctrlmond.api.dbus.library import BusUnavailable, DBusError
@@ -22,7 +22,8 @@ from resctrlmond.unit_globs import UnitGlobs, is_of_user, is_valid_name
 from resctrlmond.workloads.errors import AlreadyMonitored
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import State, Workload
-from resctrlmond.workloads.plan import SYSTEMD
+from resctrlmond.workloads.owners import SYSTEMD
+from resctrlmond.workloads.profiles import Choice, Watch
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.units import is_unit
 from resctrlmond.workloads.validation import MAX_KEY_LENGTH, MAX_PRIORITY
@@ -45,21 +46,27 @@ _USER_MANAGER = re.compile(r"user@([0-9]{1,10})\.service")
 # A user may create any number of control groups, with any names.
 _MAX_UNITS_OF_USER = 256
 _MAX_DIRECTORIES_OF_USER = 4096
+_NO_PROFILE = Choice()
 
 
 @dataclass(frozen=True, slots=True)
 class _RunningUnit:
-    """A selected unit that runs: the key of its workload, its control group, its rank, and the user's number."""
+    """A selected unit that runs: the key of its workload, its control group, its rank, and the user's number.
+
+    ``choice`` is its profile.
+    """
 
     key: str
     cgroup: str
     rank: int
     user: str = ""
+    choice: Choice = _NO_PROFILE
 
     @property
     def priority(self) -> int:
-        """The priority of its workload: below that of containers, in the order of the globs."""
-        return max(-1 - self.rank, -MAX_PRIORITY)
+        """The priority of its workload: that of its profile, else one below containers, in the order of the globs."""
+        of_profile = self.choice.profile.priority if self.choice.profile else None
+        return max(-1 - self.rank, -MAX_PRIORITY) if of_profile is None else of_profile
 
     @property
     def assignment(self) -> Assignment:
@@ -76,6 +83,7 @@ class _RunningUnit:
             member=self.key,
             attributes=attributes,
             priority=self.priority,
+            choice=self.choice,
         )
 
 
@@ -101,6 +109,8 @@ class UnitWatch:
         self._paths: dict[str, str] = {}
         # The units whose control group another workload has as well.
         self._contested: set[str] = set()
+        # By key: when to release a unit that has ended, because of the linger of its profile (loop.time()).
+        self._lingering: dict[str, float] = {}
         self._trouble = ""
         self._was_connected = False
         # By key: the last error.
@@ -199,9 +209,11 @@ class UnitWatch:
                 if is_all or loop.time() >= users_at:
                     await self._settle_users(systemd)
                     users_at = loop.time() + (_LOOK_AT_USERS_S if self._globs.has_users else _LOOK_AT_ALL_S)
+                for key in [key for key, due in self._lingering.items() if due <= loop.time()]:
+                    await self._release(key)
                 self._was_connected = True
                 self._log_trouble("")
-                await self._wait(ended, min(all_at, users_at) - loop.time())
+                await self._wait(ended, min(all_at, users_at, *self._lingering.values()) - loop.time())
         finally:
             ended.cancel()
 
@@ -226,9 +238,10 @@ class UnitWatch:
         known = [key for key in self._claimed() if not is_of_user(key)] if names is None else names
         for key in known:
             if key not in living:
-                await self._release(key)
+                await self._end(key)
         if names is None:
             self._forget_failures(living, of_users=False)
+            self._manager.unwatched.keep_units(lambda key: globs.rank(key) is not None)
         running = [await self._running(systemd, unit) for unit in living.values()]
         await self._assign(unit for unit in running if unit.cgroup)
 
@@ -249,7 +262,7 @@ class UnitWatch:
         living = {unit.key for unit in found}
         for key in self._claimed():
             if is_of_user(key) and key not in living:
-                await self._release(key)
+                await self._end(key)
         self._forget_failures(living, of_users=True)
         await self._assign(found)
 
@@ -257,11 +270,20 @@ class UnitWatch:
         return [workload.key for workload in self._manager.unfinished() if workload.is_claimed_by(SYSTEMD)]
 
     async def _assign(self, running: Iterable[_RunningUnit]) -> None:
-        """Assign units that are not in their workloads yet, in the order of their globs, which is that of RMIDs."""
-        for unit in sorted(running, key=lambda unit: (unit.rank, unit.key)):
+        """Assign units that are not in their workloads yet, in the order in which they are to get RMIDs."""
+        chosen = await self._call(self._with_profiles, list(running))
+        for unit in sorted(chosen, key=lambda unit: (-unit.priority, unit.rank, unit.key)):
             is_contested = unit.key in self._contested
             self._contested.discard(unit.key)
-            if self._globs.rank(unit.key) is None or (not is_contested and _has(self._manager.find(unit.key), unit)):
+            self._lingering.pop(unit.key, None)
+            if self._globs.rank(unit.key) is None:
+                continue
+            if unit.choice.watch is Watch.NONE:
+                reason = self._manager.leave_out_unit(unit.key, unit.cgroup, unit.choice)
+                await self._release(unit.key, reason)
+                continue
+            self._manager.unwatched.remove(unit.key)
+            if not is_contested and _has(self._manager.find(unit.key), unit):
                 continue
             try:
                 if await self._call(cgroups.is_populated, unit.cgroup):
@@ -277,12 +299,25 @@ class UnitWatch:
             else:
                 self._failures.pop(unit.key, None)
 
-    async def _release(self, key: str) -> None:
+    def _with_profiles(self, running: Iterable[_RunningUnit]) -> list[_RunningUnit]:
+        return [replace(unit, choice=self._manager.choose_for_unit(unit.key, unit.cgroup)) for unit in running]
+
+    async def _end(self, key: str) -> None:
+        """Release a unit that has ended, or is not selected any more. One that has ended may linger before."""
+        workload = self._manager.find(key)
+        is_claimed = workload is not None and workload.is_claimed_by(SYSTEMD)
+        profile = self._manager.profiles.find(workload.profile) if workload is not None and is_claimed else None
+        if profile is None or not profile.linger_s or self._globs.rank(key) is None:
+            await self._release(key)
+        else:
+            self._lingering.setdefault(key, asyncio.get_running_loop().time() + profile.linger_s)
+
+    async def _release(self, key: str, reason: str = "the unit is not active or not selected") -> None:
+        self._lingering.pop(key, None)
         workload = self._manager.find(key)
         if workload is None or not workload.is_claimed_by(SYSTEMD) or workload.is_finished:
             return
         try:
-            reason = "the unit is not active or not selected"
             await self._call(self._manager.release, key, owner=SYSTEMD, reason=reason)
         except ResctrlError as error:
             self._log_failure(key, error)

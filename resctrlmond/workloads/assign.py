@@ -14,8 +14,8 @@ from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.apart import with_left_out
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, Workload, replace
+from resctrlmond.workloads.owners import SYSTEMD
 from resctrlmond.workloads.placement import outside_of, spread, why_outside
-from resctrlmond.workloads.plan import SYSTEMD
 from resctrlmond.workloads.reasons import Reason, ran_before
 from resctrlmond.workloads.requests import Assigned, Assignment
 from resctrlmond.workloads.runs import (
@@ -94,7 +94,7 @@ def assign(
             reason=why_outside(txn.workload, moved),
             joining=False,
             take_over=False,
-            allow_class_change=False,
+            allow_class_change=member.keeps_class,
             include_descendants=False,
         )
         member, why = _with_lateness(
@@ -217,6 +217,8 @@ def _move(
             own=txn.workload.memberships,
             through_class=member.allow_class_change,
             origins=here,
+            # As in ``placement``: a container may start in a control group meanwhile.
+            yields=isinstance(target.tasks, CgroupTasks),
         )
         return move(ctx.tree, target.tasks, group.ref, options)
 

@@ -37,7 +37,8 @@ from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import ForeignGroup, InvalidClass, NotWritten
 from resctrlmond.workloads.model import ROOT_FOLDER, Group, GroupState, State, Workload, replace
-from resctrlmond.workloads.plan import RECOVERED, lacking_counters, served_before
+from resctrlmond.workloads.owners import RECOVERED
+from resctrlmond.workloads.plan import lacking_counters, served_before
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.target import only_observed

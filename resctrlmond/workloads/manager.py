@@ -35,7 +35,7 @@ from resctrlmond.workloads.mark import Mark
 from resctrlmond.workloads.model import EndRule, Group, Member, State, Workload, replace
 from resctrlmond.workloads.pod_times import PodTimes
 from resctrlmond.workloads.pods import Inventory
-from resctrlmond.workloads.profiles import Profiles
+from resctrlmond.workloads.profiles import Choice, Profiles
 from resctrlmond.workloads.quality_file import QualityFiles
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.recovery import Problem, Recovery
@@ -139,8 +139,16 @@ class Manager:
 
     @property
     def unwatched(self) -> UnwatchedContainers:
-        """The containers that are in no group because of their profiles."""
+        """The containers and units that are in no group because of their profiles."""
         return self.context.unwatched
+
+    def choose_for_unit(self, key: str, path: str) -> Choice:
+        """Return the profile of the unit with that key and control group; see ``profiled.choose_for_unit``."""
+        return profiled.choose_for_unit(self.context, key, path)
+
+    def leave_out_unit(self, key: str, path: str, choice: Choice) -> str:
+        """Record that a unit is in no group because of its profile; return the reason."""
+        return profiled.leave_out_unit(self.context, key, path, choice)
 
     def subscribe(
         self,

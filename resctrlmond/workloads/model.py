@@ -80,7 +80,8 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     empty or gone. If tasks appear at its path, they are moved into the group.
     ``init``: the process is the first of a PID namespace, so the kernel ends all other processes of that with it.
     ``profile`` is the name of its profile, "" for none, and ``profile_source`` the annotation or rule that selected
-    it, "" if none was selected.
+    it, "" if none was selected. ``keeps_class``: the profile of a unit names the class of its group, so tasks that
+    the unit starts later are moved to that class too.
     """
 
     id: str
@@ -105,6 +106,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     init: bool = False
     profile: str = ""
     profile_source: str = ""
+    keeps_class: bool = False
 
     @property
     def has_tasks(self) -> bool:

@@ -20,7 +20,7 @@ from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import InvalidKey
 from resctrlmond.workloads.model import EndRule, Group, Workload, replace
-from resctrlmond.workloads.plan import OCI
+from resctrlmond.workloads.owners import OCI
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.requests import Assigned, Assignment
 from resctrlmond.workloads.runs import claimed, continue_run, new_run, with_profile

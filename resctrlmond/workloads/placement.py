@@ -323,7 +323,7 @@ def _saved(txn: Transaction, member: Member) -> Member:
 
 def _without_assign_options(member: Member) -> Member:
     """Return the member without what its Assign allowed: its tasks have been moved."""
-    return replace(member, take_over=False, allow_class_change=False, include_descendants=False)
+    return replace(member, take_over=False, allow_class_change=member.keeps_class, include_descendants=False)
 
 
 def _together(last: Moved, before: Moved) -> Moved:

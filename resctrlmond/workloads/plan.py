@@ -15,12 +15,6 @@ from resctrlmond.workloads.model import Claim, EndRule, Group, GroupState, State
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.validation import is_pod_uid
 
-# The owners that are parts of this daemon: the OCI hook, the claim on a group whose record was lost, and the watch of
-# systemd's units. No client can claim a workload under these names.
-OCI = "oci"
-RECOVERED = "recovered"
-SYSTEMD = "systemd"
-RESERVED_OWNERS = frozenset({OCI, RECOVERED, SYSTEMD})
 # How long a claim outlives the last member if it ends with the members: its owner saw the end too, and has this long
 # to ask for the totals.
 MEMBERS_LINGER_S = 10.0

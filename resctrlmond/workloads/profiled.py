@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Apply the profile of a container to its assignment: its group, its class and the priority of its workload."""
+"""Apply the profile of a container, or of a unit, to its assignment: its group, its class and its priority."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import NoReturn
+from typing import NoReturn, TypeGuard
 
 from resctrlmond.rate_limit import RateLimit
 from resctrlmond.resctrl import cgroups, processes
@@ -13,9 +13,9 @@ from resctrlmond.workloads.apart import mark_apart
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import NotWatched
-from resctrlmond.workloads.model import EndRule
-from resctrlmond.workloads.plan import OCI
-from resctrlmond.workloads.profiles import Choice, Watch, select, select_for_pod
+from resctrlmond.workloads.model import EndRule, Workload
+from resctrlmond.workloads.owners import OCI, SYSTEMD
+from resctrlmond.workloads.profiles import Choice, Watch, select, select_for_pod, select_for_unit, user_of
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.reports import Facts
 from resctrlmond.workloads.requests import Assignment
@@ -45,11 +45,46 @@ def choose_for_pod(ctx: Context, key: str, owner: str, facts: Facts | None) -> C
     return choice
 
 
+def choose_for_unit(ctx: Context, key: str, path: str) -> Choice:
+    """Return the profile of a unit with that control group: of one that has a workload, the profile of that.
+
+    A profile with Watch.NONE applies to a unit with a workload too.
+    """
+    if not ctx.config.profiles.by_name:
+        return Choice()
+    inner = cgroups.below_mount(path)
+    choice = select_for_unit(ctx.config.profiles, key, cgroup=inner, user=user_of(inner))
+    workload = ctx.store.get(key)
+    if choice.watch is Watch.NONE or not _is_running_unit(workload):
+        return choice
+    return Choice(ctx.config.profile_of(workload), workload.profile_source)
+
+
+def leave_out_unit(ctx: Context, key: str, path: str, choice: Choice) -> str:
+    """Record that a unit is in no group because of its profile; return the reason."""
+    reason = _why(choice)
+    unit = UnwatchedContainer(
+        id=key,
+        name="",
+        pod="",
+        profile=choice.name,
+        source=choice.source,
+        reason=reason,
+        since=utc_now(),
+        cgroup=path,
+        is_unit=True,
+    )
+    ctx.unwatched.add(unit)
+    return reason
+
+
 def with_profile(ctx: Context, assignment: Assignment) -> Assignment:
-    """Return the assignment with the group, the class and the priority of the container's profile.
+    """Return the assignment with the group, the class and the priority of the profile of the container, or unit.
 
     A member that runs already keeps its profile. Raises NotWatched if the container is in no group.
     """
+    if assignment.owner == SYSTEMD:
+        return _with_profile_of_unit(ctx, assignment)
     facts, profiles, member = assignment.facts, ctx.config.profiles, assignment.member
     if facts is None or member is None:
         return assignment
@@ -78,10 +113,28 @@ def with_profile(ctx: Context, assignment: Assignment) -> Assignment:
     return _with_class(ctx, _with_priority(ctx, assignment))
 
 
+def _with_profile_of_unit(ctx: Context, assignment: Assignment) -> Assignment:
+    """Return the assignment with the class of the unit's profile. A workload that is not over keeps its profile."""
+    workload = ctx.store.get(canonical_key(assignment.key))
+    if not _is_running_unit(workload):
+        assignment = dataclasses.replace(assignment, choice_of_workload=assignment.choice)
+        # A container in a slice could be moved to the class before its runtime calls the hook.
+        return assignment if assignment.key.endswith(".slice") else _with_class(ctx, assignment)
+    known = workload.member(assignment.member or "")
+    if known is None or not known.keeps_class:
+        return assignment
+    return dataclasses.replace(assignment, class_=workload.group_of(known).class_, allow_class_change=True)
+
+
+def _is_running_unit(workload: Workload | None) -> TypeGuard[Workload]:
+    return workload is not None and not workload.state.is_over and workload.is_claimed_by(SYSTEMD)
+
+
 def warn_of_class(assignment: Assignment, why: str) -> None:
-    """Log that a container stays in its class, although its profile names another one."""
+    """Log that a container, or a unit, stays in its class, although its profile names another one."""
     log.warning(
-        "container %s stays in its class, although its profile %s names the class %s: %s",
+        "%s %s stays in its class, although its profile %s names the class %s: %s",
+        "unit" if assignment.owner == SYSTEMD else "container",
         assignment.member,
         assignment.choice.name if assignment.choice else "",
         assignment.class_ or "/",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profiles: which containers are watched, and how; and the selection of a container's profile. No I/O."""
+"""Profiles: which containers and units are watched, and how; and the selection of a profile. No I/O."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 
 from resctrlmond.workloads.label_selector import Requirement
 from resctrlmond.workloads.memory_settings import MemorySettings
+from resctrlmond.workloads.owners import SYSTEMD
 from resctrlmond.workloads.reports import Facts
 from resctrlmond.workloads.validation import attribute_value
 
@@ -56,7 +57,8 @@ class Rule(msgspec.Struct, frozen=True):
     """Assigns a profile, given by its name, to the containers that meet all conditions.
 
     ``globs`` has the patterns of each condition by its key (``RULE_GLOBS``): one of them must match the fact.
-    ``users`` are user ids. Empty conditions are met.
+    ``users`` are user ids. Empty conditions are met. Units of systemd are selected only by a rule that has SYSTEMD
+    among its ``owners``.
     """
 
     profile: str
@@ -83,8 +85,17 @@ class Rule(msgspec.Struct, frozen=True):
             "unit": unit_of(cgroup),
             "cgroup": cgroup,
         }
+        return self._matches_globs(known)
+
+    def matches_unit(self, unit: str, *, cgroup: str, user: int | None) -> bool:
+        """Whether the rule is for units of systemd, and the unit with that key meets the conditions."""
+        if SYSTEMD not in self.owners or self.labels or (self.users and user not in self.users):
+            return False
+        return self._matches_globs({"unit": unit, "cgroup": cgroup})
+
+    def _matches_globs(self, known: Mapping[str, str]) -> bool:
         return all(
-            known[key] and any(fnmatch.fnmatchcase(known[key], pattern) for pattern in patterns)
+            known.get(key) and any(fnmatch.fnmatchcase(known[key], pattern) for pattern in patterns)
             for key, patterns in self.globs.items()
         )
 
@@ -99,15 +110,22 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 RULE_GLOBS = ("namespace", "image", "container", "unit", "cgroup")
+# The conditions on facts that units of systemd do not have.
+OF_CONTAINERS = ("namespace", "image", "container", "labels")
 
 
 class Profiles(msgspec.Struct, frozen=True):
-    """All profiles by name, the rules in their order, and the default: the name of a profile, "" for none."""
+    """All profiles by name, the rules in their order, and the default: the name of a profile, "" for none.
+
+    ``unit_default`` is the default for units of systemd.
+    """
 
     by_name: Mapping[str, Profile] = msgspec.field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     default: str = ""
     default_origin: str = ""
+    unit_default: str = ""
+    unit_default_origin: str = ""
 
     def find(self, name: str) -> Profile | None:
         """Return the profile of that name; None if there is none."""
@@ -164,6 +182,20 @@ def select_for_pod(profiles: Profiles, facts: Facts, *, owner: str) -> Choice:
     """Return the profile of a pod as a whole, from the facts about one of its containers."""
     of_pod = msgspec.structs.replace(facts, container="", image="")
     return select(profiles, of_pod, owner=owner, cgroup="")
+
+
+def select_for_unit(profiles: Profiles, unit: str, *, cgroup: str, user: int | None) -> Choice:
+    """Return the profile of a unit of systemd: by the first rule that matches, else the default of units.
+
+    ``unit`` is the key of its workload. ``cgroup`` is the path of its control group below the mount. ``user`` is the
+    user in whose slice it is, None for no user.
+    """
+    for rule in profiles.rules:
+        if rule.matches_unit(unit, cgroup=cgroup, user=user):
+            return Choice(profiles.find(rule.profile), f"rule at {rule.origin}")
+    if not profiles.unit_default:
+        return Choice()
+    return Choice(profiles.find(profiles.unit_default), f"default_unit_profile at {profiles.unit_default_origin}")
 
 
 def annotation_names(annotations: Mapping[str, str]) -> dict[str, str]:

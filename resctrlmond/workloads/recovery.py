@@ -19,7 +19,8 @@ from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import InvalidKey
 from resctrlmond.workloads.model import ROOT_FOLDER, Claim, EndRule, Group, GroupState, Workload, replace
-from resctrlmond.workloads.plan import RECOVERED, Do, Step, plan_start, why_late
+from resctrlmond.workloads.owners import RECOVERED
+from resctrlmond.workloads.plan import Do, Step, plan_start, why_late
 from resctrlmond.workloads.store import Transaction, UnreadableRecord
 from resctrlmond.workloads.validation import canonical_key
 

@@ -19,8 +19,9 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup, InvalidRequest
 from resctrlmond.workloads.model import Member, Workload
-from resctrlmond.workloads.plan import SYSTEMD
+from resctrlmond.workloads.owners import SYSTEMD
 from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.states import FOLLOW
 from resctrlmond.workloads.validation import check_word
 
 # include/linux/threads.h, PID_MAX_LIMIT on 64 bits.
@@ -205,4 +206,5 @@ class _Cgroup(msgspec.Struct, frozen=True):
             late=assignment.owner == SYSTEMD or cgroups.is_populated(self.tasks.path),
             profile=assignment.choice.name if assignment.choice else "",
             profile_source=assignment.choice.source if assignment.choice else "",
+            keeps_class=assignment.owner == SYSTEMD and assignment.class_ != FOLLOW,
         )

@@ -31,7 +31,7 @@ from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import AlreadyMonitored
 from resctrlmond.workloads.model import Group, Member, Workload
-from resctrlmond.workloads.plan import SYSTEMD
+from resctrlmond.workloads.owners import SYSTEMD
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Transaction
 

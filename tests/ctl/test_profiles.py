@@ -39,7 +39,7 @@ def test_list_shows_profiles_and_rules(directory: Path, capsys: pytest.CaptureFi
     file = f"{directory}/10-shop.yaml"
     assert ["batch", "container", "batch", "5m0s", "60m", "-3", "-", f"{file}:2"] in lines
     assert ["quiet", "none", "follow", "-", "-", "-", "-", f"{file}:3"] in lines
-    assert ["root", "pod", "/", "-", "-", "-", "yes", f"{file}:4"] in lines
+    assert ["root", "pod", "/", "-", "-", "-", "containers", f"{file}:4"] in lines
     assert [f"{file}:6", "quiet", "namespace:", "kube-*"] in lines
     assert [f"{file}:7", "batch", "labels:", "tier", "in", "(batch);", "user:", "0"] in lines
 

@@ -418,3 +418,24 @@ def test_hostile_names_cannot_control_the_terminal(manager: FakeManager, ctl: Ct
 def test_show_prints_the_caveats_of_an_event(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("k", baseline=Quality.ESTIMATED, caveats={"mbm_total_bytes": "no counter was free"})
     assert "  Baseline: estimated\n   Caveats: mbm_total_bytes: no counter was free\n" in ctl("show", "k").stdout
+
+
+def test_unit_that_is_not_watched_is_listed_and_explained(manager: FakeManager, ctl: Ctl) -> None:
+    reason = "it is in no group, because of its profile quiet (rule at /etc/quiet.yaml:3)"
+    facts = {"profile": "quiet", "profile_source": "rule at /etc/quiet.yaml:3", "reason": reason}
+    for id_, is_unit in (("getty@tty1.service", True), ("0123456789abcdef", False)):
+        manager.unwatched.append(
+            types.Unwatched(id=id_, is_unit=is_unit, since="2026-11-25T10:00:00.000000Z", **facts)
+        )
+    lines = ctl("list", "--all", "--full").stdout.splitlines()
+    assert ["getty@tty1.service", "-", "-"] in [line.split()[:3] for line in lines]
+    assert ["-", "0123456789ab", "-"] in [line.split()[:3] for line in lines]
+    assert "1 unwatched container, 1 unwatched unit." in lines
+    assert reason in ctl("list", "--all", "--full").stdout
+    explained = json.loads(ctl("profiles", "explain", "getty@tty1.service", "--json").stdout)
+    assert explained == {
+        "id": "getty@tty1.service",
+        "profile": "quiet",
+        "source": "rule at /etc/quiet.yaml:3",
+        "reason": reason,
+    }

@@ -43,7 +43,9 @@ rules:
     cgroup: /kubepods*
     user: [root, 1000]
   - {profile: root, labels: "app in (web, api), !canary"}
+  - {profile: root, owner: systemd, unit: "*.scope"}
 default_profile: plain
+default_unit_profile: batch
 """
 
 
@@ -64,7 +66,9 @@ def test_every_key_is_read() -> None:
             memory=MemorySettings(Swap.DENY, 2 << 30, {"memory.swap.max": UNLIMITED, "memory.high": 1 << 20}),
         ),
     }
-    first, second = found.rules
+    first, second, of_units = found.rules
+    assert of_units.owners == {"systemd"}
+    assert (found.unit_default, found.unit_default_origin) == ("batch", f"{FILE}:24")
     assert (first.profile, first.origin) == ("batch", f"{FILE}:12")
     assert first.owners == {"nri", "oci"}
     assert first.globs == {
@@ -77,7 +81,7 @@ def test_every_key_is_read() -> None:
     assert first.users == {0, 1000}
     assert str(first).endswith("labels: app: web, version: 1.10; user: 0, 1000")
     assert [str(requirement) for requirement in second.labels] == ["app in (api, web)", "!canary"]
-    assert (found.default, found.default_origin) == ("plain", f"{FILE}:22")
+    assert (found.default, found.default_origin) == ("plain", f"{FILE}:23")
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "{}", "profiles:\nrules:\n"])
@@ -152,6 +156,12 @@ def test_file_without_values_sets_nothing(text: str) -> None:
             "profiles: {a: }\nrules:\n  - profile: a\n    owner: oci\n    labels: app",
             "5: the rule can never match: Podman and CRI-O do not pass labels to the OCI hook. Use an annotation",
         ),
+        (
+            "profiles: {a: }\nrules:\n  - profile: a\n    owner: systemd\n    image: x",
+            "5: the rule can never match: units of systemd have no image. Use the conditions unit, cgroup and user",
+        ),
+        ("default_unit_profile: xyzzy", "1: there is no profile 'xyzzy'. Define it below 'profiles'"),
+        ("default_unit_profile:", "default_unit_profile has no value"),
         ("profiles: &x {a: }", "an anchor or alias is not allowed"),
         (
             "profiles: {a: }\nrules:\n- {profile: a, unit: *x}",

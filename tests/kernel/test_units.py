@@ -11,7 +11,7 @@ import pytest
 
 from resctrlmond.message_ids import MessageId
 
-from .host import Host
+from .host import TREE, Host
 from .machine import Guest
 
 DROP_IN = "/etc/resctrlmond/resctrlmond.d/test.yaml"
@@ -33,6 +33,15 @@ FILES = {
     "caller.service": "[Service]\nExecStart=sh -c 'while test ! -e /run/call; do sleep 0.1; done; "
     "systemd-run --scope --unit=session sleep 600'",
 }
+
+PROFILES = """\
+profiles:
+  gold: {class: gold}
+  quiet: {watch: none}
+rules:
+  - {profile: gold, owner: systemd, unit: shop-simple.service}
+  - {profile: quiet, owner: systemd, cgroup: /system.slice/shop-fork.service}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +214,33 @@ def test_units_that_change_while_no_daemon_runs_and_globs_that_are_removed(host:
     select(host, [])
     until_ended(host, "late@3.service")
     host.run("systemctl stop late@3.service shop-simple.service")
+
+
+def test_profiles_apply_to_units(host: Host) -> None:
+    simple, fork = "shop-simple.service", "shop-fork.service"
+    host.run(f"cat >/etc/resctrlmond/profiles.d/10-test.yaml <<'E'\n{PROFILES}E")
+    host.run(f"mkdir {TREE}/gold")
+    select(host, GLOBS)
+    host.run(f"systemctl start {simple} {fork}")
+    pid = f"systemctl show -P MainPID {simple}"
+    host.until(lambda: host.membership(host.out(pid)) == ("gold", simple), "the service in its class")
+    host.run(f"systemctl restart {simple}")
+    host.until(lambda: host.membership(host.out(pid)) == ("gold", simple), "the service in its class after a restart")
+    assert workload(host, simple)["generation"] == 1
+    host.until(lambda: host.call("ListUnwatched")["containers"], "the unit that is not watched")
+    (unwatched,) = host.call("ListUnwatched")["containers"]
+    assert (unwatched["id"], unwatched["isUnit"]) == (fork, True)
+    assert host.state(fork) == ""
+    for key, profile in ((simple, "gold"), (fork, "quiet")):
+        assert json.loads(host.out(f"resctrlctl profiles explain {key} --json"))["profile"] == profile
+    host.run("rm /etc/resctrlmond/profiles.d/10-test.yaml")
+    select(host, GLOBS)
+    host.until(lambda: host.state(fork) == "active", "the unit without a profile")
+    assert host.call("ListUnwatched")["containers"] == []
+    assert host.membership(host.out(pid)) == ("gold", simple)
+    host.run(f"systemctl stop {simple} {fork}")
+    until_ended(host, simple, fork)
+    host.run(f"rmdir {TREE}/gold")
 
 
 @pytest.mark.timeout(600)

@@ -24,7 +24,7 @@ from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import Claim, EndRule, State, Workload
-from resctrlmond.workloads.plan import RECOVERED
+from resctrlmond.workloads.owners import RECOVERED
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.store import Transaction, encode
 from tests.workloads.builders import workload

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from resctrlmond.resctrl.tree import Found, GroupRef
 from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.model import Claim, EndRule, Group, Member, State, Workload
-from resctrlmond.workloads.plan import OCI, RECOVERED, Do, claims_over, plan_start, waiting
+from resctrlmond.workloads.owners import OCI, RECOVERED
+from resctrlmond.workloads.plan import Do, claims_over, plan_start, waiting
 from tests.workloads.builders import workload
 
 GID, BOOT = 7, "this-boot"

@@ -17,6 +17,7 @@ from resctrlmond.workloads.profiles import (
     annotation_names,
     select,
     select_for_pod,
+    select_for_unit,
     unit_of,
     user_of,
 )
@@ -167,6 +168,46 @@ def test_only_annotations_that_can_name_a_profile_are_kept() -> None:
     kept = {OURS: "a", f"{OURS}/app": "b", THEIRS: "c", f"{THEIRS}/app": ""}
     others = {"memory.high.memtierd.nri.io": "1", f"{OURS}x": "1", "other": "x", f"x.{OURS}": "1"}
     assert annotation_names(kept | others) == kept
+
+
+UNITS = frozenset({"systemd"})
+OF_POD = ("namespace", "image", "container")
+IN_USER_SLICE = "/user.slice/user-1000.slice/user@1000.service/app.slice/app.service"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "matches"),
+    [
+        ({"owners": UNITS}, True),
+        ({"owners": UNITS | {"nri"}}, True),
+        ({"owners": frozenset({"oci"})}, False),
+        ({}, False),
+        ({"globs": {"unit": ("user-1000:*.service",)}}, False),
+        ({"owners": UNITS, "globs": {"unit": ("user-1000:*.service",)}}, True),
+        ({"owners": UNITS, "globs": {"unit": ("app.service",)}}, False),
+        ({"owners": UNITS, "globs": {"cgroup": ("/user.slice/*",)}}, True),
+        ({"owners": UNITS, "users": frozenset({1000})}, True),
+        ({"owners": UNITS, "users": frozenset({1001})}, False),
+        *(({"owners": UNITS | {"oci"}, "globs": {key: ("*",)}}, False) for key in OF_POD),
+        ({"owners": UNITS | {"nri"}, "labels": parse_selector("!canary")}, False),
+    ],
+)
+def test_rule_for_units_matches_only_by_what_units_have(conditions: dict[str, Any], matches: bool) -> None:
+    profiles = Profiles(BY_NAME, (rule(**conditions),), "usual", "F:8", "two", "F:9")
+    found = select_for_unit(profiles, "user-1000:app.service", cgroup=IN_USER_SLICE, user=1000)
+    expected = ("one", "rule at F:one") if matches else ("two", "default_unit_profile at F:9")
+    assert (found.name, found.source) == expected
+
+
+def test_default_of_containers_does_not_apply_to_units() -> None:
+    """A configuration from before there were profiles for units leaves all of them watched."""
+    profiles = Profiles(BY_NAME, (rule(globs={"unit": ("*",)}), rule(globs={"cgroup": ("*",)})), "usual", "F:9")
+    assert select_for_unit(profiles, "web.service", cgroup="/system.slice/web.service", user=None) == Choice()
+
+
+def test_rule_for_units_does_not_concern_containers_in_them() -> None:
+    of_units = rule(owners=UNITS, globs={"unit": ("libpod-*",)})
+    assert chosen(FACTS, of_units) == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -18,20 +18,25 @@ from typing import Any
 
 import dbus_fast
 import dbus_fast.aio
+import msgspec
 import pytest
 
 import resctrlmond.api
 import resctrlmond.daemon
 from resctrlmond.api.workers import Workers
+from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.unit_globs import UnitGlobs, problem_of
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State, Workload
-from resctrlmond.workloads.plan import SYSTEMD, waiting
+from resctrlmond.workloads.owners import SYSTEMD
+from resctrlmond.workloads.plan import waiting
+from resctrlmond.workloads.profiles import Profile, Profiles, Rule, Watch
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.settings import Settings
 from tests.api.private_bus import PrivateBus
-from tests.workloads.conftest import Host, join, own_host
+from tests.workloads.conftest import UID, Host, assignment, join, own_host
 from tests.workloads.fake_systemd import ROOT, FakeSystemd, Unit
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -531,6 +536,177 @@ def test_units_leave_the_reserve_to_containers(site: Site, process: Start, tmp_p
         host.manager.settings = Settings(reserve=3)
         run(test)
         host.clean()
+
+
+def use(host: Host, *profiles: Profile, default: str = "", **rules: dict[str, Any]) -> None:
+    """Use these profiles from now on, with rules for units: the name of a profile and its conditions."""
+    owners = frozenset({"systemd"})
+    found = tuple(Rule(name, f"F:{name}", owners=owners, **conditions) for name, conditions in rules.items())
+    by_name = {profile.name: profile for profile in profiles}
+    host.manager.profiles = Profiles(by_name, found, unit_default=default, unit_default_origin="F:9")
+
+
+def test_profile_leaves_out_a_unit_and_a_reload_applies(site: Site, process: Start) -> None:
+    first, second = process(), process()
+    host = site.host
+    quiet = Profile("quiet", Watch.NONE)
+
+    async def test() -> None:
+        async with site.systemd as systemd:
+            site.unit(SHOP, first)
+            site.unit(OTHER, second)
+            use(host, quiet, quiet={"globs": {"unit": ("shop.*",)}})
+            async with site.watching("*.service"):
+                await site.until(lambda: site.claimed() == [OTHER] and host.manager.unwatched.all())
+                (left_out,) = host.manager.unwatched.all()
+                assert (left_out.id, left_out.is_unit, left_out.profile) == (SHOP, True, "quiet")
+                assert left_out.reason == "it is in no group, because of its profile quiet (rule at F:quiet)"
+                assert host.tree.membership(first.pid).group == ""
+                systemd.set(SHOP, active="active", sub="reload")
+                await site.looked()
+                assert host.manager.unwatched.all() == [left_out], "with the time at which it was found first"
+                # A reload: the rule concerns another unit.
+                use(host, quiet, quiet={"globs": {"unit": ("other@*",)}})
+                site.watch.configure(["*.service"])
+                await site.until(lambda: site.claimed() == [SHOP])
+                assert [one.id for one in host.manager.unwatched.all()] == [OTHER]
+                assert host.manager.get(OTHER).reason == (
+                    "it is in no group, because of its profile quiet (rule at F:quiet)"
+                )
+                assert host.tree.membership(second.pid).group == ""
+                site.watch.configure(["shop.*"])
+                await site.until(lambda: not host.manager.unwatched.all())
+
+    run(test)
+
+
+def test_profile_moves_the_tasks_of_a_unit_to_its_class_also_after_a_restart(site: Site, process: Start) -> None:
+    first, second, late = process(), process(), process()
+    host = site.host
+    host.make_class("gold")
+
+    async def test() -> None:
+        async with site.systemd as systemd:
+            site.unit(SHOP, first)
+            use(host, Profile("gold", class_="gold"), gold={"globs": {"unit": ("*.service",)}})
+            async with site.watching("*.service", "!mark.service"):
+                await site.until(lambda: site.claimed() == [SHOP])
+                assert host.tree.membership(first.pid) == Membership("gold", SHOP)
+                record = host.manager.get(SHOP)
+                assert (record.profile, record.profile_source) == ("gold", "rule at F:gold")
+                assert record.first.baseline is Quality.LATE
+                # Process 1 starts each process of a service, in its own class.
+                site.run_in(SHOP, late)
+                host.manager.maintenance.sweep(SHOP)
+                assert host.tree.membership(late.pid) == Membership("gold", SHOP)
+                for child in (first, late):
+                    child.kill()
+                    child.wait()
+                host.manager.record_ends(SHOP)
+                # A reload changes no unit that runs.
+                use(host, Profile("gold", class_="gold"))
+                systemd.set(SHOP, active="activating", sub="auto-restart")
+                site.run_in(SHOP, second)
+                systemd.set(SHOP, active="active", sub="running")
+                await site.until(lambda: host.tree.membership(second.pid) == Membership("gold", SHOP))
+                record = host.manager.get(SHOP)
+                assert (record.generation, len(record.groups), record.profile) == (1, 1, "gold")
+                (member,) = record.members
+                assert (member.profile, member.tasks_outside) == ("gold", 0)
+
+    run(test)
+
+
+def test_slice_stays_in_its_class_and_a_missing_class_is_logged(
+    site: Site, process: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = process(), process()
+    host = site.host
+    host.make_class("gold")
+
+    async def test() -> None:
+        async with site.systemd:
+            site.unit("web.slice", first)
+            site.unit(SHOP, second)
+            profiles = [Profile("gold", class_="gold"), Profile("missing", class_="platinum")]
+            use(host, *profiles, gold={"globs": {"unit": ("*.slice",)}}, missing={"globs": {"unit": ("*.service",)}})
+            async with site.watching("*.slice", "shop.service"):
+                await site.until(lambda: len(site.claimed()) == 2)
+        for child, key in ((first, "web.slice"), (second, SHOP)):
+            assert host.tree.membership(child.pid) == Membership("", key)
+        warning = f"unit {SHOP} stays in its class, although its profile missing names the class platinum"
+        assert f"{warning}: there is no such class" in caplog.text
+
+    run(test)
+
+
+def test_task_of_a_container_that_starts_in_a_unit_with_a_class_stays_in_the_container(
+    site: Site, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The assignment of the unit has listed the task when the hook of the container moves it."""
+    own, init = process(), process()
+    host = site.host
+    host.make_class("gold")
+    test_member = cgroups.member_test
+
+    def start(path: str) -> Callable[[int], bool]:
+        monkeypatch.undo()
+        record = host.manager.assign(assignment(UID, init.pid, owner="oci", member="c1")).workload
+        assert record.first.baseline is Quality.EXACT
+        return test_member(path)
+
+    async def test() -> None:
+        async with site.systemd:
+            site.run_in(SHOP, own)
+            site.unit(SHOP, init)
+            use(host, Profile("gold", class_="gold"), gold={"globs": {"unit": (SHOP,)}})
+            monkeypatch.setattr(cgroups, "member_test", start)
+            async with site.watching(SHOP):
+                await site.until(lambda: site.claimed() == [SHOP])
+        assert host.tree.membership(own.pid) == Membership("gold", SHOP)
+        assert host.tree.membership(init.pid) == Membership("", UID)
+        assert host.manager.get(UID).first.baseline is Quality.EXACT
+
+    run(test)
+
+
+def test_profile_sets_priority_and_linger_of_a_unit(site: Site, process: Start) -> None:
+    first, second = process(), process()
+    host = site.host
+
+    async def test() -> None:
+        async with site.systemd as systemd:
+            site.unit(SHOP, first)
+            site.unit(OTHER, second)
+            use(host, Profile("kept", linger_s=600.0, priority=7), Profile("usual", priority=-9), default="usual")
+            rule = Rule("kept", "F:kept", owners=frozenset({"oci", "systemd"}), globs={"cgroup": ("*/shop.*",)})
+            host.manager.profiles = msgspec.structs.replace(host.manager.profiles, rules=(rule,))
+            async with site.watching("*.service"):
+                await site.until(lambda: len(site.claimed()) == 2)
+                assert (host.manager.get(SHOP).priority, host.manager.get(OTHER).priority) == (7, -9)
+                assert host.manager.get(OTHER).profile_source == "default_unit_profile at F:9"
+                for child, key in ((first, SHOP), (second, OTHER)):
+                    child.kill()
+                    child.wait()
+                    host.manager.record_ends(key)
+                    systemd.set(key, active="inactive", sub="dead")
+                await site.until(lambda: site.claimed() == [SHOP])
+                await site.looked()
+                assert host.manager.get(SHOP).state in (State.ACTIVE, State.IDLE)
+                # It starts again, and its run continues.
+                third = process()
+                site.run_in(SHOP, third)
+                systemd.set(SHOP, active="active", sub="running")
+                await site.until(lambda: host.tree.membership(third.pid).group == SHOP)
+                assert host.manager.get(SHOP).generation == 1
+                # A reload with a shorter time, and an end.
+                use(host, Profile("kept", linger_s=0.2, priority=7))
+                third.kill()
+                third.wait()
+                systemd.set(SHOP, active="inactive", sub="dead")
+                await site.until(lambda: host.manager.get(SHOP).state is State.COMPLETED)
+
+    run(test)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.errors import AlreadyMonitored
 from resctrlmond.workloads.model import State, Workload
-from resctrlmond.workloads.plan import SYSTEMD
+from resctrlmond.workloads.owners import SYSTEMD
 from resctrlmond.workloads.requests import Assignment
 from tests.workloads.conftest import UID, Host, assignment, join
 
