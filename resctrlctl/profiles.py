@@ -36,6 +36,8 @@ class ProfileReport(Struct, omit_defaults=True):
     snapshot_ttl: float | None = None
     linger: float | None = None
     priority: int | None = None
+    snapshot: bool | None = None
+    events: Sequence[str] | None = None
     swap: str | None = None
     memory_high: str | None = None
     allow_memory_annotations: dict[str, str] | None = None
@@ -124,6 +126,7 @@ def _show(found: Profiles, name: str, output: Output) -> None:
         "Linger": (cells[2],),
         "Snapshot TTL": (cells[3],),
         "Priority": (cells[4],),
+        "Events": (", ".join(profile.events),) if profile.events else (),
         "Memory": profile.memory.lines,
         "From": (printable(profile.origin),),
         "Rules": tuple(f"{printable(str(rule))} ({printable(rule.origin)})" for rule in rules),
@@ -219,9 +222,16 @@ def _cells(profile: Profile) -> tuple[str, str, str, str, str]:
         str(profile.watch),
         "follow" if profile.class_ is None else format_class(profile.class_),
         "-" if profile.linger_s is None else format_duration(profile.linger_s),
-        "-" if profile.snapshot_ttl_s is None else format_duration(profile.snapshot_ttl_s),
+        _ttl(profile),
         "-" if profile.priority is None else str(profile.priority),
     )
+
+
+def _ttl(profile: Profile) -> str:
+    """Return snapshot_ttl, "off" if the profile keeps no files."""
+    if not profile.keeps_files:
+        return "off"
+    return "-" if profile.snapshot_ttl_s is None else format_duration(profile.snapshot_ttl_s)
 
 
 def _memory(settings: MemorySettings) -> tuple[str | None, str | None, dict[str, str] | None]:
@@ -243,6 +253,8 @@ def _report(found: Profiles, profiles: Iterable[Profile], rules: Iterable[Rule])
                 profile.snapshot_ttl_s,
                 profile.linger_s,
                 profile.priority,
+                None if profile.keeps_files else False,
+                profile.events or None,
                 *_memory(profile.memory),
                 profile.origin,
             )

@@ -128,6 +128,7 @@ class Workload(Reply, kw_only=True):
     priority: int = 0
     profile: str = ""
     profile_source: str = ""
+    events: tuple[str, ...] | None = None
     path: str | None = None
     observed: bool = False
     snapshot: str | None = None
@@ -153,6 +154,7 @@ class Workload(Reply, kw_only=True):
         "priority": ("priority", decode_integer),
         "profile": ("profile", decode_text),
         "profileSource": ("profile_source", decode_text),
+        "events": ("events", optional(tuple_of(decode_text))),
         "path": ("path", optional(decode_text)),
         "observed": ("observed", decode_boolean),
         "snapshot": ("snapshot", optional(decode_text)),

@@ -33,7 +33,7 @@ from resctrlmond.workloads.model import Group, Workload, replace
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.states import Quality, State
 from resctrlmond.workloads.store import Store
-from resctrlmond.workloads.totals import Live, summed, used
+from resctrlmond.workloads.totals import Live, shown, summed, used
 
 _T = TypeVar("_T")
 
@@ -182,11 +182,12 @@ class TreeView:
         return self._reply(self._reported(found, workload), workload, live)
 
     def _reply(self, reported: types.Workload, workload: Workload | None, live: Live) -> ReadReply:
-        readings = summed(live)
+        readings = [one for one in summed(live) if workload is None or workload.shows(one.event)]
         snapshots = self._snapshots()
         workload = nested.with_ended(snapshots, self.records.get, workload) if workload else None
-        totals = used(snapshots, workload, live) if workload else []
-        inside = nested.totals_on_disk(workload, [total.event.name for total in totals]) if workload else []
+        totals = shown(workload, used(snapshots, workload, live)) if workload else []
+        names = [total.event.name for total in totals]
+        inside = shown(workload, nested.totals_on_disk(workload, names)) if workload else []
         reply = types.ReadReply(
             workload=reported,
             readings=[translate.reading(reading) for reading in readings],

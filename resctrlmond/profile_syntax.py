@@ -15,6 +15,7 @@ import yaml
 from resctrlmond.config import parse_time_span
 from resctrlmond.config_file import quoted, refuse_line, refuse_unknown_key
 from resctrlmond.resctrl.errors import ResctrlError, printable
+from resctrlmond.workloads.event_globs import has_wanted, problem_of
 from resctrlmond.workloads.label_selector import Requirement, SelectorError, equal_labels, parse_selector
 from resctrlmond.workloads.memory_settings import ANNOTATIONS, MemorySettings, Swap, parse_amount
 from resctrlmond.workloads.owners import SYSTEMD
@@ -24,7 +25,7 @@ from resctrlmond.yaml_file import is_empty, parse_mapping
 
 KEYS = ("profiles", "rules", "default_profile", "default_unit_profile")
 MEMORY_KEYS = ("swap", "memory_high", "allow_memory_annotations")
-PROFILE_KEYS = ("watch", "class", "snapshot_ttl", "linger", "priority", *MEMORY_KEYS)
+PROFILE_KEYS = ("watch", "class", "snapshot", "snapshot_ttl", "linger", "priority", "events", *MEMORY_KEYS)
 RULE_KEYS = ("profile", "owner", *RULE_GLOBS, "labels", "user")
 
 # The owners of claims whose members have profiles: the OCI hook, the NRI plugin, and the watch of systemd's units.
@@ -32,6 +33,7 @@ OWNERS = ("oci", "nri", SYSTEMD)
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _MANUAL = "See resctrlmond-profiles(5)"
+_SWITCHES = {"true": True, "false": False}
 _LONGEST_S = 366 * 86400
 # A key, the profiles or rules, the keys of one, and a list of patterns.
 _DEPTH = 4
@@ -109,6 +111,14 @@ def _profile(key: yaml.Node, node: yaml.Node, path: str) -> Profile:
         if word not in PROFILE_KEYS:
             refuse_unknown_key(path, setting.start_mark.line, word, PROFILE_KEYS)
         values[word] = value
+    keeps_files = _switch(values["snapshot"], path, "snapshot") if "snapshot" in values else True
+    if not keeps_files and "snapshot_ttl" in values:
+        refuse_line(
+            path,
+            values["snapshot_ttl"].start_mark.line,
+            "snapshot_ttl has no effect with 'snapshot: false', which keeps no files",
+            "Remove one of the two keys",
+        )
     return Profile(
         name=name,
         watch=_watch(values["watch"], path) if "watch" in values else Watch.POD,
@@ -118,6 +128,8 @@ def _profile(key: yaml.Node, node: yaml.Node, path: str) -> Profile:
         priority=_priority(values["priority"], path) if "priority" in values else None,
         origin=_origin(key, path),
         memory=_memory(values, path),
+        keeps_files=keeps_files,
+        events=_events(values["events"], path) if "events" in values else (),
     )
 
 
@@ -190,6 +202,25 @@ def _swap(node: yaml.Node, path: str) -> Swap:
         expected = f"Expected one of {', '.join(known)}"
         refuse_line(path, node.start_mark.line, f"swap cannot be {quoted(text)}", _nearest(text, known, expected))
     return Swap(text)
+
+
+def _switch(node: yaml.Node, path: str, key: str) -> bool:
+    text = _text(node, path, key)
+    if text not in _SWITCHES:
+        remedy = _nearest(text, _SWITCHES, "Expected true or false")
+        refuse_line(path, node.start_mark.line, f"{key} cannot be {quoted(text)}", remedy)
+    return _SWITCHES[text]
+
+
+def _events(node: yaml.Node, path: str) -> tuple[str, ...]:
+    found = _patterns(node, path, "events")
+    for glob in found:
+        if problem := problem_of(glob):
+            refuse_line(path, node.start_mark.line, f"events: {quoted(glob)} is {problem}", _MANUAL)
+    if not has_wanted(found):
+        remedy = 'Add "*" to the list, for all other events'
+        refuse_line(path, node.start_mark.line, "events selects no event: it only excludes some", remedy)
+    return found
 
 
 def _amount(node: yaml.Node, path: str, key: str) -> int:

@@ -24,7 +24,7 @@ def workload_of(workload: Workload, path: str | None, snapshot: str | None = Non
     """Convert a workload. ``path`` is its directory in resctrl, ``snapshot`` that of its begin and end files."""
     caveats: dict[str, str] = {}
     for one in workload.groups:
-        caveats = together(caveats, one.caveats)
+        caveats = together(caveats, {name: why for name, why in one.caveats.items() if workload.shows(name)})
     first = workload.first
     baseline = as_reported(workload).worst_baseline
     return types.Workload(
@@ -37,6 +37,7 @@ def workload_of(workload: Workload, path: str | None, snapshot: str | None = Non
         priority=workload.priority,
         profile=workload.profile,
         profile_source=workload.profile_source,
+        events=workload.events or None,
         path=path,
         observed=workload.is_observed,
         snapshot=snapshot,

@@ -161,6 +161,8 @@ class Workload(Reply, frozen=True, kw_only=True):
     """The name of the profile of its pod or container. Absent if it has none. See *resctrlmond-profiles*(5)."""
     profile_source: str = ""
     """The annotation or rule that selected the profile, or no profile."""
+    events: tuple[str, ...] | None = None
+    """The globs of its profile: totals, readings and files have only the events that these select. Absent for all."""
     path: str | None = None
     """The directory of the group in resctrl. Absent while there is none."""
     observed: bool = False

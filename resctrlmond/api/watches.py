@@ -27,6 +27,7 @@ from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.errors import LimitExceeded, TooSlow
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import State, Workload
+from resctrlmond.workloads.totals import shown
 
 # As ``verbs.Service.run``.
 Run: TypeAlias = Callable[..., Awaitable[Any]]
@@ -141,7 +142,7 @@ class Watches:
             return
         item = _Item(workload.key, utc_now(), workload)
         try:
-            item.end = self._end(item, self._manager.final_totals)
+            item.end = self._end(item, lambda over: shown(over, self._manager.final_totals(over)))
         except Exception:
             # A defect here must not keep a workload from ending.
             _log.exception("%s: the end cannot be reported to the clients that watch", workload.key)

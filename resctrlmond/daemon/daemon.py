@@ -36,6 +36,7 @@ from resctrlmond.message_ids import MessageId
 from resctrlmond.notify import Notify, watchdog_interval_s
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.start_lock import StartLock
+from resctrlmond.workloads.event_globs import unmatched
 from resctrlmond.workloads.model import Workload
 from resctrlmond.workloads.profiles import Profiles
 
@@ -382,7 +383,22 @@ class Daemon:
         except ConfigError as error:
             problem = f"the profiles are wrong, and {otherwise}: {error}"
             log.error("%s", problem, extra=journal.fields(error, message_id=MessageId.CONFIG_REFUSED))
+        else:
+            self._warn_of_unknown_events()
         self._manager.alerts["profiles"] = problem
+
+    def _warn_of_unknown_events(self) -> None:
+        """Log the globs of events that match no event of this machine: hosts with the same profiles differ."""
+        if not any(profile.events for profile in self._manager.profiles.by_name.values()):
+            return
+        try:
+            known = [name for of in self._manager.tree.capacity() for name in of.events]
+        except ResctrlError:
+            return  # not mounted now
+        for profile in self._manager.profiles.by_name.values():
+            if missing := unmatched(profile.events, known):
+                text = "%s: events of profile %s match no event of this machine: %s. See: resctrlctl status"
+                log.warning(text, profile.origin, profile.name, ", ".join(missing))
 
     def _apply(self, new: Config) -> None:
         old = self._config

@@ -31,6 +31,7 @@ from resctrlmond.workloads.atomic_files import read_file, write_file, writing
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import Workload
 from resctrlmond.workloads.names import names_of
+from resctrlmond.workloads.totals import shown
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Ledger:
     def _used(self, workload: Workload) -> tuple[Sequence[Total], str]:
         """Return the totals, or none and the reason."""
         try:
-            return self._totals(workload), ""
+            return shown(workload, self._totals(workload)), ""
         except (ResctrlError, OSError) as error:
             return (), f"the totals cannot be read: {error}"
 

@@ -250,7 +250,7 @@ def with_baseline(
     for why in why_late:
         group = group.downgraded(Quality.LATE, why)
     live = ctx.tree.full_path(group.ref)
-    ctx.snapshots.begin(workload.subfolder(group), group.created_at, live, readings)
+    ctx.snapshots.begin(workload.subfolder(group), group.created_at, live, readings, workload.shows)
     return group
 
 
@@ -444,7 +444,7 @@ def relink(ctx: Context, workload: Workload, group: Group) -> None:
     """Point the links of the group's snapshot at its directory. Raises NotWritten, NotRead."""
     subfolder = workload.subfolder(group)
     ctx.memory.stale_links.add(subfolder)
-    ctx.snapshots.relink(subfolder, ctx.tree.full_path(group.ref))
+    ctx.snapshots.relink(subfolder, ctx.tree.full_path(group.ref), workload.shows)
     ctx.memory.stale_links.discard(subfolder)
 
 
@@ -552,7 +552,7 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
     # went offline has its last value there too.
     last = ctx.snapshots.checkpoint(subfolder, now, readings, group.inodes)
     over = replace(group, state=state, reason=reason)
-    ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, (now, last)))
+    ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, (now, last)), txn.workload.shows)
     return group
 
 
@@ -586,7 +586,7 @@ def _lose_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> No
             if not group.observed:
                 ctx.machine.lost("another program removed the group of a workload")
             over = replace(group, state=GroupState.LOST, reason=reason)
-            ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, (now, last)))
+            ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, (now, last)), txn.workload.shows)
     _remove_directory(ctx, group)
     _close(ctx, txn, group, GroupState.LOST, reason)
 

@@ -104,6 +104,8 @@ class Maintenance:
         self._all_unchanged_until = 0.0
         # The changes of the workloads when no group lacked a bandwidth counter.
         self._all_have_counters_at = -1
+        # The changes of the workloads when no ended one had files that its profile does not keep.
+        self._all_kept_at = -1
         # By key: the workload of which a sweep has found all tasks in their groups, and their CPU times before it.
         self._sleeping: dict[str, tuple[Workload, Activity]] = {}
         # The errors of work that is tried again, by key and kind of work.
@@ -326,6 +328,7 @@ class Maintenance:
             with self._guarded(workload.key), self._store.transaction_if_free(workload.key) as txn:
                 if txn is not None:
                     self._drop_expired(txn, settings)
+        self._drop_unkept(settings)
         for path in self._store.prune(settings.snapshot_ttl_s):
             log.info("removed a record that could not be read and was set aside for snapshot_ttl: %s", path)
         for key in snapshots.set_aside_keys():
@@ -333,6 +336,21 @@ class Maintenance:
                 if txn is not None:
                     snapshots.prune(key, self._ttl_s(txn.find(), settings))
         self.early_pruner.prune()
+
+    def _drop_unkept(self, settings: Settings) -> None:
+        """Remove the records and the files of ended runs that their profiles do not keep."""
+        changes, is_done = self._store.changes, True
+        if changes == self._all_kept_at:
+            return
+        for workload in self._store.finished():
+            if workload.keeps_files:
+                continue
+            is_done = False  # until the next look finds none
+            with self._guarded(workload.key), self._store.transaction_if_free(workload.key) as txn:
+                if txn is not None:
+                    self._drop_expired(txn, settings)
+        if is_done:
+            self._all_kept_at = changes
 
     def _drop_expired(self, txn: Transaction, settings: Settings) -> None:
         """Remove the record and the files of a run that has been over for ``snapshot_ttl``."""
@@ -347,6 +365,8 @@ class Maintenance:
 
     def _ttl_s(self, workload: Workload | None, settings: Settings) -> float:
         """Return for how long the files of an ended run are kept: as its profile or else the settings state."""
+        if workload is not None and not workload.keeps_files:
+            return 0.0
         profile = self._ctx.config.profile_of(workload) if workload is not None else None
         if profile is None or profile.snapshot_ttl_s is None:
             return settings.snapshot_ttl_s

@@ -56,7 +56,7 @@ from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.states import FOLLOW
 from resctrlmond.workloads.store import Limit, Store, UnreadableRecord
 from resctrlmond.workloads.takeover import TakeOver
-from resctrlmond.workloads.totals import summed
+from resctrlmond.workloads.totals import shown, summed
 from resctrlmond.workloads.tree_status import TreeStatus, TreeWatcher
 from resctrlmond.workloads.unwatched import UnwatchedContainers
 from resctrlmond.workloads.usage import SharedPass, Usage
@@ -174,7 +174,11 @@ class Manager:
         self._store.before_finish = before_finish
 
     def final_totals(self, workload: Workload) -> list[Total]:
-        """Return the totals of a run whose end values are written. Raises NotRead."""
+        """Return the totals of a run whose end values are written, of all events.
+
+        Those that its profile leaves out are among them: sums over several workloads include them. See
+        ``totals.shown``. Raises NotRead.
+        """
         return self.context.quality.final_totals(workload)
 
     def recover(self) -> None:
@@ -544,7 +548,8 @@ class Manager:
 
         [] if there were none.
         """
-        return nested.totals(self.context, workload, own, functools.partial(group_ops.own_now, self.context))
+        found = nested.totals(self.context, workload, own, functools.partial(group_ops.own_now, self.context))
+        return shown(workload, found)
 
     def read_all(self, *, with_ended: bool = False) -> list[Usage]:
         """Return the use of all workloads in order of the key, from a pass that concurrent callers share.
@@ -568,7 +573,8 @@ class Manager:
                 ]:
                     continue
                 now = nested.with_ended(self.context.snapshots, self._store.get, now)
-                found = now, summed(readings), group_ops.totals(self.context, now, readings)
+                values = [reading for reading in summed(readings) if now.shows(reading.event)]
+                found = now, values, shown(now, group_ops.totals(self.context, now, readings))
             except (ResctrlError, FileNotFoundError):
                 if self._store.get(key) is workload:
                     raise
@@ -660,7 +666,7 @@ class Manager:
         except (NoSuchGroup, NotMounted):
             readings = {}
         workload = nested.with_ended(self.context.snapshots, self._store.get, workload)
-        return group_ops.totals(self.context, workload, readings)
+        return shown(workload, group_ops.totals(self.context, workload, readings))
 
 
 _ENDED = {state for state in State if state.is_over} | {State.ENDING}

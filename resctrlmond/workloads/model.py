@@ -10,6 +10,7 @@ import msgspec
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.accounting import worst
+from resctrlmond.workloads.event_globs import selects
 from resctrlmond.workloads.states import EndRule, Quality, State
 
 # Declared in a module that clients can import without this one.
@@ -244,7 +245,9 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     ``part_of`` are the keys of the workloads in which this one began, the nearest first. It is ``nested`` in those of
     them that list it. ``left_tasks``: tasks of it do not get into their groups at its end, because they could not be
     moved, or another workload has taken them.
-    ``profile`` and ``profile_source`` are those of the pod or of the container, as with a member.
+    ``profile`` and ``profile_source`` are those of the pod or of the container, as with a member. ``events`` and
+    ``keeps_files`` are those of its profile when the run began: only events that these globs select are shown in
+    files and figures, and without ``keeps_files`` the files are removed at the end of the run.
     """
 
     key: str
@@ -255,6 +258,8 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     priority: int = 0
     profile: str = ""
     profile_source: str = ""
+    events: tuple[str, ...] = ()
+    keeps_files: bool = True
     pod_cgroup: str = ""
     claims: tuple[Claim, ...] = ()
     members: tuple[Member, ...] = ()
@@ -286,6 +291,10 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     def reason(self) -> str:
         """Why the workload is in its state; "" if there is no reason."""
         return self.first.reason
+
+    def shows(self, event: str) -> bool:
+        """Whether the files and figures of the workload have the event of that name."""
+        return not self.events or selects(self.events, event)
 
     @property
     def is_nested(self) -> bool:

@@ -40,7 +40,9 @@ class Watch(enum.StrEnum):
 class Profile(msgspec.Struct, frozen=True):
     """How a container is watched. Keys that are not set are None; ``class_`` is "" for the root class.
 
-    ``origin`` is the file and the line, for messages.
+    ``keeps_files``: the begin and end files of a run stay until ``snapshot_ttl`` after its end. ``events`` are the
+    globs of the events in its files and figures (``event_globs``), () for all. ``origin`` is the file and the line,
+    for messages.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Profile(msgspec.Struct, frozen=True):
     priority: int | None = None
     origin: str = ""
     memory: MemorySettings = MemorySettings()
+    keeps_files: bool = True
+    events: tuple[str, ...] = ()
 
 
 class Rule(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import GroupState, Workload, replace
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.snapshot import Snapshots
-from resctrlmond.workloads.totals import End, Live, used
+from resctrlmond.workloads.totals import End, Live, shown, used
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +69,16 @@ class QualityFiles:
         with self._lock:
             if not self._snapshots.exists(workload.key):
                 return
-            self._write(workload.key, text(used(self._snapshots, workload, live or {}, up_to_last=True)))
+            self._write(
+                workload.key, text(shown(workload, used(self._snapshots, workload, live or {}, up_to_last=True)))
+            )
 
     @contextlib.contextmanager
     def sealing(self, workload: Workload, end: End) -> Iterator[None]:
         """Write the final qualities of a run whose end values, of the first group ``end``, are all written."""
         with self._lock:
             totals = used(self._snapshots, workload, {}, end)
-            self._write(workload.key, text(totals))
+            self._write(workload.key, text(shown(workload, totals)))
             yield
             relevant = self._sealed[workload.key] = _relevant(workload)
             self._final.pop(workload.key, None)
@@ -86,6 +88,8 @@ class QualityFiles:
 
     def final_totals(self, workload: Workload) -> list[Total]:
         """Return the totals of a run whose end values are written: those of the file, if it ended just now.
+
+        Events that its profile leaves out are among them.
 
         Raises NotRead.
         """
@@ -98,7 +102,7 @@ class QualityFiles:
         Needs no transaction. If the file cannot be written, it is removed, because it would contradict the reply.
         Raises NotRead.
         """
-        now = text(totals)
+        now = text(shown(workload, totals))
         if not self._snapshots.exists(workload.key) or self._snapshots.quality(workload.key) == now:
             return
         with self._lock:

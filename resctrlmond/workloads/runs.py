@@ -51,10 +51,13 @@ def require_run(ctx: Context, txn: Transaction) -> Workload:
 def new_run(ctx: Context, txn: Transaction, class_: str, *, follows_class: bool = False) -> Workload:
     """Return a workload for a new run, not saved yet. The files of the last run under the key are set aside.
 
+    Files that its profile does not keep are removed, unless the new run continues it.
     Raises InvalidClass for a class whose name cannot be recorded.
     """
     class_, ended = valid_class(class_), txn.find()
-    if ended is not None:
+    if ended is not None and ended.is_finished and not ended.keeps_files:
+        ctx.snapshots.delete(txn.key)
+    elif ended is not None:
         ctx.snapshots.set_aside(txn.key, ended.generation, ended.first.completed_ns)
     name = txn.key if is_pod_uid(txn.key) else ctx.config.settings.group_prefix + txn.key
     return Workload(
@@ -111,6 +114,8 @@ def resume(ctx: Context, txn: Transaction) -> Workload:
         priority=lost.priority,
         profile=lost.profile,
         profile_source=lost.profile_source,
+        events=lost.events,
+        keeps_files=lost.keeps_files,
         pod_cgroup=lost.pod_cgroup,
         claims=lost.claims,
         members=members,
@@ -181,7 +186,12 @@ def claimed(
 
 
 def with_profile(workload: Workload, choice: Choice | None) -> Workload:
-    """Return the workload with the profile that was selected last; unchanged if ``choice`` is None."""
+    """Return the workload with the profile that was selected last; unchanged if ``choice`` is None.
+
+    A run that begins also gets what the profile decides for the whole run, which a reload does not change.
+    """
     if choice is None:
         return workload
+    if choice.profile is not None and not workload.first.created_at:
+        workload = replace(workload, events=choice.profile.events, keeps_files=choice.profile.keeps_files)
     return replace(workload, profile=choice.name, profile_source=choice.source)

@@ -15,7 +15,7 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from resctrlmond.resctrl import errors
@@ -30,6 +30,9 @@ _END = ".end"
 _CHECKPOINT = "checkpoint"
 _QUALITY = "quality"
 _NESTED = "nested"
+# The values of events that the workload's profile leaves out: for the sums of the machine and of outer workloads, and
+# because the meaning of one event's "Unavailable" depends on the others. In the format of a checkpoint.
+_UNLISTED = "unlisted"
 # The runs whose begin values are kept decoded: those that begin or end now.
 _MOST_DECODED = 16
 
@@ -43,6 +46,7 @@ class Snapshots:
     Each folder has the files ``created_at``; ``completed_at``, which is written last: if it exists, all end values
     do; ``quality``, of the whole workload, so only in the folder of the first group;
     ``mon_data/DOMAIN/EVENT{,.begin,.end}``, where ``EVENT`` is a link to the live counter until the run ends;
+    ``unlisted{.begin,.end}``, the values of all other events, if the workload's profile selects events;
     ``checkpoint``, the last readings; and, in the folder of the first group, ``nested/KEY.NONCE``, the totals
     of a nested workload that has ended, until the record includes them.
     """
@@ -116,10 +120,18 @@ class Snapshots:
             return False
         return stat.S_ISREG(_mode(os.path.join(self.path(subfolder), "completed_at")))
 
-    def begin(self, subfolder: str, created_at: str, live: str, readings: Sequence[Reading]) -> None:
+    def begin(
+        self,
+        subfolder: str,
+        created_at: str,
+        live: str,
+        readings: Sequence[Reading],
+        is_listed: Callable[[str], bool] = lambda _event: True,
+    ) -> None:
         """Write the begin values in one step; ``live`` is the path of the group's directory in resctrl.
 
-        The files of an interrupted run in the subfolder are replaced. Raises NotWritten.
+        Only events that are listed have files of their own. The files of an interrupted run in the subfolder are
+        replaced. Raises NotWritten.
         """
         new = f"{self.groups}/.{subfolder.partition('/')[0]}.new"
         path = self.path(subfolder)
@@ -130,7 +142,9 @@ class Snapshots:
                 write_file(f"{new}/created_at", created_at.encode() + b"\n", is_new=True)
                 os.mkdir(f"{new}/mon_data", self._mode)
                 written: dict[str, str] = {}
-                for domain, of_domain in itertools.groupby(readings, operator.attrgetter("domain")):
+                listed = [reading for reading in readings if is_listed(reading.event)]
+                _write_unlisted(new, _BEGIN, [one for one in readings if not is_listed(one.event)])
+                for domain, of_domain in itertools.groupby(listed, operator.attrgetter("domain")):
                     folder = f"{new}/mon_data/{domain}"
                     _make_folders(folder, self._mode)
                     links = f"{live}/mon_data/{domain}"
@@ -164,8 +178,9 @@ class Snapshots:
         for other in list(self._decoded)[:-_MOST_DECODED]:
             self._decoded.pop(other, None)
 
-    def _has_begin(self, subfolder: str, begin: Sequence[Reading]) -> bool:
-        """Whether the files of the ``begin`` values and the links beside them are unchanged since they were written.
+    def _has_begin(self, subfolder: str, begin: Sequence[Reading], *, has_unlisted: bool) -> bool:
+        """Whether the files of the listed ``begin`` values and the links beside them are unchanged since they were
+        written, and the file of the other begin values too.
 
         A file that is replaced or removed changes its folder. Files with the same text are links to one file.
         """
@@ -175,6 +190,8 @@ class Snapshots:
         top = f"{self.path(subfolder)}/mon_data"
         paths = {top, *(f"{top}/{reading.domain}" for reading in begin)}
         paths.update({one.value.text: f"{top}/{one.domain}/{one.event}{_BEGIN}" for one in begin}.values())
+        if has_unlisted:
+            paths.add(f"{self.path(subfolder)}/{_UNLISTED}{_BEGIN}")
         return all(0 < _identity(path)[1] <= kept.written_ns for path in paths)
 
     def _forget(self, subfolder: str) -> None:
@@ -182,7 +199,7 @@ class Snapshots:
             known.pop(subfolder, None)
         self._only_begun.discard(subfolder)
 
-    def relink(self, subfolder: str, live: str) -> None:
+    def relink(self, subfolder: str, live: str, is_listed: Callable[[str], bool] = lambda _event: True) -> None:
         """Point the links to the live counters at the group's directory, which may have moved to another class.
 
         A correct link is kept, so the call can be repeated after an error. Raises NotWritten, NotRead.
@@ -190,6 +207,8 @@ class Snapshots:
         with writing(self.path(subfolder)):
             top, to = os.path.join(self.path(subfolder), "mon_data"), os.path.join(live, "mon_data")
             for reading in self.begin_values(subfolder):
+                if not is_listed(reading.event):
+                    continue
                 folder = f"{top}/{reading.domain}"
                 link, target = f"{folder}/{reading.event}", f"{to}/{reading.domain}/{reading.event}"
                 if _target(link) == target:
@@ -285,6 +304,7 @@ class Snapshots:
         completed_at: str,
         readings: Sequence[Reading],
         sealing: AbstractContextManager[None] | None = None,
+        is_listed: Callable[[str], bool] = lambda _event: True,
     ) -> None:
         """Write the end values, remove the links to the live counters, and write ``completed_at`` last.
 
@@ -292,18 +312,21 @@ class Snapshots:
         """
         top = self.path(subfolder)
         # The totals at the end are those of the files.
-        begin = self.begin_values(subfolder)
-        has_begin = self._has_begin(subfolder, begin)
+        values = self.begin_values(subfolder)
+        begin = [reading for reading in values if is_listed(reading.event)]
+        has_begin = self._has_begin(subfolder, begin, has_unlisted=len(begin) < len(values))
+        listed = [reading for reading in readings if is_listed(reading.event)]
         if not has_begin:
             self._begin.pop(subfolder, None)
         self._only_begun.discard(subfolder)
         with writing(top):
-            folders = {reading.domain: os.path.join(top, "mon_data", reading.domain) for reading in readings}
+            folders = {reading.domain: os.path.join(top, "mon_data", reading.domain) for reading in listed}
             there: set[str] = set()
             for folder in folders.values():
                 self._make_folder(folder, there)
+            _write_unlisted(top, _END, [one for one in readings if not is_listed(one.event)])
             written: dict[str, str] = {}
-            for reading in readings:
+            for reading in listed:
                 _write_value(folders[reading.domain], reading, _END, written)
             if has_begin:
                 links = [f"{top}/mon_data/{reading.domain}/{reading.event}" for reading in begin]
@@ -395,6 +418,9 @@ class Snapshots:
                     if (value := values.get(entry.inode())) is None:
                         value = values[entry.inode()] = _value(entry.path)
                     found.append(Reading(domain, entry.name.removesuffix(suffix), value))
+        with contextlib.suppress(OSError):
+            unlisted = read_file(f"{self.path(subfolder)}/{_UNLISTED}{suffix}")
+            found += checkpoint.readings_of(checkpoint.decode(unlisted))
         return sorted(found, key=IN_ORDER)
 
     def set_aside(self, key: str, generation: int, completed_ns: int = 0) -> None:
@@ -578,6 +604,12 @@ def _write_value(folder: str, reading: Reading, suffix: str, written: dict[str, 
             os.link(first, path)
             return
     write_file(path, reading.value.text.encode() + b"\n", is_new=suffix == _BEGIN)
+
+
+def _write_unlisted(folder: str, suffix: str, readings: Sequence[Reading]) -> None:
+    """Write the values of the events that have no files of their own, if there are any."""
+    if readings:
+        write_file(f"{folder}/{_UNLISTED}{suffix}", checkpoint.encode(checkpoint.of_baseline(readings, {})))
 
 
 def _value(path: str) -> Value:

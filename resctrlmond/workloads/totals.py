@@ -60,6 +60,11 @@ def used(
     return [total.changed(lambda one: _without(one, missing)) for total in found] if missing else found
 
 
+def shown(workload: Workload, found: Iterable[Total]) -> list[Total]:
+    """Return the totals without those of events that the workload's profile leaves out."""
+    return [total for total in found if workload.shows(total.event.name)]
+
+
 def summed(live: Live) -> list[Reading]:
     """Return one reading for each event in each domain: the sum over all groups of a workload."""
     values: dict[tuple[str, str], list[Value]] = {}

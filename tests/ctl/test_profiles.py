@@ -74,6 +74,19 @@ def test_show_prints_a_profile_with_its_rules(directory: Path, capsys: pytest.Ca
     assert reply["rules"] == []
 
 
+def test_events_and_snapshot_are_shown(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (directory / "20.yaml").write_text(
+        'profiles: {brief: {snapshot: false, events: ["mbm_*", "!mbm_local_bytes"]}}\n'
+    )
+    assert call(directory, "show", "brief") == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "Events: mbm_*, !mbm_local_bytes" in lines
+    assert "Snapshot TTL: off" in lines
+    assert call(directory, "show", "brief", "--json") == 0
+    (profile,) = json.loads(capsys.readouterr().out)["profiles"]
+    assert (profile["snapshot"], profile["events"]) == (False, ["mbm_*", "!mbm_local_bytes"])
+
+
 def test_memory_settings_are_shown(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = "swap: deny, memory_high: 64M, allow_memory_annotations: {memory.high: 1G}"
     (directory / "20.yaml").write_text(f"profiles: {{tight: {{{settings}}}}}\n")

@@ -172,6 +172,14 @@ def test_read_returns_counters_and_totals(root: Path, run: Path) -> None:
     assert energy == replies.Total(event="core_energy", unit="joules", value="1.500000", quality=Quality.EXACT)
 
 
+def test_read_shows_the_events_that_the_profile_selects(root: Path, run: Path) -> None:
+    nonce = os.stat(root / "mon_groups" / "web").st_mtime_ns
+    save(Store(str(run / "records")), workload("web", nonce=nonce, created_at=NOW, events=("mbm_*",)))
+    reply = view(root, run).read("web")
+    assert [one.event for one in reply.readings] == ["mbm_total_bytes"]
+    assert [total.event for total in reply.totals] == ["mbm_total_bytes"]
+
+
 def test_totals_of_an_ended_run_are_exact_integers(root: Path, run: Path) -> None:
     reply = view(root, run).read("gone")
     assert reply.readings == []

@@ -127,6 +127,14 @@ def test_entry_states_what_the_workload_used(journal: Journal, tmp_path: Path) -
     }
 
 
+def test_entry_has_the_events_that_the_profile_selects(journal: Journal, tmp_path: Path) -> None:
+    a_ledger(tmp_path).record(ended(events=("core_*",)))
+    entry = journal.entry()
+    assert entry["RESCTRLMON_TOTAL_CORE_ENERGY"] == b"12345"
+    assert not [name for name in entry if "MBM" in name]
+    assert entry["RESCTRLMON_QUALITY"] == b"exact"
+
+
 def test_attribute_cannot_attach_the_entry_to_a_unit_or_forge_lines(journal: Journal, tmp_path: Path) -> None:
     attributes = {"unit": "ssh.service", "pod.name": "a\nOBJECT_SYSTEMD_UNIT=ssh.service\x1b[2J"}
     a_ledger(tmp_path).record(ended(attributes=attributes))

@@ -30,7 +30,10 @@ profiles:
     snapshot_ttl: 1h
     linger: 1h 30min
     priority: -5
+    snapshot: true
+    events: ["mbm_*", "!mbm_local_bytes"]
   root: {class: /, watch: none}
+  brief: {snapshot: false, events: core_energy}
   tight: {swap: deny, memory_high: 2G, allow_memory_annotations: {memory.swap.max: max, memory.high: 1M}}
 rules:
   - profile: batch
@@ -58,18 +61,28 @@ def test_every_key_is_read() -> None:
     found = parsed(EVERYTHING)
     assert found.by_name == {
         "plain": Profile("plain", origin=f"{FILE}:2"),
-        "batch": Profile("batch", Watch.CONTAINER, "batch", 3600.0, 5400.0, -5, f"{FILE}:3"),
-        "root": Profile("root", Watch.NONE, "", origin=f"{FILE}:9"),
+        "batch": Profile(
+            "batch",
+            Watch.CONTAINER,
+            "batch",
+            3600.0,
+            5400.0,
+            -5,
+            f"{FILE}:3",
+            events=("mbm_*", "!mbm_local_bytes"),
+        ),
+        "root": Profile("root", Watch.NONE, "", origin=f"{FILE}:11"),
+        "brief": Profile("brief", origin=f"{FILE}:12", keeps_files=False, events=("core_energy",)),
         "tight": Profile(
             "tight",
-            origin=f"{FILE}:10",
+            origin=f"{FILE}:13",
             memory=MemorySettings(Swap.DENY, 2 << 30, {"memory.swap.max": UNLIMITED, "memory.high": 1 << 20}),
         ),
     }
     first, second, of_units = found.rules
     assert of_units.owners == {"systemd"}
-    assert (found.unit_default, found.unit_default_origin) == ("batch", f"{FILE}:24")
-    assert (first.profile, first.origin) == ("batch", f"{FILE}:12")
+    assert (found.unit_default, found.unit_default_origin) == ("batch", f"{FILE}:27")
+    assert (first.profile, first.origin) == ("batch", f"{FILE}:15")
     assert first.owners == {"nri", "oci"}
     assert first.globs == {
         "namespace": ("shop", "kube-*"),
@@ -81,7 +94,7 @@ def test_every_key_is_read() -> None:
     assert first.users == {0, 1000}
     assert str(first).endswith("labels: app: web, version: 1.10; user: 0, 1000")
     assert [str(requirement) for requirement in second.labels] == ["app in (api, web)", "!canary"]
-    assert (found.default, found.default_origin) == ("plain", f"{FILE}:23")
+    assert (found.default, found.default_origin) == ("plain", f"{FILE}:26")
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "{}", "profiles:\nrules:\n"])
@@ -108,6 +121,16 @@ def test_file_without_values_sets_nothing(text: str) -> None:
         ("profiles: {a: {priority: 1001}}", "priority cannot be '1001'. Expected a number from -1000 to 1000"),
         ("profiles: {a: {priority: 1.5}}", "priority cannot be '1.5'"),
         ("profiles: {a: {swap: allows}}", r"swap cannot be 'allows'. Did you mean allow\?"),
+        ("profiles: {a: {snapshot: on}}", "1: snapshot cannot be 'on'. Expected true or false"),
+        ("profiles: {a: {snapshot: fals}}", r"1: snapshot cannot be 'fals'. Did you mean false\?"),
+        ("profiles: {a: {snapshot: [true]}}", "1: snapshot is a list or a mapping"),
+        ("profiles:\n a:\n  snapshot: false\n  snapshot_ttl: 1h", "4: snapshot_ttl has no effect with 'snapshot: f"),
+        ("profiles: {a: {snapshots: true}}", r"unknown key 'snapshots'. Did you mean snapshot\?"),
+        ("profiles: {a: {event: x}}", r"unknown key 'event'. Did you mean events\?"),
+        ("profiles: {a: {events: }}", "events has no value"),
+        ("profiles: {a: {events: [[a]]}}", "events is a list or a mapping"),
+        ("profiles: {a: {events: mbm/total}}", "events: 'mbm/total' is not the name or glob of an event"),
+        ('profiles:\n a:\n  events: ["!mbm_*"]', "3: events selects no event: it only excludes some. Add"),
         ("profiles: {a: {swap: 1}}", "swap cannot be '1'. Expected one of leave, allow, deny"),
         (
             "profiles: {a: {memory_high: 1Gi}}",

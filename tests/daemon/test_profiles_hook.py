@@ -174,6 +174,18 @@ def test_rule_on_the_control_group_selects(host: Host, init: StartProcess) -> No
     assert workload["profileSource"] == f"rule at {host.directory}/20.yaml:1"
 
 
+def test_container_shows_the_events_that_its_profile_selects(host: Host, init: StartProcess) -> None:
+    host.write("profiles: {brief: {events: [mbm_total_bytes, llc_occupancy, no_such_*]}}", "20.yaml")
+    host.machine.reload()
+    warning = "20.yaml:1: events of profile brief match no event of this machine: no_such_*. See: resctrlctl status"
+    assert warning in host.machine.log.read_text()
+    workload = host.start(init(), profile="brief")
+    assert workload["events"] == ["mbm_total_bytes", "llc_occupancy", "no_such_*"]
+    reply = host.machine.call("Read", key=CONTAINER)
+    assert {total["event"] for total in reply["totals"]} == {"mbm_total_bytes"}
+    assert {reading["event"] for reading in reply["readings"]} == {"mbm_total_bytes", "llc_occupancy"}
+
+
 def test_container_starts_while_a_reload_hangs(
     host: Host, init: StartProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

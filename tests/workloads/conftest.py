@@ -29,7 +29,7 @@ from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.store import Store
-from resctrlmond.workloads.totals import used
+from resctrlmond.workloads.totals import shown, used
 from tests.sim.conftest import Puppet
 from tests.workloads.known_reasons import check_reasons
 
@@ -141,7 +141,7 @@ class Host:
         if snapshots.is_bare(record.key):
             return
         # As Read does, but without its effect on the file.
-        totals = used(snapshots, record, group_ops.readings(ctx, record))
+        totals = shown(record, used(snapshots, record, group_ops.readings(ctx, record)))
         for total in totals:
             check_reasons(total)
         reported = text(totals)
