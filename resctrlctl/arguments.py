@@ -37,6 +37,7 @@ examples:
   resctrlctl move batch silver
   resctrlctl hooks enable
   resctrlctl doctor
+  resctrlctl sums --by user
   resctrlctl report --since yesterday --by namespace
 
 exit status:
@@ -69,6 +70,8 @@ _FILTERS = ("state", "class", "owner", "quality", "namespace", "pod", "container
 _CHANGES = ("present", "added", "pending", "changed", "ended", "lost", "removed")
 # The groupings and columns of top, which top_view.By and top_view.COLUMNS define.
 _GROUPINGS = ("workload", "pod", "namespace", "unit", "class", "domain")
+# The groupings of sums, which states.NameKind defines.
+_SUM_GROUPINGS = ("namespace", "slice", "user", "profile")
 _TOP_SORTS = ("name", "workloads", "power", "bandwidth", "llc", "energy", "age", "quality")
 
 
@@ -415,6 +418,15 @@ def _machine(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--domains", action="store_true", help="a line for each L3 cache and processor package")
 
 
+def _sums(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--by",
+        choices=_SUM_GROUPINGS,
+        default=_SUM_GROUPINGS[0],
+        help="add up the workloads of the same name (default: namespace)",
+    )
+
+
 def _create(verb: argparse.ArgumentParser) -> None:
     _key(verb)
     _class(verb)
@@ -700,6 +712,7 @@ VERBS = {
         "machine:machine",
         _machine,
     ),
+    "sums": ("show what all workloads used since the boot, by namespace, slice, user or profile", "sums:sums", _sums),
     "create": ("create a workload with an empty group", "control:create", _create),
     "assign": ("move a process or a control group into a workload's group", "control:assign", _assign),
     "release": ("end a claim; the workload ends with its last claim", "control:release", _release),

@@ -22,12 +22,13 @@ from resctrlctl.replies import Reading, Total, Workload
 from resctrlctl.structs import Struct
 from resctrlmond.resctrl.kinds import Kind, Mode
 from resctrlmond.workloads.changes import ChangeKind, ContainerState
-from resctrlmond.workloads.states import Pool, Quality
+from resctrlmond.workloads.states import NameKind, Pool, Quality
 
 _change_kind = word(ChangeKind)
 _container_state = word(ContainerState)
 _kind = word(Kind)
 _mode = word(Mode)
+_name_kind = word(NameKind)
 _pool = word(Pool)
 _quality = word(Quality)
 
@@ -238,6 +239,80 @@ class MachineReply(Reply):
     }
 
 
+class SumsRequest(Struct, omit_defaults=True):
+    """The parameters of Sums."""
+
+    by: NameKind | None = None
+
+
+class RunCount(Reply):
+    """A number of runs of one quality."""
+
+    quality: Quality
+    runs: int
+
+    decoders = {
+        "quality": ("quality", _quality),
+        "runs": ("runs", decode_integer),
+    }
+
+
+class Sum(Reply):
+    """The use of one event by all workloads of one name."""
+
+    event: str
+    unit: str
+    value: str | None = None
+    late: str | None = None
+    estimated: str | None = None
+    unknown_runs: int = 0
+
+    decoders = {
+        "event": ("event", decode_text),
+        "unit": ("unit", decode_text),
+        "value": ("value", optional(decode_text)),
+        "late": ("late", optional(decode_text)),
+        "estimated": ("estimated", optional(decode_text)),
+        "unknownRuns": ("unknown_runs", decode_integer),
+    }
+
+
+class NameSums(Reply, kw_only=True):
+    """The use of all workloads of one name."""
+
+    by: NameKind
+    name: str
+    ends: list[RunCount]
+    running: int = 0
+    sums: list[Sum]
+
+    decoders = {
+        "by": ("by", _name_kind),
+        "name": ("name", decode_text),
+        "ends": ("ends", list_of(RunCount.from_json)),
+        "running": ("running", decode_integer),
+        "sums": ("sums", list_of(Sum.from_json)),
+    }
+
+
+class SumsReply(Reply, kw_only=True):
+    """The answer of Sums."""
+
+    since: str
+    reset: str | None = None
+    read_at: str
+    lost: int
+    names: list[NameSums]
+
+    decoders = {
+        "since": ("since", decode_text),
+        "reset": ("reset", optional(decode_text)),
+        "readAt": ("read_at", decode_text),
+        "lost": ("lost", decode_integer),
+        "names": ("names", list_of(NameSums.from_json)),
+    }
+
+
 class ForeignRequest(Struct, omit_defaults=True):
     """The parameters of ReadForeign."""
 
@@ -310,6 +385,7 @@ class StatusReply(Reply, kw_only=True):
     rmids_used: int
     pending: int
     in_limbo: bool | None = None
+    oldest_pending_ms: int | None = None
     groups: int
     foreign: list[Foreign]
     classes: list[str]
@@ -326,6 +402,7 @@ class StatusReply(Reply, kw_only=True):
         "rmidsUsed": ("rmids_used", decode_integer),
         "pending": ("pending", decode_integer),
         "inLimbo": ("in_limbo", optional(decode_boolean)),
+        "oldestPendingMs": ("oldest_pending_ms", optional(decode_integer)),
         "groups": ("groups", decode_integer),
         "foreign": ("foreign", list_of(Foreign.from_json)),
         "classes": ("classes", list_of(decode_text)),

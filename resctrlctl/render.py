@@ -7,7 +7,16 @@ import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 
-from resctrlctl.format import SYMBOLS, format_class, format_count, format_message, format_time, format_value, shorten
+from resctrlctl.format import (
+    SYMBOLS,
+    format_class,
+    format_count,
+    format_duration,
+    format_message,
+    format_time,
+    format_value,
+    shorten,
+)
 from resctrlctl.host_replies import (
     Bandwidth,
     Capacity,
@@ -274,7 +283,7 @@ def render_status(
     """
     has_energy = any("core_energy" in resource.events for resource in reply.capacity)
     mount = reply.mount if reply.mounted else f"{reply.mount} (not mounted)"
-    groups = format_count(reply.groups, "group") + (f", {reply.pending} pending" if reply.pending else "")
+    groups = format_count(reply.groups, "group") + _pending_text(reply)
     fields = [
         ("Mount", (printable(mount),)),
         ("Simulation", (printable(reply.simulation),) if reply.simulation else ()),
@@ -496,3 +505,10 @@ def average(value: str, unit: str, seconds: float) -> str:
         return shorten(Decimal(value) / Decimal(seconds), symbol)
     except InvalidOperation:
         return "-"
+
+
+def _pending_text(reply: StatusReply) -> str:
+    if not reply.pending:
+        return ""
+    waited = reply.oldest_pending_ms
+    return f", {reply.pending} pending" + ("" if waited is None else f" for {format_duration(waited / 1000)} at most")

@@ -55,6 +55,7 @@ _resctrlctl() {
         [doctor]=''
         [classes]='--root'
         [machine]='--domains'
+        [sums]='--by'
         [create]='--class --claim --attribute --no-pending --priority'
         [assign]='--pid --cgroup --tree --class --allow-class-change --take-over --member --claim --attribute --no-pending --priority'
         [release]='--claim --reason'
@@ -66,7 +67,7 @@ _resctrlctl() {
         [run]='--key --pid --cgroup --unit --class --take-over --best-effort --output --append --repeat --interval-print --events --field-separator'
     )
     local socket=''
-    local verbs='list top watch record plot show status doctor classes machine create assign release move hooks units profiles report run'
+    local verbs='list top watch record plot show status doctor classes machine sums create assign release move hooks units profiles report run'
     local typed=${COMP_LINE:0:COMP_POINT} verb='' action='' count=0 index word
     local -a words
     read -ra words <<<"$typed"
@@ -131,6 +132,10 @@ _resctrlctl() {
         --by)
             if [[ $verb == report ]]; then
                 __resctrlctl_words $'key\nnamespace\npod\nunit\nuser\nclass' "$current"
+                return
+            fi
+            if [[ $verb == sums ]]; then
+                __resctrlctl_words $'namespace\nslice\nuser\nprofile' "$current"
                 return
             fi
             __resctrlctl_words "$(printf '%s\n' workload pod namespace unit class domain)" "$current"

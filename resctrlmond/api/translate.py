@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from decimal import Decimal, localcontext
 
 from resctrlmond.api import types
 from resctrlmond.api.levels import levels
@@ -15,6 +16,8 @@ from resctrlmond.workloads import accounting, machine
 from resctrlmond.workloads.accounting import Quality, worst
 from resctrlmond.workloads.caveats import together
 from resctrlmond.workloads.model import Member, Workload
+from resctrlmond.workloads.states import NameKind
+from resctrlmond.workloads.sums import NameUse
 from resctrlmond.workloads.totals import as_reported
 from resctrlmond.workloads.unwatched import UnwatchedContainer
 from resctrlmond.workloads.usage import Usage
@@ -131,6 +134,32 @@ def pool_use(of: machine.PoolUse) -> types.PoolUse:
         quality=of.quality,
         # It can have the name of a directory, which need not be UTF-8.
         reason=text(of.reason) or None,
+    )
+
+
+def name_sums(grouping: NameKind, of: NameUse) -> types.NameSums:
+    """Convert what the workloads of one name used."""
+    return types.NameSums(
+        by=grouping,
+        name=of.name,
+        ends=[types.RunCount(quality=quality, runs=of.ends[quality]) for quality in Quality if of.ends.get(quality)],
+        running=of.running,
+        sums=[_sum(event, amounts) for event, amounts in sorted(of.amounts.items())],
+    )
+
+
+def _sum(event: str, amounts: Mapping[Quality, int | Decimal]) -> types.Sum:
+    known = {quality: number for quality, number in amounts.items() if quality is not Quality.UNKNOWN}
+    late, estimated = known.get(Quality.LATE), known.get(Quality.ESTIMATED)
+    with localcontext(counters.EXACTLY):
+        value = accounting.digits(sum(known.values())) if known else None
+    return types.Sum(
+        event=event,
+        unit=counters.event(event).unit,
+        value=value,
+        late=accounting.digits(late) if late else None,
+        estimated=accounting.digits(estimated) if estimated else None,
+        unknown_runs=int(amounts.get(Quality.UNKNOWN, 0)),
     )
 
 

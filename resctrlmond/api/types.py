@@ -17,7 +17,7 @@ import msgspec
 from resctrlmond.resctrl.kinds import Kind, Mode, Status
 from resctrlmond.workloads.changes import ChangeKind, ContainerState
 from resctrlmond.workloads.reports import Facts, Report, Sandbox
-from resctrlmond.workloads.states import EndRule, Pool, Quality, State
+from resctrlmond.workloads.states import EndRule, NameKind, Pool, Quality, State
 
 # The index of a file descriptor among those that come with a message: int in varlink, h over D-Bus.
 DescriptorIndex = Annotated[int, msgspec.Meta(extra={"dbus": "h"})]
@@ -365,6 +365,49 @@ class PoolUse(Reply, frozen=True, kw_only=True):
     """Why the quality is not exact."""
 
 
+class RunCount(Reply, frozen=True, kw_only=True):
+    """A number of runs of one quality."""
+
+    quality: Quality
+    """The worst quality of the totals of each run."""
+    runs: int
+    """How many runs."""
+
+
+class Sum(Reply, frozen=True, kw_only=True):
+    """The use of one event by all workloads of one name."""
+
+    event: str
+    """The event, as in Reading."""
+    unit: str
+    """The unit, as in Reading."""
+    value: str | None = None
+    """The number, with the parts that are not exact. Absent if no workload has a number."""
+    late: str | None = None
+    """The part of *value* that is _late_. Absent if there is none."""
+    estimated: str | None = None
+    """The part of *value* that is _estimated_. Absent if there is none."""
+    unknown_runs: int = 0
+    """How many runs have no number, so that their use is missing in *value*."""
+
+
+class NameSums(Reply, frozen=True, kw_only=True):
+    """The use of all workloads of one name."""
+
+    by: NameKind
+    """The grouping of the name."""
+    name: str
+    """The name. "" for the workloads that have none, and _(other)_ for names above 128 in the grouping or longer than
+    128 characters.
+    """
+    ends: list[RunCount]
+    """How many runs have ended."""
+    running: int = 0
+    """How many workloads have not ended."""
+    sums: list[Sum]
+    """The use of the runs that have ended, and of the others until now, in order of the event."""
+
+
 class Capacity(Reply, frozen=True, kw_only=True):
     """A monitoring resource of the machine."""
 
@@ -591,6 +634,13 @@ class ReadAllRequest(Request, frozen=True, kw_only=True):
     """Whether to return the use in each domain too. Default: _false_."""
 
 
+class SumsRequest(Request, frozen=True, kw_only=True):
+    """The parameters of Sums."""
+
+    by: NameKind | None = None
+    """The grouping to return. Default: all of them."""
+
+
 class ForeignRequest(Request, frozen=True, kw_only=True):
     """The parameters of ReadForeign."""
 
@@ -729,6 +779,21 @@ class MachineReply(Reply, frozen=True, kw_only=True):
     """The use of each pool, by domain and event."""
 
 
+class SumsReply(Reply, frozen=True, kw_only=True):
+    """The answer of Sums."""
+
+    since: str
+    """When the sums began: at the first start of the daemon after the boot."""
+    reset: str | None = None
+    """Why the sums began again after that, at *since*. Absent if they did not."""
+    read_at: str
+    """When the sums were read. The counters were read within half a second before."""
+    lost: int
+    """How many of the ended runs had lost a group."""
+    names: list[NameSums]
+    """The sums, in order of grouping and name. The names of each grouping have all workloads together."""
+
+
 class ReadForeignReply(Reply, frozen=True, kw_only=True):
     """The answer of ReadForeign."""
 
@@ -759,6 +824,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     """Whether pending workloads wait for RMIDs in limbo. Absent if no workload waits, because the kernel reports this
     only when an RMID is requested.
     """
+    oldest_pending_ms: int | None = None
+    """How many milliseconds the oldest pending workload has waited. Absent if no workload waits."""
     groups: int
     """How many workloads have a monitoring group."""
     foreign: list[Foreign]

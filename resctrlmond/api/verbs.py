@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -44,6 +44,7 @@ from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads import owners, plan
 from resctrlmond.workloads.caveats import lacking_sentence
+from resctrlmond.workloads.clock import seconds_since_ns
 from resctrlmond.workloads.errors import (
     AlreadyMonitored,
     ForeignGroup,
@@ -61,7 +62,7 @@ from resctrlmond.workloads.errors import (
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import EndRule, State, Workload
 from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.states import FOLLOW
+from resctrlmond.workloads.states import FOLLOW, NameKind
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -376,6 +377,18 @@ def _machine(manager: Manager, _request: types.NoParameters, _caller: Caller) ->
     )
 
 
+def _sums(manager: Manager, request: types.SumsRequest, _caller: Caller) -> types.SumsReply:
+    found = manager.read_sums(NameKind if request.by is None else [request.by])
+    names = (translate.name_sums(grouping, of) for grouping, of_grouping in found.names.items() for of in of_grouping)
+    return types.SumsReply(
+        since=found.since,
+        reset=found.reset or None,
+        read_at=found.read_at,
+        lost=found.lost,
+        names=bounded(names),
+    )
+
+
 def _watch(_manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.WatchReply:
     raise InvalidRequest("Watch has several replies", remedy="Call it over varlink, with 'more'")
 
@@ -408,6 +421,7 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
         rmids_used=seen.used,
         pending=pending,
         in_limbo=in_limbo,
+        oldest_pending_ms=_oldest_pending_ms(workloads),
         groups=sum(workload.state.has_group for workload in workloads),
         foreign=[translate.foreign(found) for found in seen.foreign],
         classes=[text(class_) for class_ in seen.classes],
@@ -415,6 +429,11 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
         bandwidth=translate.bandwidth(seen.bandwidth) if seen.bandwidth else None,
         problems=problems,
     )
+
+
+def _oldest_pending_ms(workloads: Iterable[Workload]) -> int | None:
+    begun = [one.first.created_ns for one in workloads if one.state is State.PENDING and one.first.created_ns]
+    return int(seconds_since_ns(min(begun)) * 1000) if begun else None
 
 
 # The errors of every verb. InternalError, which is not raised, stands for every other exception.
@@ -682,6 +701,21 @@ A client that does not read for long gets the error *TooSlow*, or its connection
 Return what the whole machine used since the daemon started, by pool: the groups of workloads, those of other
 programs, and the tasks that are in no group. Nothing that the hardware counted is left out or counted twice; where
 that cannot be shown, the quality is _estimated_. The counters are read at most every half second, however many
+clients call this.
+""",
+    ),
+    Verb(
+        "Sums",
+        Lane.COUNTERS,
+        types.SumsRequest,
+        types.SumsReply,
+        Access.READ,
+        _sums,
+        errors=(LimitExceeded,),
+        description="""
+Return what all workloads used since the boot, by namespace, slice, user and profile: those that have ended, also
+after their records and files are removed, and those that run until now. Each run is counted once, also after a kill
+of the daemon. No number falls when a workload ends. The counters are read at most every half second, however many
 clients call this.
 """,
     ),

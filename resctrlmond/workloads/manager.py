@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from resctrlmond.resctrl.counters import Reading
@@ -53,8 +55,9 @@ from resctrlmond.workloads.runs import (
 )
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.snapshot import Snapshots
-from resctrlmond.workloads.states import FOLLOW
+from resctrlmond.workloads.states import FOLLOW, NameKind
 from resctrlmond.workloads.store import Limit, Store, UnreadableRecord
+from resctrlmond.workloads.sums import Sums, SumsUse
 from resctrlmond.workloads.takeover import TakeOver
 from resctrlmond.workloads.totals import shown, summed
 from resctrlmond.workloads.tree_status import TreeStatus, TreeWatcher
@@ -105,6 +108,7 @@ class Manager:
             machine=machine,
             pod_times=PodTimes(store.folder),
         )
+        self.sums = store.sums = Sums(sums_path(store.folder), mark.boot_id, quality.final_totals)
         self.maintenance = Maintenance(self.context)
         # Gets the process of a new member, and its workload's key, before ``on_end`` of ``subscribe``; then owns it.
         self.on_assigned: Callable[[str, Process], None] = lambda _key, process: process.close()
@@ -114,6 +118,8 @@ class Manager:
         self._found_at_start: list[Problem] = []
         self._usage = SharedPass(lambda: tuple(self._read_each()))
         self._machine = SharedPass(self._read_machine)
+        # Held while the sums are read, so that the readings are used in their order.
+        self._reading_sums = threading.Lock()
         # By key: the use of workloads that are over, whose files do not change any more, while callers ask for it.
         self._ended_usage: dict[str, Usage] = {}
 
@@ -222,6 +228,7 @@ class Manager:
     def tick(self) -> None:
         """Do the work of a second (``Maintenance.tick``), and forget the problems of the start that are over."""
         self.maintenance.tick()
+        self._settle_sums()
         self._machine.forget_old()
         with contextlib.suppress(ResctrlError, OSError):  # the next call of read_machine() reports it
             self.context.machine.tick(has_trouble=self.context.interference.has_trouble)
@@ -426,7 +433,7 @@ class Manager:
                 # completes this end, and one that is killed before it has not begun.
                 group_ops.finish(self.context, txn, reason_text(reason), without_claims=[owner])
             workload = txn.workload
-            totals = self._totals(workload)
+            totals = shown(workload, self._totals(workload))
             released = Released(workload, workload.state.is_over, totals, self.nested_totals(workload, totals))
         if released.completed:
             # Before the next group is created, because the kernel would give it the counters that became free.
@@ -539,9 +546,10 @@ class Manager:
         key = canonical_key(key)
         found = self._read_running(key)
         if found is not None:
-            return found
+            workload, readings, totals = found
+            return workload, readings, shown(workload, totals)
         with self._store.transaction(key) as txn:
-            return txn.workload, [], self._totals(txn.workload)
+            return txn.workload, [], shown(txn.workload, self._totals(txn.workload))
 
     def nested_totals(self, workload: Workload, own: Iterable[Total]) -> list[Total]:
         """Return what the workloads inside this run used since it began, without its ``own`` totals.
@@ -559,10 +567,13 @@ class Manager:
         found = {usage.workload.key: usage for usage in self._usage.get()}
         if with_ended:
             found |= {usage.workload.key: usage for usage in self._read_ended()}
-        return [usage for _, usage in sorted(found.items())]
+        return [usage.shown() for _, usage in sorted(found.items())]
 
     def _read_running(self, key: str) -> tuple[Workload, list[Reading], list[Total]] | None:
-        """Return the workload with its counters and totals; None if it is over or ends now. Raises NoSuchWorkload."""
+        """Return the workload with the counters that it shows, and the totals of all events.
+
+        None if it is over or ends now. Raises NoSuchWorkload.
+        """
         while (workload := self._store.known(key)).state not in _ENDED:
             try:
                 readings = group_ops.readings(self.context, workload)
@@ -574,7 +585,7 @@ class Manager:
                     continue
                 now = nested.with_ended(self.context.snapshots, self._store.get, now)
                 values = [reading for reading in summed(readings) if now.shows(reading.event)]
-                found = now, values, shown(now, group_ops.totals(self.context, now, readings))
+                found = now, values, group_ops.totals(self.context, now, readings)
             except (ResctrlError, FileNotFoundError):
                 if self._store.get(key) is workload:
                     raise
@@ -624,6 +635,33 @@ class Manager:
         except (ResctrlError, OSError) as error:
             return Usage(self._store.known(key), error=str(error))
 
+    def read_sums(self, groupings: Iterable[NameKind] = NameKind) -> SumsUse:
+        """Return what all workloads used since the boot, by these names, from a reading that callers share.
+
+        Raises NotRead.
+        """
+        with self._reading_sums:
+            begun, usages = self._usage.get_with_begin()
+            # Between a loss and the next run, a workload is over, and still claimed.
+            interrupted = [workload.key for workload in self._store.unfinished() if workload.is_interrupted]
+            lost = []
+            for key in interrupted:
+                with contextlib.suppress(NoSuchWorkload):
+                    lost.append(self._usage_of(key))
+            return self.sums.read([*usages, *lost], begun, self._store.get, list(groupings))
+
+    def _settle_sums(self) -> None:
+        """Write the sums if they are out of date, and then the records that state so."""
+        self.sums.write()
+        for run in self.sums.unsettled():
+            # An error is among the problems of the sums; the next tick tries again.
+            with contextlib.suppress(ResctrlError, OSError), self._store.transaction_if_free(run[0]) as txn:
+                workload = txn.find() if txn is not None else None
+                if txn is None or not self.sums.settle(workload, run):
+                    continue
+                if workload is not None and workload.uncounted:
+                    txn.save(replace(workload, uncounted=False))
+
     def read_machine(self) -> MachineUse:
         """Return the use of the whole machine, from a reading that concurrent callers share.
 
@@ -666,7 +704,12 @@ class Manager:
         except (NoSuchGroup, NotMounted):
             readings = {}
         workload = nested.with_ended(self.context.snapshots, self._store.get, workload)
-        return shown(workload, group_ops.totals(self.context, workload, readings))
+        return group_ops.totals(self.context, workload, readings)
+
+
+def sums_path(records: str) -> str:
+    """Return the path of the file of the sums, which is beside the folder of the records."""
+    return os.path.join(os.path.dirname(records), "sums.json")
 
 
 _ENDED = {state for state in State if state.is_over} | {State.ENDING}

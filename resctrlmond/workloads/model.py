@@ -248,6 +248,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     ``profile`` and ``profile_source`` are those of the pod or of the container, as with a member. ``events`` and
     ``keeps_files`` are those of its profile when the run began: only events that these globs select are shown in
     files and figures, and without ``keeps_files`` the files are removed at the end of the run.
+    ``uncounted``: the run has ended, and the file of the sums lacks it (``sums.py``).
     """
 
     key: str
@@ -271,6 +272,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     prior_runs: PriorRuns | None = None
     part_of: tuple[str, ...] = ()
     left_tasks: bool = False
+    uncounted: bool = False
     nested: Nested = Nested()
 
     # -- groups

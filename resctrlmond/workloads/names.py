@@ -8,12 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]{1,248}\.(service|scope)")
+_SLICE = re.compile(r"/([A-Za-z0-9:_.\\@-]{1,248}\.slice)(?:/|\Z)")
 _USER_SLICE = re.compile(r"/user-([0-9]{1,10})\.slice/")
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
     """The names of a workload; "" for each that it does not have. ``user`` is a number.
+
+    ``slice`` is the outermost systemd slice, if the control groups of all members are in the same one.
 
     ``unit`` is that of the attributes; without one, it is ``unit_of_members``, the only systemd unit of the members.
     """
@@ -24,6 +27,7 @@ class Names:
     unit: str
     unit_of_members: str
     user: str
+    slice: str
 
 
 def names_of(attributes: Mapping[str, str], cgroups: Iterable[str]) -> Names:
@@ -31,6 +35,7 @@ def names_of(attributes: Mapping[str, str], cgroups: Iterable[str]) -> Names:
     paths = [path for path in cgroups if path]
     units = {unit_of(path) for path in paths}
     unit = units.pop() if len(units) == 1 else ""
+    slices = {found[1] if (found := _SLICE.search(path)) else "" for path in paths}
     users = {found[1] for path in paths if (found := _USER_SLICE.search(path))}
     return Names(
         namespace=attributes.get("pod.namespace", ""),
@@ -39,6 +44,7 @@ def names_of(attributes: Mapping[str, str], cgroups: Iterable[str]) -> Names:
         unit=attributes.get("unit", "") or unit,
         unit_of_members=unit,
         user=users.pop() if len(users) == 1 else "",
+        slice=slices.pop() if len(slices) == 1 else "",
     )
 
 

@@ -55,6 +55,10 @@ class Recovery:
         ctx = self._ctx
         self.unreadable = ctx.store.load()
         problems = [Problem(str(item), functools.partial(self._is_kept, item)) for item in self.unreadable]
+        if (sums := ctx.store.sums) is not None:
+            if reset := sums.load():
+                problems.append(Problem(reset, functools.partial(os.path.lexists, sums.set_aside_path)))
+            sums.recover(ctx.store.by_key(), {item.key for item in self.unreadable})
         for workload in ctx.store.all():
             with self._reported(workload.key, problems), ctx.store.transaction(workload.key) as txn:
                 ends.add_unseen_end(ctx, txn)

@@ -75,6 +75,19 @@ class Pool(enum.StrEnum):
     """What the processor packages used beyond their cores. Absent where the host does not show their energy."""
 
 
+class NameKind(enum.StrEnum):
+    """A kind of names, by which the sums add up workloads."""
+
+    NAMESPACE = "namespace"
+    """The namespace of Kubernetes."""
+    SLICE = "slice"
+    """The outermost systemd slice of its control groups, such as _system.slice_."""
+    USER = "user"
+    """The number of the user whose slice has its control groups."""
+    PROFILE = "profile"
+    """Its profile, see *resctrlmond-profiles*(5)."""
+
+
 class Quality(enum.StrEnum):
     """How far a total can be trusted."""
 

@@ -38,6 +38,7 @@ from resctrlmond.workloads.model import (
     replace,
 )
 from resctrlmond.workloads.reasons import Reason
+from resctrlmond.workloads.sums import Sums, run_of
 from resctrlmond.workloads.validation import canonical_key, valid_class
 
 _SUFFIX = ".json"
@@ -104,8 +105,12 @@ class Transaction(msgspec.Struct, frozen=True, eq=False):
         try:
             if before is not None:
                 store.before_save(before if unsaved is None else unsaved.on_disk, workload)
-                if workload.is_finished and not before.is_finished and not is_undo:
+                is_end = workload.is_finished and not before.is_finished and not is_undo
+                if is_end:
                     store.before_finish(workload)
+                counted = store.counted(before, workload, is_end=is_end)
+                if counted is not workload:
+                    workload, data = counted, encode(counted)
             with writing(path):
                 if path in store._unreadable:
                     store._keep_unreadable(path)
@@ -117,6 +122,8 @@ class Transaction(msgspec.Struct, frozen=True, eq=False):
                 store._keep_unsaved(before, workload if is_undo else _with_downgrades(before, _by_nonce(workload)))
             raise
         store._unsaved.pop(self.key, None)
+        if store.sums is not None and workload.is_finished:
+            store.sums.saved(workload)
         store._keep(workload, len(data))
         store.on_change(self.key, workload)
         return workload
@@ -133,6 +140,9 @@ class Transaction(msgspec.Struct, frozen=True, eq=False):
     def drop(self) -> None:
         """Remove the workload and its record. Raises NotWritten."""
         store, path = self._store, self._store.path(self.key)
+        before = self.find()
+        if store.sums is not None and before is not None and before.uncounted:
+            store.sums.settle(before, run_of(before))
         with writing(path):
             if path in store._unreadable:
                 store._keep_unreadable(path)
@@ -152,7 +162,8 @@ class Store:
     ``before_save`` is called before a record is replaced, with the workload of the last record and the new one.
     ``before_finish`` is called before a record is saved in which the run has finished, and again if that save failed.
     If it raises NotWritten, the record is not saved. ``on_unsaved`` is called with the key of a workload that is kept
-    in memory only. ``on_end`` is called with the key after each transaction, whether or not it changed the workload.
+    in memory only. ``sums`` counts each run that ends. ``on_end`` is called with the key after each transaction,
+    whether or not it changed the workload.
     """
 
     def __init__(self, folder: str) -> None:
@@ -162,6 +173,7 @@ class Store:
         self.before_finish: Callable[[Workload], None] = lambda _workload: None
         self.on_unsaved: Callable[[str], None] = lambda _key: None
         self.on_end: Callable[[str], None] = lambda _key: None
+        self.sums: Sums | None = None
         self._workloads: dict[str, Workload] = {}
         # How often a workload was saved or removed. Read it before the workloads.
         self.changes = 0
@@ -297,6 +309,16 @@ class Store:
             )
 
     # -- write
+
+    def counted(self, before: Workload, workload: Workload, *, is_end: bool) -> Workload:
+        """Add a run that ends to the sums. Return the workload that states whether their file lacks the run."""
+        sums = self.sums
+        if sums is None:
+            return workload
+        if before.uncounted and run_of(before) != run_of(workload):
+            sums.settle(before, run_of(before))  # its record is about to be replaced
+        is_lacking = workload.is_finished and (not sums.count(workload) if is_end else sums.lacks(workload))
+        return workload if workload.uncounted == is_lacking else replace(workload, uncounted=is_lacking)
 
     def path(self, key: str) -> str:
         """Return the path of a record."""

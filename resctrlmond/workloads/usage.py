@@ -15,6 +15,7 @@ from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.totals import shown
 
 # A pass serves all callers that come until then, counted from its start.
 INTERVAL_S = 0.5
@@ -25,7 +26,7 @@ PATIENCE_S = 30.0
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """The use of one workload: its totals since the baseline, at ``read_at`` (RFC 3339, UTC).
+    """The use of one workload: the totals of all events since the baseline, at ``read_at`` (RFC 3339, UTC).
 
     ``readings`` are the values of its counters at that time, summed over its groups. Without any group, there are
     none. ``error`` is the reason for which the totals are missing; "" if they are not.
@@ -36,6 +37,12 @@ class Usage(msgspec.Struct, frozen=True):
     readings: tuple[Reading, ...] = ()
     totals: tuple[Total, ...] = ()
     error: str = ""
+
+    def shown(self) -> Usage:
+        """Return the usage without the totals of events that the workload's profile leaves out."""
+        if not self.workload.events:
+            return self
+        return msgspec.structs.replace(self, totals=tuple(shown(self.workload, self.totals)))
 
 
 T = TypeVar("T")
@@ -59,7 +66,11 @@ class SharedPass(Generic[T]):
         self._last: _Pass[T] | None = None
 
     def get(self) -> T:
-        """Return the last pass if it began within the interval, else read all workloads.
+        """Return the last pass if it began within the interval, else read all workloads. Raises NotRead."""
+        return self.get_with_begin()[1]
+
+    def get_with_begin(self) -> tuple[float, T]:
+        """Return the time.monotonic() at which the pass began, and what it read; see ``get``.
 
         Raises NotRead if another thread reads them and does not end, because the kernel does not answer.
         """
@@ -73,7 +84,7 @@ class SharedPass(Generic[T]):
             if self._last is None or begun - self._last.begun >= INTERVAL_S:
                 self._begun_at = utc_now()
                 self._last = _Pass(begun, self._read())
-            return self._last.found
+            return self._last.begun, self._last.found
         finally:
             self._lock.release()
 

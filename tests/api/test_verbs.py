@@ -251,6 +251,7 @@ def test_only_verbs_that_read_are_for_readers() -> None:
         "Read",
         "ReadAll",
         "Machine",
+        "Sums",
         "ReadForeign",
         "Status",
         "Watch",

@@ -87,6 +87,7 @@ class Harness:
         try:
             self.host.check()
             self.host.check_ledger()
+            self.host.check_sums()
         except AssertionError as error:
             raise AssertionError(f"after the restart: {error}") from error
         self._check_not_lost(verb, "after the restart")
@@ -181,6 +182,7 @@ class Harness:
         self._check_not_lost(verb, where)
         self.host.check()
         self.host.check_ledger()
+        self.host.check_sums()
         for record in manager.workloads():
             manager.context.snapshots.delete(record.key)
             drop(manager.context.store, record.key)

@@ -159,6 +159,11 @@ class Site:
 
         self._settled(nothing_stays)
         self.check()
+        if not is_loss:
+            # Each generation of a key is a run that has ended.
+            runs = sum(record.generation for record in self.outside.on_disk())
+            counted = [one["runs"] for of in self.call("Sums", by="slice")["names"] for one in of["ends"]]
+            assert sum(counted) == runs, (counted, runs)
         for key, used in self._used.items():
             self._check_total(key, used)
         self._used.clear()

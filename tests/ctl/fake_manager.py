@@ -166,6 +166,7 @@ class FakeManager:
             "ListUnwatched": types.NoParameters,
             "Status": types.NoParameters,
             "Machine": types.NoParameters,
+            "Sums": types.SumsRequest,
         }
         return Interface(INTERFACE, text, {name: self._method(name, kind) for name, kind in requests.items()})
 
@@ -202,6 +203,9 @@ class FakeManager:
 
     def machine(self, _request: types.NoParameters) -> types.MachineReply:
         return types.MachineReply(since=NOW, read_at=NOW, pools=[])
+
+    def sums(self, _request: types.SumsRequest) -> types.SumsReply:
+        return types.SumsReply(since=NOW, read_at=NOW, lost=0, names=[])
 
     def create(self, request: types.CreateRequest) -> types.WorkloadReply:
         workload = self.workloads.get(request.key) or self.add(

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from decimal import Decimal
 from pathlib import Path
 
 from resctrlmond.daemon.ledger import Ledger, run_of
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.states import NameKind
 from tests.workloads.conftest import Host
 
 
@@ -68,3 +71,24 @@ class LedgerHost(Host):
         recorded = self.journal.recorded(ended)
         assert recorded == ended, "an ended run has no entry"
         assert self.ledger.describe() == ""
+
+    def check_sums(self) -> None:
+        """Check that the sums have each run of the journal once, with its totals, and no other run."""
+        store = self.manager.context.store
+        found = self.manager.sums.read([], float("inf"), store.get, list(NameKind))
+        runs = {entry["RESCTRLMON_RUN"]: entry for entry in self.journal.entries()}
+        prefix = "RESCTRLMON_TOTAL_"
+        truth: dict[str, Decimal] = {}
+        for entry in runs.values():
+            for field in (name for name in entry if name.startswith(prefix)):
+                event = field.removeprefix(prefix).lower()
+                truth[event] = truth.get(event, Decimal(0)) + Decimal(entry[field])
+        for grouping, names in found.names.items():
+            assert sum(sum(one.ends.values()) for one in names) == len(runs), grouping
+            used: dict[str, Decimal] = {}
+            for one in names:
+                for event, amounts in one.amounts.items():
+                    numbers = [number for quality, number in amounts.items() if quality is not Quality.UNKNOWN]
+                    if numbers:
+                        used[event] = used.get(event, Decimal(0)) + sum(numbers)
+            assert used == truth, grouping

@@ -15,7 +15,7 @@ from tests.interfaces.declaration import plain
 
 # The verbs about one workload, or about all: list and run need no others. resctrlctl does not call Reconcile.
 _ABOUT_WORKLOADS = (*("Create", "Assign", "AddMember", "RemoveMember", "Release", "Move", "Get", "Read", "ReadAll"),)
-_ABOUT_THE_HOST = ("List", "ListPods", "ListUnwatched", "Watch", "Machine", "ReadForeign", "Status")
+_ABOUT_THE_HOST = ("List", "ListPods", "ListUnwatched", "Watch", "Machine", "Sums", "ReadForeign", "Status")
 _PLAIN = {shapes.StrType: "str", shapes.BoolType: "bool", shapes.IntType: "int"}
 _DECODERS = {shapes.StrType: "decode_text", shapes.BoolType: "decode_boolean", shapes.IntType: "decode_integer"}
 _HEAD = '''# SPDX-License-Identifier: Apache-2.0

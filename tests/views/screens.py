@@ -43,6 +43,8 @@ VERBS: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...] = (
     (("status",), (0,)),
     (("machine",), (0,)),
     (("machine", "--domains"), (0,)),
+    (("sums",), (0,)),
+    (("sums", "--by", "slice"), (0,)),
     (("classes",), (0,)),
     (("doctor",), (0, 8, 9)),
     (("run", "-r", "2", "true"), (0,)),

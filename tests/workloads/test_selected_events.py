@@ -17,6 +17,7 @@ from resctrlmond.workloads.event_globs import problem_of, selects, unmatched
 from resctrlmond.workloads.profiles import Profile, Profiles
 from resctrlmond.workloads.reports import Facts
 from resctrlmond.workloads.requests import Assigned
+from resctrlmond.workloads.states import NameKind
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment, machine
 
@@ -183,6 +184,23 @@ def test_all_events_stay_in_the_view_of_the_machine(host: Host, spawn: Callable[
     pools = host.manager._read_machine().pools
     tracked = [use.number for use in pools if use.event.name == "mbm_total_bytes" and use.pool == "tracked"]
     assert sum(number or 0 for number in tracked) > 0
+
+
+def test_hidden_events_and_runs_without_files_are_in_the_sums(host: Host, spawn: Callable[[], int]) -> None:
+    use(host, events=ENERGY, keeps_files=False)
+    pid = spawn()
+    begin(host, pid)
+    Control(host.mountpoint).run(pid, 1_000_000_000)
+    (running,) = [one for one in host.manager.read_sums().names[NameKind.PROFILE] if one.name == "p"]
+    hidden = running.amounts["mbm_total_bytes"]
+    assert sum(hidden.values()) > 0
+    assert {total.event.name for usage in host.manager.read_all() for total in usage.totals} == set(ENERGY)
+    host.manager.release("k", owner="test")
+    host.manager.tick()
+    host.restart()
+    (ended,) = [one for one in host.manager.read_sums().names[NameKind.PROFILE] if one.name == "p"]
+    assert ended.amounts["mbm_total_bytes"] == hidden
+    assert sum(ended.ends.values()) == 1
 
 
 def test_files_that_are_not_kept_are_removed_at_the_end(host: Host, spawn: Callable[[], int]) -> None:

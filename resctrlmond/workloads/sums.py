@@ -1,0 +1,624 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sums: what all workloads used since the boot, by namespace, slice, user and profile.
+
+They are in the file ``sums.json`` and in memory. A run is added in the step that ends it: first to the file, then its
+record states the end. For each run whose record does not state the end yet, the file also holds the amounts of that
+run that it includes, so a daemon that is killed between the two steps counts no run twice. If the file cannot be
+written, the run ends nevertheless: its record states that the file lacks it (``Workload.uncounted``), and a tick
+writes the file later.
+
+The amounts of running workloads are added when a caller asks. Amounts that a caller has got are not taken back: a
+counter that falls would look like a new start. If a running workload gets another name, only what it uses from then
+on is added to that name.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from decimal import Decimal, localcontext
+
+import msgspec
+
+from resctrlmond.resctrl.counters import EXACTLY, Kind
+from resctrlmond.resctrl.errors import NotRead, ResctrlError
+from resctrlmond.workloads.accounting import Quality, Total, digits, worst
+from resctrlmond.workloads.atomic_files import read_file, write_file, writing
+from resctrlmond.workloads.clock import utc_now
+from resctrlmond.workloads.errors import NotWritten
+from resctrlmond.workloads.model import State, Workload
+from resctrlmond.workloads.names import names_of
+from resctrlmond.workloads.states import NameKind
+from resctrlmond.workloads.usage import Usage
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+# Further names of a grouping, and names that are too long, are counted together under OTHER. Callers choose names:
+# without a limit, each end would write more, and Prometheus would store more series.
+MAX_NAMES = 128
+MAX_NAME_LENGTH = 128
+# Not a namespace of Kubernetes, nor a slice, a user or a profile.
+OTHER = "(other)"
+
+_MODE = 0o640
+_SET_ASIDE = ".unreadable"
+_NUMBER = re.compile(r"[0-9]{1,60}(\.[0-9]{1,9})?", re.ASCII)
+_MAX_EVENTS = 64
+# So many ends are kept for readings that began before them, and each for at least so long: a reading takes less.
+_MOST_ENDS = 4096
+_KEEP_ENDS_S = 120.0
+
+Number = int | Decimal
+# A run: its key, its generation and the nonce of its first group.
+Run = tuple[str, int, int]
+# The name of a workload in each grouping; "" for a grouping in which it has none.
+Names = tuple[str, ...]
+# By event, the amount of each quality. That of UNKNOWN is the number of runs without a number.
+Amounts = dict[str, dict[Quality, Number]]
+
+
+class NameUse(msgspec.Struct, frozen=True):
+    """The use of all workloads of one name: of those that ended, and of those that run until now.
+
+    ``ends`` is how many runs ended, by the worst quality of their totals. ``running`` is how many have not ended.
+    """
+
+    name: str
+    ends: dict[Quality, int]
+    running: int
+    amounts: Amounts
+
+
+class SumsUse(msgspec.Struct, frozen=True):
+    """The sums by grouping, each in order of the name, from one reading.
+
+    ``since`` and ``read_at`` are times (RFC 3339, UTC). ``reset`` is the reason for which the sums began again after
+    the boot; "" if they did not. ``lost`` is how many of the ended runs had lost a group.
+    """
+
+    since: str
+    read_at: str
+    reset: str
+    lost: int
+    names: dict[NameKind, list[NameUse]]
+
+
+class _Use(msgspec.Struct):
+    """The use of one run. ``parts``: by names and event, what was counted under these names.
+
+    ``workload`` has the present names ``names``.
+    """
+
+    names: Names
+    workload: Workload | None = None
+    parts: dict[Names, dict[str, Number]] = msgspec.field(default_factory=dict)
+    qualities: dict[str, Quality] = msgspec.field(default_factory=dict)
+
+    def take(self, totals: Iterable[Total]) -> None:
+        """Add what these totals exceed the known amounts by, under the present names. No amount falls."""
+        for total in totals:
+            name = total.event.name
+            if total.event.kind is Kind.GAUGE or (name not in self.qualities and len(self.qualities) >= _MAX_EVENTS):
+                continue
+            known = [part[name] for part in self.parts.values() if name in part]
+            before = sum(known)
+            if total.number is None and known:
+                self.qualities[name] = worst(self.qualities[name], Quality.ESTIMATED)
+                continue
+            self.qualities[name] = total.quality
+            if total.number is None:
+                continue
+            if total.number < before:
+                self.qualities[name] = worst(total.quality, Quality.ESTIMATED)
+            elif total.number > before or not known:
+                part = self.parts.setdefault(self.names, {})
+                part[name] = part.get(name, 0) + total.number - before
+
+    def amounts(self) -> Iterable[tuple[Names, str, Quality, Number]]:
+        """Yield what each name used of each event; 1 with UNKNOWN for an event without a number."""
+        for name, quality in self.qualities.items():
+            found = [(names, part[name]) for names, part in self.parts.items() if name in part]
+            if not found:
+                yield self.names, name, Quality.UNKNOWN, 1
+            for names, number in found:
+                yield names, name, quality, number
+
+    @property
+    def quality(self) -> Quality:
+        """The worst quality of the events."""
+        return worst(*self.qualities.values()) if self.qualities else Quality.UNKNOWN
+
+
+class _Counted(msgspec.Struct):
+    """A run that is in the sums. The file has it from ``version`` on.
+
+    ``had_loss``: the run lost a group.
+    """
+
+    use: _Use
+    version: int
+    had_loss: bool
+
+
+class _Name(msgspec.Struct):
+    """The ended runs of one name. ``encoded`` is their text in the file; None if it has changed."""
+
+    ends: dict[Quality, int] = msgspec.field(default_factory=dict)
+    amounts: Amounts = msgspec.field(default_factory=dict)
+    encoded: bytes | None = None
+
+
+class Sums:
+    """The sums in the file ``path``. ``final_totals`` returns the totals of a run that has ended. Thread-safe.
+
+    The guard is held while numbers are added, never during an access to a file.
+    """
+
+    def __init__(self, path: str, boot_id: str, final_totals: Callable[[Workload], Sequence[Total]]) -> None:
+        self._path = path
+        self._boot_id = boot_id
+        self._final_totals = final_totals
+        self._guard = threading.Lock()
+        self._writing = threading.Lock()
+        self._since, self._reset, self._lost = utc_now(), "", 0
+        self._names: dict[NameKind, dict[str, _Name]] = {grouping: {} for grouping in NameKind}
+        # The runs in the sums whose records do not state that yet.
+        self._counted: dict[Run, _Counted] = {}
+        # The ended runs that are not in the sums, because their totals could not be read.
+        self._unread: set[Run] = set()
+        # By key: the amounts of running workloads that a caller has got.
+        self._shown: dict[str, _Use] = {}
+        # By key: when a run ended (time.monotonic()). Readings that began before are about that run.
+        self._ends: dict[str, float] = {}
+        # The version of the sums in memory, and that of the file.
+        self._version, self._written = 1, 0
+        self._problem = ""
+
+    # -- start
+
+    def load(self) -> str:
+        """Read the file of the last daemon. Return why the sums begin again, as a sentence; "" if they do not.
+
+        A file that cannot be used is set aside. Raises NotRead if it is not known what the file holds.
+        """
+        try:
+            self._take(self._read())
+        except FileNotFoundError:
+            return ""
+        except (_Unusable, OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
+            why = str(error)
+        except NotRead as error:
+            if error.errno != errno.EIO:
+                raise
+            why = str(error)
+        else:
+            return ""
+        aside = self._path + _SET_ASIDE
+        try:
+            os.rename(self._path, aside)
+        except OSError as error:
+            log.warning("cannot set aside %s: %s", self._path, error)
+        self._since, self._reset = utc_now(), why
+        return (
+            f"{self._path}: {why}. The sums begin again; the file is kept as {aside}: remove it if it is not needed"
+        )
+
+    @property
+    def set_aside_path(self) -> str:
+        """The path of a file that could not be used."""
+        return self._path + _SET_ASIDE
+
+    def _read(self) -> bytes:
+        try:
+            return read_file(self._path)
+        except NotRead as error:
+            if error.errno != errno.EIO:
+                raise
+        return read_file(self._path)  # an error that passes must not cost the sums
+
+    def _take(self, data: bytes) -> None:
+        version = _VERSION_DECODER.decode(data).version
+        if version != VERSION:
+            raise _Unusable(f"written by another version of resctrlmond (format {version}, not {VERSION})")
+        found = _DECODER.decode(data)
+        if found.boot_id != self._boot_id:
+            raise _Unusable("written before this boot")
+        names = {grouping: _names_from(found.sums.get(grouping, {})) for grouping in NameKind}
+        counted = {(one.key, one.generation, one.nonce): _counted_from(one) for one in found.counted}
+        self._since, self._reset, self._lost = found.since, found.reset, found.lost
+        self._names, self._counted, self._written = names, counted, self._version
+
+    def recover(self, workloads: Mapping[str, Workload], unreadable: Collection[str]) -> None:
+        """Compare with the records of the last daemon, and write the file.
+
+        ``unreadable`` are the keys of further records.
+        """
+        for run in list(self._counted):
+            workload = workloads.get(run[0])
+            is_open = run[0] in unreadable if workload is None else run_of(workload) == run and _is_open(workload)
+            if not is_open:
+                del self._counted[run]
+        for workload in workloads.values():
+            if workload.uncounted and workload.is_finished and run_of(workload) not in self._counted:
+                self._count(workload)
+        self.write()
+
+    # -- ends
+
+    def count(self, workload: Workload) -> bool:
+        """Add a run that has ended, or replace what was added of it before. Return whether the file has it.
+
+        Raises nothing: an end must not fail because of the sums.
+        """
+        return self._count(workload) and self.write()
+
+    def _count(self, workload: Workload) -> bool:
+        """Add a run to the sums in memory. Return False if its totals cannot be read."""
+        run = run_of(workload)
+        try:
+            totals = self._final_totals(workload)
+        except (ResctrlError, OSError) as error:
+            with self._guard:
+                self._unread.add(run)
+                self._problem = f"the sums lack a run of {workload.key}: {error}"
+            return False
+        except Exception:
+            # A defect here must not keep a workload from ending.
+            log.exception("%s: the totals of the ended run cannot be computed for the sums", workload.key)
+            totals = ()
+        with self._guard, localcontext(EXACTLY):
+            self._unread.discard(run)
+            known = self._counted.get(run)
+            if known is None:
+                use = self._shown.pop(workload.key, None) or _Use(())
+                use.names = self._slots(_names(workload))
+            else:
+                use = _copy(known.use)
+            use.take(totals)
+            use.workload = None
+            self._ends[workload.key] = time.monotonic()
+            if len(self._ends) > _MOST_ENDS:
+                self._forget_ends(time.monotonic() - _KEEP_ENDS_S)
+            counted = _Counted(use, self._version + 1, _had_loss(workload))
+            if known is not None:
+                counted.version = known.version
+                if (known.use, known.had_loss) == (use, counted.had_loss):
+                    return True
+                counted.version = self._version + 1
+                self._add(known, -1)
+            self._add(counted, 1)
+            self._counted[run] = counted
+            self._version += 1
+        return True
+
+    def saved(self, workload: Workload) -> None:
+        """Forget the amounts of a run whose record now states the end, and that the file has it."""
+        with self._guard:
+            # A reading that began since count() may have found it running.
+            self._ends[workload.key] = time.monotonic()
+            if not workload.uncounted:
+                self._counted.pop(run_of(workload), None)
+
+    def lacks(self, workload: Workload) -> bool:
+        """Return whether the file lacks an ended run."""
+        run = run_of(workload)
+        with self._guard:
+            counted = self._counted.get(run)
+            return run in self._unread or (counted is not None and counted.version > self._written)
+
+    def unsettled(self) -> list[Run]:
+        """Return the ended runs whose records may state that the file lacks them."""
+        with self._guard:
+            return [*self._unread, *self._counted]
+
+    def settle(self, workload: Workload | None, run: Run) -> bool:
+        """Count a run of ``unsettled`` again if its totals could not be read. Return whether the file has it now.
+
+        ``workload`` is the present one of its key. A run that has no record any more is forgotten.
+        """
+        if workload is None or run_of(workload) != run:
+            with self._guard:
+                self._unread.discard(run)
+                counted = self._counted.get(run)
+                if counted is not None and counted.version <= self._written:
+                    del self._counted[run]
+            return False
+        if not workload.is_finished or (run in self._unread and not self._count(workload)):
+            return False
+        return self.write()
+
+    def _add(self, counted: _Counted, sign: int) -> None:
+        use, quality = counted.use, counted.use.quality
+        for grouping, name in zip(NameKind, use.names, strict=True):
+            of = self._name(grouping, name)
+            of.ends[quality] = of.ends.get(quality, 0) + sign
+        for names, event, of_amount, number in use.amounts():
+            for grouping, name in zip(NameKind, names, strict=True):
+                amounts = self._name(grouping, name).amounts.setdefault(event, {})
+                amounts[of_amount] = amounts.get(of_amount, 0) + sign * number
+        self._lost += sign * counted.had_loss
+
+    def _name(self, grouping: NameKind, name: str) -> _Name:
+        """Return the sums of a name, which is about to change."""
+        of = self._names[grouping].setdefault(name, _Name())
+        of.encoded = None
+        return of
+
+    def _slots(self, names: Names) -> Names:
+        """Return the names under which a run with these names is counted, and reserve them."""
+        return tuple(self._slot(grouping, name) for grouping, name in zip(NameKind, names, strict=True))
+
+    def _slot(self, grouping: NameKind, name: str) -> str:
+        known = self._names[grouping]
+        if name in known:
+            return name
+        if name and (len(name) > MAX_NAME_LENGTH or sum(map(_takes_slot, known)) >= MAX_NAMES):
+            name = OTHER
+        if name not in known:
+            known[name] = _Name()
+            self._version += 1
+        return name
+
+    # -- file
+
+    def write(self) -> bool:
+        """Write the file if it is out of date. Return whether it is up to date now. One write serves several ends."""
+        with self._guard:
+            needed = self._version
+        with self._writing:
+            if self._written >= needed:
+                return True
+            try:
+                with self._guard:
+                    version, data = self._version, self._encoded()
+                with writing(self._path):
+                    write_file(self._path, data, mode=_MODE)
+            except NotWritten as error:
+                self._report(f"the sums are out of date: {error}")
+                return False
+            except Exception:
+                log.exception("the sums cannot be written")
+                self._report("the sums are out of date: see the log of resctrlmond")
+                return False
+            with self._guard:
+                self._written = version
+                if not self._unread:
+                    self._problem = ""
+            return True
+
+    def _report(self, problem: str) -> None:
+        with self._guard:
+            if self._problem != problem:
+                log.warning("%s", problem)
+            self._problem = problem
+
+    @property
+    def problem(self) -> str:
+        """The present problem as a sentence; "" if there is none."""
+        return self._problem
+
+    def _encoded(self) -> bytes:
+        """Return the content of the file. Only the names that have changed are encoded."""
+        head = {
+            "version": VERSION,
+            "bootId": self._boot_id,
+            "since": self._since,
+            "reset": self._reset,
+            "lost": self._lost,
+        }
+        parts = [msgspec.json.encode(head)[:-1], b',\n"sums":{']
+        for number, (grouping, names) in enumerate(self._names.items()):
+            parts.append(b'%b\n"%b":{\n' % (b"," if number else b"", grouping.encode()))
+            parts.append(b",\n".join([of.encoded or _encode(name, of) for name, of in names.items()]))
+            parts.append(b"}")
+        counted = [_encoded_run(run, counted) for run, counted in self._counted.items()]
+        parts.append(b'},\n"counted":%b}\n' % msgspec.json.encode(counted))
+        return b"".join(parts)
+
+    # -- reading
+
+    def read(
+        self,
+        usages: Iterable[Usage],
+        begun: float,
+        find: Callable[[str], Workload | None],
+        groupings: Collection[NameKind],
+    ) -> SumsUse:
+        """Return the sums of these groupings with the ``usages`` of a reading that began at ``begun``.
+
+        ``begun`` is of time.monotonic(). ``find`` returns the present workload of a key. The calls come in the order
+        of their readings.
+        """
+        read = set()
+        with localcontext(EXACTLY):
+            for usage in usages:
+                read.add(usage.workload.key)
+                with self._guard:  # for each, so that an end does not wait for all of them
+                    self._show(usage, begun)
+        with self._guard, localcontext(EXACTLY):
+            for key in self._shown.keys() - read:
+                workload = find(key)
+                if workload is None or (workload.is_finished and run_of(workload) not in self._unread):
+                    self._keep_discarded(key)
+            names = {grouping: _copies(self._names[grouping]) for grouping in groupings}
+            running: dict[tuple[NameKind, str], int] = {}
+            for use in self._shown.values():
+                for grouping, name in zip(NameKind, use.names, strict=True):
+                    if grouping in names:
+                        running[grouping, name] = running.get((grouping, name), 0) + 1
+                for of_names, event, quality, number in use.amounts():
+                    for grouping, name in zip(NameKind, of_names, strict=True):
+                        if grouping in names:
+                            amounts = names[grouping][name].amounts.setdefault(event, {})
+                            amounts[quality] = amounts.get(quality, 0) + number
+            found = {
+                grouping: [
+                    NameUse(name, of.ends, running.get((grouping, name), 0), of.amounts)
+                    for name, of in sorted(of_grouping.items())
+                ]
+                for grouping, of_grouping in names.items()
+            }
+            return SumsUse(self._since, utc_now(), self._reset, self._lost, found)
+
+    def _show(self, usage: Usage, begun: float) -> None:
+        workload = usage.workload
+        if self._ends.get(workload.key, -1.0) >= begun:
+            return
+        is_ending = workload.state is State.ENDING or workload.state.is_over
+        if is_ending and run_of(workload) in self._counted:
+            return
+        use = self._shown.setdefault(workload.key, _Use(()))
+        if use.workload is not workload:
+            use.workload, use.names = workload, self._slots(_names(workload))
+        use.take(usage.totals)
+
+    def _keep_discarded(self, key: str) -> None:
+        """Keep the amounts that a caller has got of a run that a failed call has undone since then."""
+        use = self._shown.pop(key)
+        for names, event, quality, number in use.amounts():
+            for grouping, name in zip(NameKind, names, strict=True):
+                if quality is not Quality.UNKNOWN and number:
+                    amounts = self._name(grouping, name).amounts.setdefault(event, {})
+                    amounts[Quality.ESTIMATED] = amounts.get(Quality.ESTIMATED, 0) + number
+                    self._version += 1
+
+    def _forget_ends(self, before: float) -> None:
+        self._ends = {key: then for key, then in self._ends.items() if then >= before}
+
+
+class _Unusable(Exception):
+    """The file cannot be used, although it can be read."""
+
+
+def run_of(workload: Workload) -> Run:
+    """Return the identity of a run."""
+    return workload.key, workload.generation, workload.first.nonce
+
+
+def _is_open(workload: Workload) -> bool:
+    """Whether the record does not state yet that the run has ended and is in the file."""
+    return not workload.is_finished or workload.uncounted
+
+
+def _had_loss(workload: Workload) -> bool:
+    return workload.state is State.LOST or workload.prior_runs is not None
+
+
+def _names(workload: Workload) -> Names:
+    found = names_of(workload.attributes, [*(member.cgroup for member in workload.members), workload.pod_cgroup])
+    return found.namespace, found.slice, found.user, workload.profile
+
+
+def _takes_slot(name: str) -> bool:
+    return name not in ("", OTHER)
+
+
+def _copy(use: _Use) -> _Use:
+    parts = {names: dict(part) for names, part in use.parts.items()}
+    return _Use(use.names, None, parts, dict(use.qualities))
+
+
+def _copies(names: Mapping[str, _Name]) -> dict[str, _Name]:
+    return {
+        name: _Name(dict(of.ends), {event: dict(amounts) for event, amounts in of.amounts.items()})
+        for name, of in names.items()
+    }
+
+
+# -- the file
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+class _NameInFile(msgspec.Struct):
+    ends: dict[Quality, int]
+    amounts: dict[str, dict[Quality, str]]
+
+
+class _PartInFile(msgspec.Struct):
+    names: tuple[str, str, str, str]
+    amounts: dict[str, str]
+
+
+class _RunInFile(msgspec.Struct):
+    key: str
+    generation: int
+    nonce: int
+    names: tuple[str, str, str, str]
+    lost: bool
+    qualities: dict[str, Quality]
+    parts: list[_PartInFile]
+
+
+class _File(msgspec.Struct, rename="camel"):
+    boot_id: str
+    since: str
+    reset: str
+    lost: int
+    sums: dict[NameKind, dict[str, _NameInFile]]
+    counted: list[_RunInFile]
+
+
+# Created by the import, as in ``nested``.
+_VERSION_DECODER = msgspec.json.Decoder(_Version)
+_DECODER = msgspec.json.Decoder(_File)
+
+
+def _encode(name: str, of: _Name) -> bytes:
+    amounts = {
+        event: {quality: digits(number) for quality, number in by_quality.items()}
+        for event, by_quality in of.amounts.items()
+    }
+    of.encoded = b"%b:%b" % (msgspec.json.encode(name), msgspec.json.encode({"ends": of.ends, "amounts": amounts}))
+    return of.encoded
+
+
+def _encoded_run(run: Run, counted: _Counted) -> _RunInFile:
+    use = counted.use
+    parts = [
+        _PartInFile(_four(names), {event: digits(number) for event, number in part.items()})
+        for names, part in use.parts.items()
+    ]
+    return _RunInFile(*run, _four(use.names), counted.had_loss, use.qualities, parts)
+
+
+def _four(names: Names) -> tuple[str, str, str, str]:
+    namespace, slice_, user, profile = names
+    return namespace, slice_, user, profile
+
+
+def _names_from(names: Mapping[str, _NameInFile]) -> dict[str, _Name]:
+    if len(names) > MAX_NAMES + 2 or any(len(name) > MAX_NAME_LENGTH for name in names):
+        raise _Unusable("it has too many names, or names that are too long")
+    return {
+        name: _Name(
+            of.ends,
+            {
+                event: {quality: _number(text) for quality, text in amounts.items()}
+                for event, amounts in of.amounts.items()
+            },
+        )
+        for name, of in names.items()
+    }
+
+
+def _counted_from(one: _RunInFile) -> _Counted:
+    parts: dict[Names, dict[str, Number]] = {
+        part.names: {event: _number(text) for event, text in part.amounts.items()} for part in one.parts
+    }
+    return _Counted(_Use(one.names, None, parts, one.qualities), 0, one.lost)
+
+
+def _number(text: str) -> Number:
+    if not _NUMBER.fullmatch(text):
+        raise _Unusable(f"{text[:64]!r} is not a number")
+    with localcontext(EXACTLY):
+        return Decimal(text) if "." in text else int(text)

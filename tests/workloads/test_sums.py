@@ -1,0 +1,654 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sums have each run once, whatever fails, and no amount that a caller has got is taken back."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resctrlmond.resctrl.counters import event
+from resctrlmond.resctrl.errors import NotRead
+from resctrlmond.workloads import atomic_files, group_ops, sums
+from resctrlmond.workloads.accounting import Quality, Total
+from resctrlmond.workloads.errors import NotWritten
+from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.model import Member, PriorRuns, State, Workload, replace
+from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.states import NameKind
+from resctrlmond.workloads.store import Store
+from resctrlmond.workloads.sums import MAX_NAME_LENGTH, MAX_NAMES, OTHER, NameUse, Sums, SumsUse
+from resctrlmond.workloads.usage import Usage
+from tests.workloads.builders import save, workload
+from tests.workloads.conftest import Host, assignment, machine
+from tests.workloads.test_cut import Fuse, cut
+
+CTR = "4d" * 32
+GIB = 2**30
+TRAFFIC = "mbm_total_bytes"
+NONE = ("", "", "", "")
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+def total(number: int | Decimal | None, quality: Quality = Quality.EXACT, name: str = TRAFFIC) -> Total:
+    return Total(event(name), number, Quality.UNKNOWN if number is None else quality)
+
+
+class Machine:
+    """A store with sums in a folder, and the final totals of runs by key, without groups."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.totals: dict[str, list[Total]] = {}
+        (top / "records").mkdir(exist_ok=True)
+        self.start()
+
+    def start(self, boot_id: str = "boot") -> str:
+        """Start another daemon; return why the sums begin again."""
+        self.store = Store(str(self.top / "records"))
+        self.sums = self.store.sums = Sums(str(self.path), boot_id, lambda one: self.totals[one.key])
+        unreadable = self.store.load()
+        why = self.sums.load()
+        self.sums.recover(self.store.by_key(), {item.key for item in unreadable})
+        return why
+
+    @property
+    def path(self) -> Path:
+        return self.top / "sums.json"
+
+    @property
+    def content(self) -> Any:
+        return json.loads(self.path.read_bytes())
+
+    def begin(self, key: str, **fields: Any) -> Workload:
+        return save(self.store, workload(key, nonce=abs(hash(key)) + 1, **fields))
+
+    def end(self, key: str, *totals: Total, state: State = State.COMPLETED) -> Workload:
+        """End a run with these totals."""
+        self.totals[key] = list(totals)
+        return save(self.store, self.ended(key, state))
+
+    def ended(self, key: str, state: State = State.COMPLETED) -> Workload:
+        now = self.store.known(key)
+        group = workload(key, state).first
+        return replace(now.with_group(replace(now.first, state=group.state)), is_active=False)
+
+    def read(self, *running: tuple[str, Total], begun: float = float("inf")) -> SumsUse:
+        usages = [Usage(self.store.known(key), totals=(one,)) for key, one in running]
+        return self.sums.read(usages, begun, self.store.get, list(NameKind))
+
+    def tick(self) -> None:
+        """Do what a tick of the manager does."""
+        self.sums.write()
+        for run in self.sums.unsettled():
+            with self.store.transaction(run[0]) as txn:
+                now = txn.find()
+                if self.sums.settle(now, run) and now is not None and now.uncounted:
+                    txn.save(replace(now, uncounted=False))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def of(found: SumsUse, name: str = "", grouping: NameKind = NameKind.NAMESPACE) -> NameUse:
+    return next((one for one in found.names[grouping] if one.name == name), NameUse(name, {}, 0, {}))
+
+
+def amount(found: SumsUse, name: str = "", of_event: str = TRAFFIC) -> int | Decimal:
+    """Return the amount of a namespace, without the runs that have no number."""
+    amounts = of(found, name).amounts.get(of_event, {})
+    return sum(number for quality, number in amounts.items() if quality is not Quality.UNKNOWN)
+
+
+def no_space(*_: object, **_more: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    """A function that makes the disk too full for the file of the sums, or not."""
+    write, is_full = atomic_files.write_file, [False]
+
+    def written(path: str, data: bytes, mode: int = 0o644) -> None:
+        if is_full[0]:
+            no_space()
+        write(path, data, mode)
+
+    monkeypatch.setattr(sums, "write_file", written)
+
+    def set_full(value: bool) -> None:
+        is_full[0] = value
+
+    yield set_full
+
+
+# -- names and qualities
+
+
+def test_a_run_is_added_to_its_names(host: Machine) -> None:
+    cgroup = "/sys/fs/cgroup/user.slice/user-1000.slice/session-1.scope"
+    member = Member(id="m", kind="process", owner="me", cgroup=cgroup)
+    host.begin("a", attributes={"pod.namespace": "shop"}, members=(member,), profile="fast")
+    host.begin("b", attributes={"pod.namespace": "shop"})
+    host.end("a", total(5), total(Decimal("0.25"), Quality.LATE, "core_energy"))
+    host.end("b", total(7, Quality.ESTIMATED), total(None, name="core_energy"))
+    found = host.read()
+    assert of(found, "shop").amounts == {
+        TRAFFIC: {Quality.EXACT: 5, Quality.ESTIMATED: 7},
+        "core_energy": {Quality.LATE: Decimal("0.25"), Quality.UNKNOWN: 1},
+    }
+    assert of(found, "shop").ends == {Quality.LATE: 1, Quality.UNKNOWN: 1}
+    for grouping, name in zip(list(NameKind)[1:], ("user.slice", "1000", "fast"), strict=True):
+        assert of(found, name, grouping).amounts[TRAFFIC] == {Quality.EXACT: 5}
+        assert of(found, "", grouping).amounts[TRAFFIC] == {Quality.ESTIMATED: 7}
+
+
+def test_the_file_has_what_the_reading_has_after_a_restart(host: Machine) -> None:
+    host.begin("a", attributes={"pod.namespace": "shop"})
+    host.end("a", total(5), total(Decimal("0.25"), Quality.LATE, "core_energy"), state=State.LOST)
+    before = host.read()
+    assert host.start() == ""
+    after = host.read()
+    assert (after.names, after.since, after.lost) == (before.names, before.since, 1)
+    assert after.reset == ""
+    assert host.path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_run_without_any_total_is_unknown(host: Machine) -> None:
+    host.begin("a")
+    host.end("a", state=State.FAILED)
+    assert of(host.read()).ends == {Quality.UNKNOWN: 1}
+
+
+def test_gauges_are_not_added(host: Machine) -> None:
+    host.begin("a")
+    host.end("a", total(5, name="llc_occupancy"))
+    assert of(host.read()).amounts == {}
+
+
+def test_a_run_that_was_lost_and_resumed_is_added_once_with_all_its_parts(host: Machine) -> None:
+    host.begin("a", claims=())
+    lost = host.ended("a", State.LOST)
+    claimed = lost.with_claim("me", "now")
+    save(host.store, claimed)
+    assert of(host.read()).ends == {}
+    resumed = workload("a", nonce=9, generation=2, prior_runs=PriorRuns({TRAFFIC: "3"}, "lost"))
+    save(host.store, resumed)
+    host.end("a", total(8, Quality.ESTIMATED))
+    found = host.read()
+    assert (amount(found), of(found).ends, found.lost) == (8, {Quality.ESTIMATED: 1}, 1)
+
+
+def test_names_beyond_the_limit_and_long_names_are_counted_together(host: Machine) -> None:
+    for number in range(MAX_NAMES + 3):
+        key = f"k{number}"
+        host.begin(key, attributes={"pod.namespace": f"n{number}"})
+        host.end(key, total(1))
+    host.begin("long", attributes={"pod.namespace": "n" * (MAX_NAME_LENGTH + 1)})
+    host.end("long", total(10))
+    host.begin("none")
+    host.end("none", total(100))
+    for _ in range(2):
+        found = host.read()
+        names = [one.name for one in found.names[NameKind.NAMESPACE]]
+        assert len(names) == MAX_NAMES + 2
+        assert amount(found, OTHER) == 13
+        assert amount(found, "") == 100
+        assert amount(found, "n0") == 1
+        assert host.start() == ""
+
+
+def test_a_name_that_was_shown_keeps_its_place(host: Machine) -> None:
+    """A running workload that is shown under its name must not end under the common one."""
+    host.begin("first", attributes={"pod.namespace": "first"})
+    assert amount(host.read(("first", total(4))), "first") == 4
+    for number in range(MAX_NAMES):
+        host.begin(f"k{number}", attributes={"pod.namespace": f"n{number}"})
+        host.end(f"k{number}", total(1))
+    host.tick()
+    host.start()
+    host.end("first", total(5))
+    assert amount(host.read(), "first") == 5
+
+
+# -- running workloads
+
+
+def test_no_amount_falls_when_a_run_ends(host: Machine) -> None:
+    host.begin("a")
+    assert amount(host.read(("a", total(5)))) == 5
+    assert of(host.read(("a", total(6)))).running == 1
+    host.end("a", total(7))
+    found = host.read()
+    assert (amount(found), of(found).running) == (7, 0)
+
+
+def test_a_final_total_below_the_shown_one_keeps_the_shown_one(host: Machine) -> None:
+    """The counters of a lost group may have been shown and not saved."""
+    host.begin("a")
+    host.read(("a", total(5)))
+    host.end("a", total(3))
+    assert of(host.read()).amounts == {TRAFFIC: {Quality.ESTIMATED: 5}}
+
+
+def test_a_shown_amount_whose_total_becomes_unknown_stays(host: Machine) -> None:
+    host.begin("a")
+    host.read(("a", total(5)))
+    assert of(host.read(("a", total(None)))).amounts == {TRAFFIC: {Quality.ESTIMATED: 5}}
+    host.end("a", total(None))
+    assert of(host.read()).amounts == {TRAFFIC: {Quality.ESTIMATED: 5}}
+
+
+def test_a_workload_that_was_not_read_keeps_its_shown_amount(host: Machine) -> None:
+    host.begin("a")
+    host.read(("a", total(5)))
+    assert amount(host.read()) == 5
+
+
+def test_a_reading_from_before_an_end_does_not_count_the_run_twice(host: Machine) -> None:
+    before = host.begin("a")
+    host.end("a", total(7))
+    stale = Usage(before, totals=(total(5),))
+    assert amount(host.sums.read([stale], 0.0, host.store.get, list(NameKind))) == 7
+
+
+def test_a_run_between_the_file_and_its_record_counts_once(host: Machine) -> None:
+    host.begin("a")
+    ending = save(host.store, replace(host.ended("a", State.ENDING)))
+    host.totals["a"] = [total(7)]
+    assert host.sums.count(host.ended("a"))
+    usage = Usage(ending, totals=(total(7),))
+    assert amount(host.sums.read([usage], float("inf"), host.store.get, list(NameKind))) == 7
+
+
+def test_use_after_a_change_of_the_name_is_added_to_the_new_name(host: Machine) -> None:
+    host.begin("a")
+    host.read(("a", total(5)))
+    save(host.store, replace(host.store.known("a"), attributes={"pod.namespace": "shop"}))
+    found = host.read(("a", total(8)))
+    assert (amount(found, ""), amount(found, "shop")) == (5, 3)
+    assert (of(found, "").running, of(found, "shop").running) == (0, 1)
+    host.end("a", total(9))
+    found = host.read()
+    assert (amount(found, ""), amount(found, "shop")) == (5, 4)
+    assert of(found, "shop").ends == {Quality.EXACT: 1}
+    host.start()
+    assert host.read().names == found.names
+
+
+def test_a_shown_run_that_is_undone_is_not_taken_back(host: Machine) -> None:
+    host.begin("a")
+    host.read(("a", total(5)))
+    with host.store.transaction("a") as txn:
+        txn.drop()
+    found = host.read()
+    assert (amount(found), of(found).ends) == (5, {})
+    assert of(found).amounts == {TRAFFIC: {Quality.ESTIMATED: 5}}
+
+
+# -- kills and failures
+
+
+def test_a_kill_before_the_record_states_the_end_counts_the_run_once(host: Machine) -> None:
+    host.begin("a")
+    host.totals["a"] = [total(7)]
+    host.sums.count(host.ended("a"))
+    assert [one["key"] for one in host.content["counted"]] == ["a"]
+    host.start()
+    host.end("a", total(7))
+    found = host.read()
+    assert (amount(found), of(found).ends) == (7, {Quality.EXACT: 1})
+    host.begin("b")
+    host.end("b", total(1))
+    assert [one["key"] for one in host.content["counted"]] == ["b"]
+    host.start()
+    assert amount(host.read()) == 8
+
+
+def test_an_end_that_is_repeated_with_a_worse_quality_is_not_exact(host: Machine) -> None:
+    host.begin("a")
+    host.totals["a"] = [total(7)]
+    host.sums.count(host.ended("a"))
+    host.start()
+    host.end("a", total(8, Quality.LATE))
+    amounts = of(host.read()).amounts[TRAFFIC]
+    assert {quality: number for quality, number in amounts.items() if number} == {Quality.LATE: 8}
+    assert {quality: runs for quality, runs in of(host.read()).ends.items() if runs} == {Quality.LATE: 1}
+
+
+def test_a_later_run_of_the_key_is_another_run(host: Machine) -> None:
+    host.begin("a")
+    host.totals["a"] = [total(7)]
+    host.sums.count(host.ended("a"))
+    save(host.store, workload("a", nonce=77, generation=2))
+    host.start()
+    host.end("a", total(7))
+    assert amount(host.read()) == 14
+
+
+def test_a_full_disk_does_not_keep_a_run_from_ending(host: Machine, full: Callable[[bool], None]) -> None:
+    host.begin("a")
+    full(True)
+    assert host.end("a", total(7)).uncounted
+    assert "cannot write" in host.sums.problem
+    assert amount(host.read()) == 7
+    full(False)
+    host.tick()
+    assert not host.store.known("a").uncounted
+    assert host.sums.problem == ""
+    host.start()
+    assert amount(host.read()) == 7
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_kill_while_the_disk_is_full_loses_no_run(
+    host: Machine, full: Callable[[bool], None], is_written: bool
+) -> None:
+    host.begin("a")
+    full(True)
+    host.end("a", total(7))
+    full(False)
+    if is_written:
+        host.sums.write()
+    for _ in range(2):
+        host.start()
+        assert amount(host.read()) == 7
+        host.tick()
+        assert not host.store.known("a").uncounted
+
+
+def test_the_next_run_of_a_key_does_not_lose_an_end_that_is_not_in_the_file(
+    host: Machine, full: Callable[[bool], None]
+) -> None:
+    host.begin("a")
+    full(True)
+    ended = host.end("a", total(7))
+    full(False)
+    save(host.store, workload("a", nonce=77, generation=2))
+    assert amount(host.read()) == 7
+    host.tick()
+    # The Assign of the next run fails: the ended run is the current one again.
+    with host.store.transaction("a") as txn:
+        assert not txn.save(ended, is_undo=True).uncounted
+    host.start()
+    assert (amount(host.read()), of(host.read()).ends) == (7, {Quality.EXACT: 1})
+
+
+def test_a_record_that_is_removed_does_not_lose_its_end(host: Machine, full: Callable[[bool], None]) -> None:
+    host.begin("a")
+    full(True)
+    host.end("a", total(7))
+    full(False)
+    with host.store.transaction("a") as txn:
+        txn.drop()
+    host.start()
+    assert amount(host.read()) == 7
+
+
+def test_totals_that_cannot_be_read_are_added_later(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.begin("a")
+    host.read(("a", total(5)))
+
+    def fails(_: Workload) -> list[Total]:
+        raise NotRead("cannot read the end values", path="/run/x", errno=5)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host.sums, "_final_totals", fails)
+        assert host.end("a", total(7)).uncounted
+        assert "the sums lack a run of a: /run/x: cannot read the end values" in host.sums.problem
+        assert amount(host.read()) == 5
+    host.tick()
+    assert not host.store.known("a").uncounted
+    assert amount(host.read()) == 7
+
+
+def test_a_defect_does_not_keep_a_run_from_ending(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.begin("a")
+    monkeypatch.setattr(sums, "_encode", no_space)
+    assert host.end("a", total(7)).uncounted
+    assert "out of date" in host.sums.problem
+
+
+def test_a_record_that_cannot_be_saved_counts_once(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.begin("a")
+    with monkeypatch.context() as patched:
+        patched.setattr("resctrlmond.workloads.store.write_file", no_space)
+        with pytest.raises(NotWritten):
+            host.end("a", total(7))
+    host.tick()
+    assert amount(host.read()) == 7
+    host.end("a", total(7))
+    found = host.read()
+    assert (amount(found), of(found).ends) == (7, {Quality.EXACT: 1})
+
+
+def test_one_write_serves_the_ends_that_wait(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [f"k{number}" for number in range(20)]
+    for key in keys:
+        host.begin(key)
+        host.totals[key] = [total(1)]
+    write, writes, may_write = atomic_files.write_file, [], threading.Event()
+
+    def written(path: str, data: bytes, mode: int = 0o644) -> None:
+        writes.append(path)
+        assert may_write.wait(60)
+        write(path, data, mode)
+
+    monkeypatch.setattr(sums, "write_file", written)
+    threads = [threading.Thread(target=host.sums.count, args=(host.ended(key),)) for key in keys]
+    for thread in threads:
+        thread.start()
+    while len(host.sums.unsettled()) < len(keys):
+        threads[0].join(0.001)
+    may_write.set()
+    for thread in threads:
+        thread.join()
+    assert len(writes) <= 2
+    assert len(host.content["counted"]) == len(keys)
+
+
+def test_an_end_encodes_only_its_own_names(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        host.begin(f"k{number}", attributes={"pod.namespace": f"n{number}"})
+        host.end(f"k{number}", total(1))
+    encode, encoded = sums._encode, []
+
+    def counted(name: str, of_name: Any) -> bytes:
+        encoded.append(name)
+        return encode(name, of_name)
+
+    monkeypatch.setattr(sums, "_encode", counted)
+    host.begin("new", attributes={"pod.namespace": "n7"})
+    host.end("new", total(1))
+    assert sorted(encoded) == ["", "", "", "n7"]
+
+
+# -- files that cannot be used
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"{", "Input data was truncated"),
+        (b"", "Input data was truncated"),
+        (b'{"version":2,"more":1}', "written by another version of resctrlmond"),
+        (b'{"version":1}', "missing required field"),
+        (b"[" * 100_000, ""),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_set_aside_and_the_sums_begin_again(
+    host: Machine, content: bytes, why: str
+) -> None:
+    host.begin("a")
+    host.end("a", total(7))
+    before = host.read().since
+    host.path.write_bytes(content)
+    problem = host.start()
+    assert why in problem
+    assert "The sums begin again" in problem
+    assert Path(host.sums.set_aside_path).read_bytes() == content
+    found = host.read()
+    assert found.since > before
+    assert why in found.reset
+    assert found.reset
+    assert amount(found) == 0
+    assert host.start() == ""
+    assert host.read().reset == found.reset
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content["sums"]["namespace"][""]["amounts"][TRAFFIC].update(exact="NaN"),
+        lambda content: content["sums"]["namespace"][""]["amounts"][TRAFFIC].update(exact="-1"),
+        lambda content: content["sums"]["namespace"][""]["amounts"][TRAFFIC].update(exact="1e9"),
+        lambda content: content["sums"]["namespace"].update({"n" * 1000: content["sums"]["namespace"][""]}),
+        lambda content: content["sums"]["user"].update(
+            {f"{number}": content["sums"]["user"][""] for number in range(1000)}
+        ),
+    ],
+)
+def test_a_damaged_file_is_not_believed(host: Machine, change: Callable[[Any], None]) -> None:
+    host.begin("a")
+    host.end("a", total(7))
+    content = host.content
+    change(content)
+    host.path.write_text(json.dumps(content))
+    assert "The sums begin again" in host.start()
+
+
+def test_a_file_from_before_the_boot_is_not_continued(host: Machine) -> None:
+    host.begin("a")
+    host.end("a", total(7))
+    assert "before this boot" in host.start("other boot")
+    assert amount(host.read()) == 0
+
+
+def test_a_start_without_descriptors_does_not_reset_the_sums(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.begin("a")
+    host.end("a", total(7))
+
+    def no_descriptor(path: str, *_: object, **_more: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", no_descriptor)
+        with pytest.raises(NotRead):
+            Sums(str(host.path), "boot", lambda _: []).load()
+    host.start()
+    assert amount(host.read()) == 7
+
+
+# -- the daemon on a simulated machine
+
+
+@pytest.fixture(scope="module")
+def fuse() -> Fuse:
+    return Fuse()
+
+
+def sums_of(manager: Manager) -> dict[str, int]:
+    """Return the traffic by namespace."""
+    found = manager.read_sums()
+    return {one.name: int(amount(found, one.name)) for one in found.names[NameKind.NAMESPACE]}
+
+
+@pytest.mark.parametrize("verb", ["release", "end"])
+def test_a_kill_at_each_change_of_an_end_counts_each_run_once(
+    small_host: Host, process: Start, fuse: Fuse, verb: str
+) -> None:
+    """The truth are the final totals of each run, which its files state."""
+    step, killed, truth = 0, True, 0
+    while killed:
+        child = process()
+        manager = small_host.manager
+        manager.assign(assignment(CTR, child.pid, "oci", member="c1"))
+        if verb == "end":
+            child.kill()
+            child.wait()
+            killed = cut(fuse, step, lambda: small_host.manager.record_ends(CTR))
+        else:
+            killed = cut(fuse, step, lambda: small_host.manager.release(CTR, owner="oci"))
+        manager = small_host.restart()
+        if not manager.get(CTR).state.is_over:
+            manager.release(CTR, owner="oci")
+        truth += int(next(one.number or 0 for one in manager.read(CTR)[2] if one.event.name == TRAFFIC))
+        step += 1
+        found = manager.read_sums()
+        assert sum(of(found).ends.values()) == step, f"after a kill before change {step - 1}"
+        assert amount(found) == truth
+        assert of(small_host.restart().read_sums()).ends == of(found).ends
+    assert step > 10
+
+
+def test_random_workloads_have_the_sums_of_their_use(tmp_path: Path, process: Start) -> None:
+    """Restarts, losses, changes of names and readings at any time: no sum falls, and all are true at the end."""
+    choices = random.Random(20261125)
+    with machine(tmp_path, "intel-rdt", 2000) as (host, control):
+        truth: dict[str, int] = {}
+        shown: dict[str, int] = {}
+        running: dict[str, tuple[str, int]] = {}
+        ended = 0
+        for step in range(120):
+            match choices.choice(["begin", "begin", "use", "use", "use", "end", "end", "read", "restart"]):
+                case "begin":
+                    key, namespace = f"k{step % 40}", choices.choice(["shop", "bank", ""])
+                    if key in running:
+                        continue
+                    child = process()
+                    control.spawn(tid=child.pid)
+                    attributes = {"pod.namespace": namespace} if namespace else {}
+                    host.manager.assign(assignment(key, child.pid, attributes=attributes))
+                    running[key] = namespace, child.pid
+                case "use" if running:
+                    namespace, pid = choices.choice(list(running.values()))
+                    control.run(pid, 10**9)
+                    truth[namespace] = truth.get(namespace, 0) + GIB
+                case "end" if running:
+                    key = choices.choice(list(running))
+                    del running[key]
+                    host.manager.release(key, owner="test")
+                    ended += 1
+                case "restart":
+                    host.restart()
+                    host.manager.settings = Settings(checkpoint_interval_s=1e-9, reserve=0)
+                case _:
+                    now = sums_of(host.manager)
+                    assert all(now.get(name, 0) >= value for name, value in shown.items()), (step, shown, now)
+                    shown = now
+        host.manager._usage._last = None  # a reading of now
+        assert {name: value for name, value in sums_of(host.manager).items() if value} == truth
+        found = host.manager.read_sums()
+        assert sum(sum(one.ends.values()) for one in found.names[NameKind.NAMESPACE]) == ended
+        assert sum(one.running for one in found.names[NameKind.NAMESPACE]) == len(running)
+        for grouping in NameKind:
+            amounts = [one.amounts.get(TRAFFIC, {}) for one in found.names[grouping]]
+            assert sum(of_one.get(Quality.EXACT, 0) for of_one in amounts) == sum(truth.values())
+
+
+def test_a_sum_does_not_fall_between_a_loss_and_the_next_run(tmp_path: Path, process: Start) -> None:
+    with machine(tmp_path, "intel-rdt", 16) as (host, control):
+        child = process()
+        control.spawn(tid=child.pid)
+        host.manager.assign(assignment(CTR, child.pid))
+        control.run(child.pid, 10**9)
+        assert sums_of(host.manager) == {"": GIB}
+        with host.manager.context.store.transaction(CTR) as txn:
+            os.rmdir(host.tree.full_path(txn.workload.first.ref))
+            group_ops.lose(host.manager.context, txn, "removed")
+        assert host.manager.get(CTR).is_interrupted
+        assert sums_of(host.restart()) == {"": GIB}
+        host.manager.release(CTR, owner="test")
+        found = host.manager.read_sums()
+        assert (amount(found), found.lost, of(found).ends) == (GIB, 1, {Quality.ESTIMATED: 1})
