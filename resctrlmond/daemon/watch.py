@@ -97,8 +97,10 @@ class Watch:
         opened = self._opened.pop(key, None)
         for member in living.values():
             if member.id not in of_key:
-                of_key[member.id] = self._begin(key, member, opened)
-        if opened is not None and all(watched.process is not opened for watched in of_key.values()):
+                watched = of_key[member.id] = self._begin(key, member, opened)
+                # Two members may have the same process, but each closes its own descriptor.
+                opened = None if watched.process is opened else opened
+        if opened is not None:
             opened.close()
         if not of_key:
             del self._watched[key]

@@ -281,6 +281,30 @@ def test_process_that_no_member_needs_is_closed(pods: Path) -> None:
     asyncio.run(run())
 
 
+def test_each_member_of_one_process_has_its_own_descriptor(pods: Path) -> None:
+    """They shared one: the end of the first closed it, and that of the second closed a file of another part.
+
+    The containers of Kata Containers all have the process of the virtual machine.
+    """
+
+    async def run() -> None:
+        watch = Watch(lambda _key: None)
+        with sleeping() as child:
+            first, second = (Member(name, "container", "a", child.pid, start_of(child)) for name in ("a", "b"))
+            watch.offer(KEY, Process.open(child.pid))
+            watch.update(KEY, workload(KEY, members=(first, second)))
+            assert len(pidfds_of(child.pid)) == 2
+            watch.update(KEY, workload(KEY, members=(second,)))
+            assert len(pidfds_of(child.pid)) == 1
+            # It gets the number of the descriptor that was closed.
+            with Path("/dev/null").open() as other:
+                watch.update(KEY, None)
+                os.fstat(other.fileno())
+            watch.close()
+
+    asyncio.run(run())
+
+
 @contextlib.contextmanager
 def sleeping() -> Iterator[subprocess.Popen[bytes]]:
     """Run a process that sleeps, and kill it at the end of the block."""
