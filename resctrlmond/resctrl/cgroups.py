@@ -215,13 +215,17 @@ def check(path: str) -> str:
 
 def is_there(path: str) -> bool:
     """Whether the control group's directory exists. Raises NotRead."""
+    return inode(path) is not None
+
+
+def inode(path: str) -> int | None:
+    """Return the inode number of the control group's directory; None if it does not exist. Raises NotRead."""
     try:
-        os.stat(path)
+        return os.stat(path).st_ino
     except OSError as error:
         if error.errno in _REMOVED:
-            return False
+            return None
         raise not_read(error, "look for the control group", path) from error
-    return True
 
 
 def tasks(path: str) -> list[int]:

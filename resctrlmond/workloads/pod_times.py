@@ -34,12 +34,14 @@ _MODE = 0o640
 class PodTime(msgspec.Struct, frozen=True, rename="camel"):
     """The CPU time (ns) of the control group ``path`` of a pod, when its first group had that ``nonce``.
 
+    ``inode`` is that of the control group: cgroup v2 does not use a number again until the next boot (kernfs_ino()).
     ``used_ns`` is without control groups of containers that are not known yet. ``below_ns`` is that of the other
     control groups in it, by name.
     """
 
     nonce: int
     path: str
+    inode: int
     used_ns: int
     below_ns: dict[str, int]
 
@@ -65,12 +67,14 @@ class PodTimes:
 
     def note(self, workload: Workload) -> None:
         """Read and write the CPU times of an exact pod. Raises NotRead, NotWritten."""
-        path = _path_of(workload) if is_exact_pod(workload) else ""
-        read = _read(path, workload) if path else None
-        if read is None:
+        path = cgroup_of_pod(workload) if is_exact_pod(workload) else ""
+        # Before the CPU time: if the control group is created again meanwhile, the inode is that of the removed one.
+        inode = cgroups.inode(path) if path else None
+        read = _read(path, workload) if inode is not None else None
+        if inode is None or read is None:
             return
         used, unknown, _, below = read
-        now = PodTime(workload.first.nonce, path, used - sum(unknown.values()), below)
+        now = PodTime(workload.first.nonce, path, inode, used - sum(unknown.values()), below)
         file = self._file(workload.key)
         with writing(file):
             write_file(file, msgspec.json.encode(now), mode=_MODE)
@@ -84,10 +88,11 @@ class PodTimes:
         if not is_exact_pod(workload):
             return ""
         last = self._last(workload)
-        path = _path_of(workload) or last.path
+        path = cgroup_of_pod(workload) or last.path
         if not path:
             return ""
-        if not cgroups.is_there(path):
+        inode = cgroups.inode(path)
+        if inode is None or last.inode not in (0, inode):
             return Reason.POD_REMOVED_UNSEEN.text()
         read = _read(path, workload)
         if read is None:
@@ -114,7 +119,7 @@ class PodTimes:
 
     def _last(self, workload: Workload) -> PodTime:
         """Return the last reading of this run. If there is none, the pod has used nothing before."""
-        none = PodTime(workload.first.nonce, "", 0, {})
+        none = PodTime(workload.first.nonce, "", 0, 0, {})
         try:
             last = _DECODER.decode(read_file(self._file(workload.key)))
         except (NotRead, OSError, msgspec.DecodeError, UnicodeError, RecursionError):
@@ -131,7 +136,7 @@ def is_exact_pod(workload: Workload) -> bool:
     return is_running and is_pod_uid(workload.key) and workload.first.baseline is Quality.EXACT
 
 
-def _path_of(workload: Workload) -> str:
+def cgroup_of_pod(workload: Workload) -> str:
     """Return the control group of the pod; "" if no container of it is known to be in one."""
     if workload.pod_cgroup:
         return workload.pod_cgroup

@@ -170,6 +170,22 @@ def test_pod_that_is_removed_while_no_daemon_runs(host: Host, pod: Pod) -> None:
     assert not file(host).exists()
 
 
+def test_pod_whose_control_group_was_created_again_while_no_daemon_runs(host: Host, pod: Pod) -> None:
+    """A static pod keeps its UID. Its new control group had used less CPU time than the removed one."""
+    pod.start(FIRST, _BUSY, host)
+    pod.run_busy()
+    host.manager.tick()
+    pod.remove()
+    pod.path.mkdir()
+    pod.start(SECOND, "read line")
+    pod.end(SECOND)
+    host.restart()
+    assert first(host).baseline_reasons == (
+        "a container of the pod may have started outside the group and ended while resctrlmond was not running: the "
+        "control group of the pod was removed meanwhile",
+    )
+
+
 def test_container_without_a_hook_that_ended_only_while_no_daemon_runs(host: Host, pod: Pod) -> None:
     """Its use before the last reading of the pod does not count as that of a known container."""
     pod.start(FIRST, host=host)
@@ -196,7 +212,9 @@ def test_container_that_starts_and_ends_during_the_start(
     assert first(host).baseline is Quality.LATE
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"nonce": 1, "path": "", "usedNs": 999999999999, "belowNs": {}}'])
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"nonce": 1, "path": "", "inode": 1, "usedNs": 999999999999, "belowNs": {}}']
+)
 def test_reading_that_is_damaged_or_of_another_run_hides_nothing(host: Host, pod: Pod, content: str) -> None:
     pod.start(FIRST, host=host)
     host.manager.tick()
