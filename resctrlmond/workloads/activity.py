@@ -5,6 +5,9 @@ The kernel reports no task that joins a control group (cgroup.events does not), 
 tasks outside their groups. A task that has joined uses nothing before it runs, and then the CPU time of the control
 group grows. A member without a control group gets new tasks only if one of its tasks forks, and so runs. Moves by
 writes to resctrl are reported (``interference.py``).
+
+For an exact pod, the CPU time of its control group is one of those that are compared: it includes that of containers
+that no call has named.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 from collections.abc import Collection
 
 from resctrlmond.workloads.model import GroupState, Workload
+from resctrlmond.workloads.pod_times import cgroup_of_pod, is_exact_pod
 
 # The CPU times of a workload's tasks, as the kernel writes them. Compare for equality only.
 Activity = tuple[bytes, ...]
@@ -36,6 +40,8 @@ def activity(workload: Workload, threads: Collection[int] | None) -> Activity | 
         if threads is None or len(threads) > _MAX_THREADS:
             return None
         paths += [f"/proc/{tid}/schedstat" for tid in sorted(threads)]
+    if is_exact_pod(workload) and (pod := cgroup_of_pod(workload)):
+        paths.append(os.path.join(pod, "cpu.stat"))
     found = tuple(map(_cpu_time, paths))
     return found if all(found) else None
 

@@ -65,8 +65,8 @@ def with_left_out(
     """Return the workload, late if it is a pod and a container that runs in its control group is not counted in it.
 
     To be called when a container of the pod is assigned; ``workload`` is the pod, None if no run goes on. Only
-    containers that were started before ``Memory.since_ns`` are searched: ``Memory.apart`` has those of later calls,
-    and a container that is being created has not run yet. Raises NoSuchProcess, NotRead.
+    containers that were started before ``Memory.since_ns``, or _UNASSIGNED_S ago, are searched: ``Memory.apart`` has
+    those of later calls, and a container that is being created has not run yet. Raises NoSuchProcess, NotRead.
     """
     is_exact = workload is None or workload.first.baseline is Quality.EXACT
     if not is_exact or not is_pod_uid(txn.key) or txn.key in ctx.memory.apart:
@@ -74,7 +74,8 @@ def with_left_out(
     own = assignment.cgroup or assignment.own_cgroup
     if not own and target.process is not None:
         own = cgroups.cgroup_of(target.process.pid)
-    found = _left_out(ctx, txn.key, workload, [own], assignment.member or "", before_ns=ctx.memory.since_ns)
+    before_ns = max(ctx.memory.since_ns, _unassigned_before_ns())
+    found = _left_out(ctx, txn.key, workload, [own], assignment.member or "", before_ns=before_ns)
     if found:
         mark_apart(ctx, txn, Reason.LEFT_OUT.text(member=found))
         return workload and txn.workload
@@ -103,22 +104,32 @@ def mark_left_out(ctx: Context, txn: Transaction) -> None:
         txn.save(workload.downgraded(workload.first, Quality.LATE, why_earlier))
 
 
-def mark_unassigned(ctx: Context, txn: Transaction) -> None:
+def mark_unassigned(ctx: Context, txn: Transaction) -> bool:
     """Make a pod late if a container that is not counted in it has run in its control group for _UNASSIGNED_S.
 
-    To be called by each sweep: a hook that is killed before its call leaves a container that no call names.
+    To be called by each sweep: a hook that is killed before its call leaves a container that no call names. Return
+    whether the next sweep must search again, although no task has run since: there is such a container.
     """
     workload = txn.find()
     if workload is None or not is_exact_pod(workload):
-        return
+        return False
     try:
-        why = _why_left_out(ctx, txn.key, workload, before_ns=boot_ns() - _UNASSIGNED_S * 1e9)
+        # First of any age, because most pods have none.
+        if not _why_left_out(ctx, txn.key, workload):
+            return False
+        why = _why_left_out(ctx, txn.key, workload, before_ns=_unassigned_before_ns())
     except NotRead as error:
         if error.errno in LACKS:
-            return  # the next sweep searches again
+            return True
         why = Reason.CANNOT_FIND_CONTAINERS.text(error=error)
     if why:
         mark_apart(ctx, txn, why)
+    return True
+
+
+def _unassigned_before_ns() -> float:
+    """Return when a container was started, at the latest, of which no hook will call any more."""
+    return boot_ns() - _UNASSIGNED_S * 1e9
 
 
 def _why_left_out(ctx: Context, key: str, workload: Workload, *, before_ns: float = math.inf) -> str:

@@ -251,9 +251,9 @@ class Maintenance:
         self._sleeping.pop(txn.key, None)
         placement.sweep(self._ctx, txn, is_found=True)
         self._inspect(txn, is_found=True)
-        apart.mark_unassigned(self._ctx, txn)
+        is_due_again = apart.mark_unassigned(self._ctx, txn)
         has_found_all = txn.find() is workload and self._ctx.interference.threads(txn.key) == threads
-        if workload is not None and before is not None and has_found_all:
+        if workload is not None and before is not None and has_found_all and not is_due_again:
             self._sleeping[txn.key] = workload, before
 
     def _inspect(self, txn: Transaction, *, is_found: bool = False, is_thorough: bool = False) -> None:

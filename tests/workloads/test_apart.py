@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -17,6 +20,7 @@ from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.resctrl.tasks import Moved
 from resctrlmond.workloads import apart, maintenance, placement
 from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.activity import activity
 from resctrlmond.workloads.clock import boot_ns
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import NotWritten
@@ -184,6 +188,52 @@ def test_container_whose_hook_was_killed_before_its_call(
     assert host.manager.get(UID).first.baseline is Quality.EXACT  # its hook may still call
     monkeypatch.setattr(apart, "_UNASSIGNED_S", -1.0)
     host.manager.maintenance.tick()
+    assert host.manager.get(UID).first.baseline is Quality.LATE
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_container_whose_hook_was_killed_in_a_pod_that_sleeps(
+    host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    """Sweeps skipped the pod, because no task of its members had run. ``is_first``: it began before the pod slept."""
+    monkeypatch.setattr(maintenance, "SWEEP_S", 0.0)
+    start(host, container(FIRST), FIRST)
+    unassigned = container(SECOND) if is_first else 0
+    host.manager.report_watched(canonical_key(UID), host.manager.get(UID).living)
+    wait_until_it_sleeps(host)
+    if not unassigned:
+        unassigned = container(SECOND)
+        # As each container does, it runs in its control group.
+        used = cgroups.cpu_time_ns(cgroups.cgroup_of(unassigned))
+        for signal_ in itertools.cycle((signal.SIGSTOP, signal.SIGCONT)):
+            if used != cgroups.cpu_time_ns(cgroups.cgroup_of(unassigned)):
+                break
+            os.kill(unassigned, signal_)
+        os.kill(unassigned, signal.SIGCONT)
+        host.manager.maintenance.tick()
+    assert host.manager.get(UID).first.baseline is Quality.EXACT
+    monkeypatch.setattr(apart, "_UNASSIGNED_S", -1.0)
+    host.manager.maintenance.tick()
+    assert host.manager.get(UID).first.baseline is Quality.LATE
+
+
+def wait_until_it_sleeps(host: Host) -> None:
+    """Tick until no task of the pod has run between two ticks."""
+    before, slept = None, 0
+    while slept < 3:
+        host.manager.maintenance.tick()
+        now = activity(host.manager.get(UID), None)
+        slept = slept + 1 if now == before else 0
+        before = now
+
+
+def test_container_whose_hook_was_killed_long_before_the_pod_begins(
+    host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first sweep may come when the container has ended."""
+    container(SECOND)
+    monkeypatch.setattr(apart, "_UNASSIGNED_S", -1.0)
+    start(host, container(FIRST), FIRST)
     assert host.manager.get(UID).first.baseline is Quality.LATE
 
 
