@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Iterable, Sequence
 
 from resctrlctl import host_replies, replies
@@ -12,12 +13,14 @@ from resctrlctl.errors import OK, CommandError
 from resctrlctl.format import format_class, format_count, format_duration, format_message
 from resctrlctl.layout import Block, Column, Row, Sheet, Table
 from resctrlctl.output import Json, Output
+from resctrlctl.render import companion_text
 from resctrlctl.selectors import matching
 from resctrlctl.structs import Struct
 from resctrlmond import profile_files
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.config_file import ConfigError
 from resctrlmond.resctrl.errors import printable
+from resctrlmond.workloads.companion_settings import Companion
 from resctrlmond.workloads.memory_settings import MemorySettings, Swap, text_of
 from resctrlmond.workloads.profiles import Profile, Profiles, Rule
 
@@ -25,6 +28,19 @@ _PROFILE_COLUMNS = tuple(
     map(Column, ("PROFILE", "WATCH", "CLASS", "LINGER", "SNAPSHOT TTL", "PRIORITY", "DEFAULT", "FROM"))
 )
 _RULE_COLUMNS = (Column("RULE"), Column("PROFILE"), Column("CONDITIONS"))
+
+
+class CompanionReport(Struct, omit_defaults=True, kw_only=True):
+    """The companion of a profile in the JSON output. ``memory_max`` is as the kernel writes it."""
+
+    command: Sequence[str]
+    template_file: str = ""
+    template: str | None = None
+    template_format: str | None = None
+    restart: str
+    memory_max: str
+    cpu_quota: str
+    tasks_max: int
 
 
 class ProfileReport(Struct, omit_defaults=True):
@@ -41,6 +57,7 @@ class ProfileReport(Struct, omit_defaults=True):
     swap: str | None = None
     memory_high: str | None = None
     allow_memory_annotations: dict[str, str] | None = None
+    companion: CompanionReport | None = None
     origin: str = ""
 
 
@@ -64,13 +81,15 @@ class ProfileList(Struct):
 class Selected(Struct, omit_defaults=True):
     """The profile of a workload, container or unit in the JSON output: "" for none.
 
-    ``source`` is the annotation, rule or default that selected it, and ``reason`` why the container is in no group.
+    ``source`` is the annotation, rule or default that selected it, ``reason`` why the container is in no group, and
+    ``companion`` the state of the workload's companion.
     """
 
     id: str
     profile: str
     source: str
     reason: str = ""
+    companion: replies.Companion | None = None
     members: Sequence[Selected] = []
 
 
@@ -128,6 +147,7 @@ def _show(found: Profiles, name: str, output: Output) -> None:
         "Priority": (cells[4],),
         "Events": (", ".join(profile.events),) if profile.events else (),
         "Memory": profile.memory.lines,
+        "Companion": _companion_lines(profile.companion),
         "From": (printable(profile.origin),),
         "Rules": tuple(f"{printable(str(rule))} ({printable(rule.origin)})" for rule in rules),
         "Default": (printable(found.default_origin),) if found.default == name else (),
@@ -162,6 +182,7 @@ def _selected(
             one.key,
             one.profile,
             one.profile_source,
+            companion=one.companion,
             members=[Selected(of.id, of.profile, of.profile_source) for of in one.members if not of.ended_at],
         )
         for one in matching(name, workloads, is_change=False)
@@ -184,6 +205,7 @@ def _selected_sheet(selected: Selected) -> Sheet:
         "Profile": (printable(selected.profile) or "none",),
         "Selected by": (_source_text(selected),),
         "Reason": (format_message(selected.reason),) if selected.reason else (),
+        "Companion": (companion_text(selected.companion),) if selected.companion else (),
         "Members": tuple(
             f"{printable(of.id)}: {printable(of.profile) or 'none'}, {_source_text(of)}" for of in selected.members
         ),
@@ -243,6 +265,32 @@ def _memory(settings: MemorySettings) -> tuple[str | None, str | None, dict[str,
     )
 
 
+def _companion(settings: Companion) -> CompanionReport:
+    has_template = settings.template is not None or settings.template_file
+    return CompanionReport(
+        command=settings.command,
+        template_file=settings.template_file,
+        template=settings.template,
+        template_format=str(settings.format) if has_template else None,
+        restart=str(settings.restart),
+        memory_max=text_of(settings.memory_max),
+        cpu_quota=f"{settings.cpu_quota}%",
+        tasks_max=settings.tasks_max,
+    )
+
+
+def _companion_lines(settings: Companion | None) -> tuple[str, ...]:
+    """Return the command of a companion, its template and its limits, for the output for people."""
+    if settings is None:
+        return ()
+    lines = [printable(shlex.join(settings.command))]
+    if settings.template_file or settings.template is not None:
+        name = printable(settings.template_file) or "in this file"
+        lines.append(f"template: {name} ({settings.format}), as {settings.format.file_name}")
+    limits = f"memory_max: {text_of(settings.memory_max)}, cpu_quota: {settings.cpu_quota}%"
+    return (*lines, f"restart: {settings.restart}", f"{limits}, tasks_max: {settings.tasks_max}")
+
+
 def _report(found: Profiles, profiles: Iterable[Profile], rules: Iterable[Rule]) -> ProfileList:
     return ProfileList(
         [
@@ -256,6 +304,7 @@ def _report(found: Profiles, profiles: Iterable[Profile], rules: Iterable[Rule])
                 None if profile.keeps_files else False,
                 profile.events or None,
                 *_memory(profile.memory),
+                None if profile.companion is None else _companion(profile.companion),
                 profile.origin,
             )
             for profile in profiles

@@ -34,6 +34,7 @@ from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
 from resctrlctl.reasons import reasons
 from resctrlctl.replies import (
     Claim,
+    Companion,
     DomainUse,
     Level,
     Member,
@@ -100,6 +101,7 @@ NOT_SHOWN: dict[type[Struct], dict[str, str]] = {
     Bandwidth: {},
     Capacity: {},
     Claim: {"end_rule": "rarely needed"},
+    Companion: {},
     Container: {"sandbox": "rarely needed", "pid": "changes with each restart; show prints it with the member"},
     Counters: {},
     DomainUse: {"reason": "with the total of the event"},
@@ -143,6 +145,7 @@ _WORKLOAD_LINES: dict[str, tuple[str, Callable[[Workload], Iterable[str]]]] = {
     "workload": ("Workload", lambda workload: [describe_workload(workload.attributes)]),
     "class_": ("Class", lambda workload: [" ".join(map(format_class, workload.classes or (workload.class_,)))]),
     "priority": ("Priority", lambda workload: [str(workload.priority)] if workload.priority else []),
+    "companion": ("Companion", lambda workload: _companion_lines(workload.companion)),
     "path": ("Path", lambda workload: [printable(workload.path)] if workload.path else []),
     "observed": (
         "Observed",
@@ -174,7 +177,7 @@ _WORKLOAD_LINES: dict[str, tuple[str, Callable[[Workload], Iterable[str]]]] = {
     ),
 }
 # The fields above the totals.
-_HEAD = ("state", "workload", "created_at", "completed_at")
+_HEAD = ("state", "workload", "companion", "created_at", "completed_at")
 # Each fact in the line of a member, by its field; "" is left out.
 _MEMBER_FACTS: dict[str, Callable[[Member], str]] = {
     "kind": lambda member: f"{member.kind} of {member.owner}",
@@ -327,6 +330,15 @@ def _bandwidth_lines(bandwidth: Bandwidth) -> tuple[str, ...]:
             )
         case _:
             return ()
+
+
+def companion_text(companion: Companion) -> str:
+    """Return ``failed: it exited with status 1``: the state of a companion, and the reason for it."""
+    return ": ".join(filter(None, (str(companion.state), format_message(companion.reason))))
+
+
+def _companion_lines(companion: Companion | None) -> tuple[str, ...]:
+    return () if companion is None else (companion_text(companion), printable(companion.unit))
 
 
 def describe_state(workload: Workload) -> str:

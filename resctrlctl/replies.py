@@ -20,8 +20,9 @@ from resctrlctl.decoding import (
 )
 from resctrlctl.structs import Struct
 from resctrlmond.resctrl.kinds import Kind, Status
-from resctrlmond.workloads.states import EndRule, Quality, State
+from resctrlmond.workloads.states import CompanionState, EndRule, Quality, State
 
+_companion_state = word(CompanionState)
 _end_rule = word(EndRule)
 _kind = word(Kind)
 _quality = word(Quality)
@@ -50,6 +51,20 @@ class CreateRequest(Struct, omit_defaults=True):
     allow_pending: bool | None = None
     priority: int | None = None
     facts: Facts | None = None
+
+
+class Companion(Reply, kw_only=True):
+    """The process that the profile of a workload starts beside it; see resctrlmond-profiles(5)."""
+
+    state: CompanionState
+    reason: str = ""
+    unit: str
+
+    decoders = {
+        "state": ("state", _companion_state),
+        "reason": ("reason", decode_text),
+        "unit": ("unit", decode_text),
+    }
 
 
 class Claim(Reply):
@@ -129,6 +144,7 @@ class Workload(Reply, kw_only=True):
     profile: str = ""
     profile_source: str = ""
     events: tuple[str, ...] | None = None
+    companion: Companion | None = None
     path: str | None = None
     observed: bool = False
     snapshot: str | None = None
@@ -155,6 +171,7 @@ class Workload(Reply, kw_only=True):
         "profile": ("profile", decode_text),
         "profileSource": ("profile_source", decode_text),
         "events": ("events", optional(tuple_of(decode_text))),
+        "companion": ("companion", optional(Companion.from_json)),
         "path": ("path", optional(decode_text)),
         "observed": ("observed", decode_boolean),
         "snapshot": ("snapshot", optional(decode_text)),

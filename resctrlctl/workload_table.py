@@ -135,6 +135,10 @@ def _word(heading: str, value: Callable[[Line], str], rank: int = 0) -> _Field:
     return _Field(heading, value, lambda line: printable(value(line)) or "-", rank=rank)
 
 
+def _companion_of(workload: Workload) -> str:
+    return str(workload.companion.state) if workload.companion else ""
+
+
 FIELDS: dict[str, _Field] = {
     "workload": _word("WORKLOAD", lambda line: line.selector),
     "key": _word("KEY", lambda line: line.workload.key),
@@ -162,6 +166,9 @@ FIELDS: dict[str, _Field] = {
     "command": _word("COMMAND", lambda line: line.attribute("command")),
     "unit": _word("UNIT", lambda line: unit_of(line.workload)),
     "owner": _word("OWNER", lambda line: " ".join(claim.owner for claim in line.workload.claims)),
+    "companion": _word(
+        "COMPANION", lambda line: str(line.workload.companion.state) if line.workload.companion else ""
+    ),
     "reason": _word("REASON", lambda line: line.reason),
 }
 # A table that is too wide for its names leaves out only columns of this rank or a higher one. If that is not enough,

@@ -6,11 +6,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
 
 from resctrlmond.config_file import MAX_BYTES, ConfigError
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.workloads.profiles import Profiles
+from resctrlmond.workloads.companion_settings import TemplateError, check_template
+from resctrlmond.workloads.profiles import Profile, Profiles
 
 # A file of the first directory replaces the file of the same name in the second one.
 DIRECTORIES = ("/etc/resctrlmond/profiles.d", "/usr/lib/resctrlmond/profiles.d")
@@ -33,9 +37,24 @@ def chosen(directory: str | None) -> Sequence[str]:
     return (directory,)
 
 
-def load(directories: Sequence[str] = DIRECTORIES) -> Profiles:
-    """Return the profiles of all files in these directories, in the order of the names. Raises ConfigError."""
-    return _parsed((path, _contents(path)) for path in files(directories))
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The content of a file, with its owner and mode, which state the users that can write it."""
+
+    path: str
+    data: bytes
+    owner: int = 0
+    mode: int = 0
+
+
+def load(directories: Sequence[str] = DIRECTORIES, *, with_companions: bool = False) -> Profiles:
+    """Return the profiles of all files in these directories, in the order of the names. Raises ConfigError.
+
+    ``with_companions``: read the templates of companions, and refuse companions in files that a user other than root
+    can write. The daemon needs that, because it starts them.
+    """
+    found = [_read(path) for path in files(directories)]
+    return _with_companions(_parsed(found), found) if with_companions else _parsed(found)
 
 
 def check(path: str, directories: Sequence[str] = DIRECTORIES) -> Profiles:
@@ -50,7 +69,10 @@ def check(path: str, directories: Sequence[str] = DIRECTORIES) -> Profiles:
             remedy="The daemon would not read it: rename it",
         )
     others = [other for other in files(directories) if os.path.basename(other) != name]
-    return _parsed((one, _contents(one)) for one in sorted([path, *others], key=os.path.basename))
+    found = [_read(one) for one in sorted([path, *others], key=os.path.basename)]
+    # Root may copy the checked file from the folder of another user.
+    is_elsewhere = os.path.dirname(os.path.abspath(path)) not in map(os.path.abspath, directories)
+    return _with_companions(_parsed(found), [file for file in found if not (is_elsewhere and file.path == path)])
 
 
 def files(directories: Sequence[str] = DIRECTORIES) -> list[str]:
@@ -73,17 +95,17 @@ def _is_read(name: str) -> bool:
     return name.endswith(SUFFIX) and not name.startswith(".")
 
 
-def _contents(path: str) -> bytes:
+def _read(path: str) -> _File:
     # An empty file and a link to /dev/null set nothing. A pipe would block the daemon.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 3):
-                return b""
+                return _File(path, b"")
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-            return file.read(MAX_BYTES + 1)
+            return _File(path, file.read(MAX_BYTES + 1), status.st_uid, status.st_mode)
     except OSError as error:
         raise _not_read(path, error) from error
 
@@ -97,10 +119,93 @@ def _not_read(path: str, error: OSError) -> ConfigError:
     )
 
 
-def _parsed(contents: Iterable[tuple[str, bytes]]) -> Profiles:
-    if not (found := list(contents)):
+def _parsed(found: Iterable[_File]) -> Profiles:
+    contents = [(file.path, file.data) for file in found]
+    if not contents:
         return Profiles()
     # Not at the top: it needs PyYAML, which takes 1.3 MiB in the daemon.
     from resctrlmond import profile_syntax  # noqa: PLC0415
 
-    return profile_syntax.merge(found)
+    return profile_syntax.merge(contents)
+
+
+# -- companions
+
+
+def _with_companions(profiles: Profiles, found: Iterable[_File]) -> Profiles:
+    """Return the profiles with the templates of their companions. Raises ConfigError.
+
+    Those of the files that were ``found`` are refused if a user other than root can write the file.
+    """
+    by_path = {printable(file.path): file for file in found}
+    changed = {}
+    for name, profile in profiles.by_name.items():
+        companion = profile.companion
+        if companion is None:
+            continue
+        file = by_path.get(profile.origin.rpartition(":")[0])
+        if file is not None and (writer := _other_writer(file)):
+            raise _untrusted(profile, f"a companion runs as root, and {writer}")
+        if companion.template_file:
+            template = _template(profile, companion.template_file)
+            try:
+                check_template(template, companion.format)
+            except TemplateError as error:
+                raise _untrusted(profile, f"{printable(companion.template_file)}: {error}") from error
+            companion = msgspec.structs.replace(companion, template=template)
+            changed[name] = msgspec.structs.replace(profile, companion=companion)
+    return msgspec.structs.replace(profiles, by_name={**profiles.by_name, **changed}) if changed else profiles
+
+
+def _template(profile: Profile, path: str) -> str:
+    try:
+        file = _read(path)
+    except ConfigError as error:
+        why = os.strerror(error.errno) if error.errno else error.message
+        raise _untrusted(profile, f"cannot read the template {printable(path)}: {why}") from error
+    if writer := _other_writer(file):
+        raise _untrusted(profile, f"a companion runs as root, and {writer}")
+    if len(file.data) > MAX_BYTES:
+        raise _untrusted(profile, f"the template {printable(path)} is larger than {MAX_BYTES} bytes")
+    try:
+        return file.data.decode()
+    except UnicodeDecodeError as error:
+        raise _untrusted(profile, f"the template {printable(path)} is not UTF-8") from error
+
+
+def _untrusted(profile: Profile, why: str) -> ConfigError:
+    return ConfigError(
+        f"{profile.origin}: profile {profile.name}: {why}",
+        path=profile.origin.rpartition(":")[0],
+        remedy="Correct the file, or remove 'companion' from the profile. See resctrlmond-profiles(5)",
+    )
+
+
+def _other_writer(file: _File) -> str:
+    """Return how a user other than root can change the file; "" if none can.
+
+    A directory with the sticky bit, such as /tmp, does not let other users replace a file of root.
+    """
+    if file.owner != 0:
+        return f"{printable(file.path)} is owned by the user {file.owner}"
+    if file.mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"users other than root can write {printable(file.path)}"
+    for directory in _directories_of(file.path):
+        try:
+            status = os.stat(directory)
+        except OSError as error:
+            return f"{printable(directory)} cannot be examined: {error.strerror}"
+        if status.st_uid != 0:
+            return f"{printable(directory)} is owned by the user {status.st_uid}"
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
+            return f"users other than root can write {printable(directory)}"
+    return ""
+
+
+def _directories_of(path: str) -> Iterator[str]:
+    """Return the directories above a path, and above the file that it is a link to."""
+    for one in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+        directory = one
+        while directory != "/":
+            directory = os.path.dirname(directory)
+            yield directory

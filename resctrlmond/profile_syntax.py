@@ -4,17 +4,27 @@
 from __future__ import annotations
 
 import difflib
+import enum
 import pwd
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import yaml
 
 from resctrlmond.config import parse_time_span
 from resctrlmond.config_file import quoted, refuse_line, refuse_unknown_key
 from resctrlmond.resctrl.errors import ResctrlError, printable
+from resctrlmond.workloads.companion_settings import (
+    MAX_ARGUMENTS,
+    Companion,
+    Format,
+    Restart,
+    TemplateError,
+    check_argument,
+    check_template,
+)
 from resctrlmond.workloads.event_globs import has_wanted, problem_of
 from resctrlmond.workloads.label_selector import Requirement, SelectorError, equal_labels, parse_selector
 from resctrlmond.workloads.memory_settings import ANNOTATIONS, MemorySettings, Swap, parse_amount
@@ -23,9 +33,31 @@ from resctrlmond.workloads.profiles import OF_CONTAINERS, RULE_GLOBS, Profile, P
 from resctrlmond.workloads.validation import MAX_PRIORITY, valid_class
 from resctrlmond.yaml_file import is_empty, parse_mapping
 
+W = TypeVar("W", bound=enum.StrEnum)
+
 KEYS = ("profiles", "rules", "default_profile", "default_unit_profile")
 MEMORY_KEYS = ("swap", "memory_high", "allow_memory_annotations")
-PROFILE_KEYS = ("watch", "class", "snapshot", "snapshot_ttl", "linger", "priority", "events", *MEMORY_KEYS)
+PROFILE_KEYS = (
+    "watch",
+    "class",
+    "snapshot",
+    "snapshot_ttl",
+    "linger",
+    "priority",
+    "events",
+    *MEMORY_KEYS,
+    "companion",
+)
+COMPANION_KEYS = (
+    "command",
+    "template",
+    "template_file",
+    "template_format",
+    "restart",
+    "memory_max",
+    "cpu_quota",
+    "tasks_max",
+)
 RULE_KEYS = ("profile", "owner", *RULE_GLOBS, "labels", "user")
 
 # The owners of claims whose members have profiles: the OCI hook, the NRI plugin, and the watch of systemd's units.
@@ -35,8 +67,11 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _MANUAL = "See resctrlmond-profiles(5)"
 _SWITCHES = {"true": True, "false": False}
 _LONGEST_S = 366 * 86400
-# A key, the profiles or rules, the keys of one, and a list of patterns.
-_DEPTH = 4
+# A key, the profiles or rules, the keys of one, those of a companion, and a list of patterns or arguments.
+_DEPTH = 5
+_LEAST_MEMORY = 1 << 20
+_MOST_CPU = 100_000
+_MOST_TASKS = 1_000_000
 
 
 @dataclass(slots=True)
@@ -119,9 +154,17 @@ def _profile(key: yaml.Node, node: yaml.Node, path: str) -> Profile:
             "snapshot_ttl has no effect with 'snapshot: false', which keeps no files",
             "Remove one of the two keys",
         )
+    watch = _watch(values["watch"], path) if "watch" in values else Watch.POD
+    if watch is Watch.NONE and "companion" in values:
+        refuse_line(
+            path,
+            values["companion"].start_mark.line,
+            "a container that is not watched has no companion: the daemon does not know when it ends",
+            "Use 'watch: container', or remove 'companion'",
+        )
     return Profile(
         name=name,
-        watch=_watch(values["watch"], path) if "watch" in values else Watch.POD,
+        watch=watch,
         class_=_class(values["class"], path) if "class" in values else None,
         snapshot_ttl_s=_time_span(values["snapshot_ttl"], path, "snapshot_ttl") if "snapshot_ttl" in values else None,
         linger_s=_time_span(values["linger"], path, "linger") if "linger" in values else None,
@@ -130,6 +173,7 @@ def _profile(key: yaml.Node, node: yaml.Node, path: str) -> Profile:
         memory=_memory(values, path),
         keeps_files=keeps_files,
         events=_events(values["events"], path) if "events" in values else (),
+        companion=_companion(values["companion"], path) if "companion" in values else None,
     )
 
 
@@ -139,6 +183,44 @@ def _memory(values: Mapping[str, yaml.Node], path: str) -> MemorySettings:
         swap=_swap(swap, path) if swap else Swap.LEAVE,
         high=_amount(high, path, "memory_high") if high else None,
         allowed=_allowed(allowed, path) if allowed else {},
+    )
+
+
+def _companion(node: yaml.Node, path: str) -> Companion:
+    values: dict[str, yaml.Node] = {}
+    for key, value in _mapping(node, path, "companion"):
+        word = _text(key, path, "a key")
+        if word not in COMPANION_KEYS:
+            refuse_unknown_key(path, key.start_mark.line, word, COMPANION_KEYS)
+        values[word] = value
+    if "command" not in values:
+        refuse_line(path, node.start_mark.line, "the companion has no command", "Add 'command: [/PROGRAM, ARGUMENT]'")
+    if "template" in values and "template_file" in values:
+        refuse_line(
+            path,
+            values["template_file"].start_mark.line,
+            "the companion has both template and template_file",
+            "Remove one of them",
+        )
+    named = values.get("template_format")
+    format_ = Format.YAML if named is None else _word(named, path, "template_format", Format)
+    if named is not None and not {"template", "template_file"} & set(values):
+        refuse_line(
+            path,
+            named.start_mark.line,
+            "template_format without a template",
+            "Add 'template' or 'template_file'",
+        )
+    default = Companion(())
+    return Companion(
+        command=_command(values["command"], path),
+        template=_template(values["template"], path, format_) if "template" in values else None,
+        template_file=_absolute(values["template_file"], path) if "template_file" in values else "",
+        format=format_,
+        restart=_word(values["restart"], path, "restart", Restart) if "restart" in values else default.restart,
+        memory_max=_memory_max(values["memory_max"], path) if "memory_max" in values else default.memory_max,
+        cpu_quota=_cpu_quota(values["cpu_quota"], path) if "cpu_quota" in values else default.cpu_quota,
+        tasks_max=_tasks_max(values["tasks_max"], path) if "tasks_max" in values else default.tasks_max,
     )
 
 
@@ -187,21 +269,20 @@ def _rule(found: _Found, node: yaml.Node, path: str) -> Rule:
 
 
 def _watch(node: yaml.Node, path: str) -> Watch:
-    text = _text(node, path, "watch")
-    known = [str(watch) for watch in Watch]
-    if text not in known:
-        expected = f"Expected one of {', '.join(known)}"
-        refuse_line(path, node.start_mark.line, f"watch cannot be {quoted(text)}", _nearest(text, known, expected))
-    return Watch(text)
+    return _word(node, path, "watch", Watch)
 
 
 def _swap(node: yaml.Node, path: str) -> Swap:
-    text = _text(node, path, "swap")
-    known = [str(swap) for swap in Swap]
+    return _word(node, path, "swap", Swap)
+
+
+def _word(node: yaml.Node, path: str, key: str, words: type[W]) -> W:
+    text = _text(node, path, key)
+    known = [str(word) for word in words]
     if text not in known:
         expected = f"Expected one of {', '.join(known)}"
-        refuse_line(path, node.start_mark.line, f"swap cannot be {quoted(text)}", _nearest(text, known, expected))
-    return Swap(text)
+        refuse_line(path, node.start_mark.line, f"{key} cannot be {quoted(text)}", _nearest(text, known, expected))
+    return words(text)
 
 
 def _switch(node: yaml.Node, path: str, key: str) -> bool:
@@ -240,6 +321,60 @@ def _allowed(node: yaml.Node, path: str) -> dict[str, int]:
             refuse_unknown_key(path, key.start_mark.line, name, names)
         found[name] = _amount(value, path, name)
     return found
+
+
+def _command(node: yaml.Node, path: str) -> tuple[str, ...]:
+    arguments = _sequence(node, path, "command")
+    if not 1 <= len(arguments) <= MAX_ARGUMENTS:
+        refuse_line(
+            path, node.start_mark.line, f"command does not have 1 to {MAX_ARGUMENTS} words", "Name a program first"
+        )
+    program, *others = (_text(argument, path, "an argument") for argument in arguments)
+    if not program.startswith("/") or not program.isprintable() or "$" in program:
+        _refuse_value(arguments[0], path, "the program of command", "an absolute path without variables")
+    for argument, text in zip(arguments[1:], others, strict=True):
+        try:
+            check_argument(text)
+        except TemplateError as error:
+            refuse_line(path, argument.start_mark.line, str(error), _MANUAL)
+    return (program, *others)
+
+
+def _template(node: yaml.Node, path: str, format_: Format) -> str:
+    text = _text(node, path, "template")
+    try:
+        check_template(text, format_)
+    except TemplateError as error:
+        refuse_line(path, node.start_mark.line, str(error), _MANUAL)
+    return text
+
+
+def _absolute(node: yaml.Node, path: str) -> str:
+    text = _text(node, path, "template_file")
+    if not text.startswith("/") or not text.isprintable():
+        _refuse_value(node, path, "template_file", "an absolute path")
+    return text
+
+
+def _memory_max(node: yaml.Node, path: str) -> int:
+    found = _amount(node, path, "memory_max")
+    if found < _LEAST_MEMORY:
+        _refuse_value(node, path, "memory_max", "at least 1M")
+    return found
+
+
+def _cpu_quota(node: yaml.Node, path: str) -> int:
+    text = _text(node, path, "cpu_quota")
+    if not re.fullmatch(r"[1-9][0-9]{0,6}%", text, re.ASCII) or int(text[:-1]) > _MOST_CPU:
+        _refuse_value(node, path, "cpu_quota", "percent of one CPU, as in 50%")
+    return int(text[:-1])
+
+
+def _tasks_max(node: yaml.Node, path: str) -> int:
+    text = _text(node, path, "tasks_max")
+    if not re.fullmatch(r"[1-9][0-9]{0,6}", text, re.ASCII) or int(text) > _MOST_TASKS:
+        _refuse_value(node, path, "tasks_max", f"a number from 1 to {_MOST_TASKS}")
+    return int(text)
 
 
 def _class(node: yaml.Node, path: str) -> str | None:

@@ -15,6 +15,9 @@ _GLOB = re.compile(r"[A-Za-z0-9:_.\\@*?\[\]!-]{1,255}")
 # Process 1 starts each service: if it were in a group, all of them would start there. The root slice is the host.
 _NEVER = frozenset({"init.scope", "-.slice"})
 
+# The units of companions (resctrlmond-profiles(5)), each of which would take an RMID beside its workload.
+COMPANION_PREFIX = "resctrlmon-companion-"
+
 _USER = re.compile(r"\Auser-[0-9*?\[\]-]*:")
 
 
@@ -46,7 +49,7 @@ class UnitGlobs:
     """Selects units by globs, the most important first. A unit that a glob with "!" matches is never selected.
 
     A name is that of a system unit, or "user-UID:" and the name of a unit of that user. Only a glob with such a
-    prefix selects units of users.
+    prefix selects units of users, and only a glob that begins with COMPANION_PREFIX those of companions.
     """
 
     def __init__(self, globs: Sequence[str]) -> None:
@@ -73,4 +76,6 @@ class UnitGlobs:
 
 
 def _matches(name: str, glob: str) -> bool:
+    if name.startswith(COMPANION_PREFIX) and not glob.startswith(COMPANION_PREFIX):
+        return False
     return is_of_user(name) == is_of_user(glob) and fnmatch.fnmatchcase(name, glob)

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from decimal import Decimal, localcontext
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from resctrlmond.api import types
 from resctrlmond.api.levels import levels
@@ -22,9 +25,16 @@ from resctrlmond.workloads.totals import as_reported
 from resctrlmond.workloads.unwatched import UnwatchedContainer
 from resctrlmond.workloads.usage import Usage
 
+if TYPE_CHECKING:
+    from resctrlmond.workloads.companions import CompanionStatus
 
-def workload_of(workload: Workload, path: str | None, snapshot: str | None = None) -> types.Workload:
-    """Convert a workload. ``path`` is its directory in resctrl, ``snapshot`` that of its begin and end files."""
+
+def workload_of(
+    workload: Workload, path: str | None, snapshot: str | None = None, companion: CompanionStatus | None = None
+) -> types.Workload:
+    """Convert a workload. ``path`` is its directory in resctrl, ``snapshot`` that of its begin and end files, and
+    ``companion`` the state of its companion.
+    """
     caveats: dict[str, str] = {}
     for one in workload.groups:
         caveats = together(caveats, {name: why for name, why in one.caveats.items() if workload.shows(name)})
@@ -41,6 +51,7 @@ def workload_of(workload: Workload, path: str | None, snapshot: str | None = Non
         profile=workload.profile,
         profile_source=workload.profile_source,
         events=workload.events or None,
+        companion=None if companion is None else types.Companion(**msgspec.structs.asdict(companion)),
         path=path,
         observed=workload.is_observed,
         snapshot=snapshot,

@@ -17,7 +17,7 @@ import msgspec
 from resctrlmond.resctrl.kinds import Kind, Mode, Status
 from resctrlmond.workloads.changes import ChangeKind, ContainerState
 from resctrlmond.workloads.reports import Facts, Report, Sandbox
-from resctrlmond.workloads.states import EndRule, NameKind, Pool, Quality, State
+from resctrlmond.workloads.states import CompanionState, EndRule, NameKind, Pool, Quality, State
 
 # The index of a file descriptor among those that come with a message: int in varlink, h over D-Bus.
 DescriptorIndex = Annotated[int, msgspec.Meta(extra={"dbus": "h"})]
@@ -142,6 +142,17 @@ class Member(Reply, frozen=True):
         return not self.ended_at
 
 
+class Companion(Reply, frozen=True, kw_only=True):
+    """The process that the profile of a workload starts beside it; see *resctrlmond-profiles*(5)."""
+
+    state: CompanionState
+    """Where it is in its life."""
+    reason: str = ""
+    """Why it is in this state. Absent if there is no reason."""
+    unit: str
+    """The unit of systemd that it runs in."""
+
+
 class Workload(Reply, frozen=True, kw_only=True):
     """A workload, with its claims and members."""
 
@@ -163,6 +174,8 @@ class Workload(Reply, frozen=True, kw_only=True):
     """The annotation or rule that selected the profile, or no profile."""
     events: tuple[str, ...] | None = None
     """The globs of its profile: totals, readings and files have only the events that these select. Absent for all."""
+    companion: Companion | None = None
+    """Its companion. Absent if its profile has none."""
     path: str | None = None
     """The directory of the group in resctrl. Absent while there is none."""
     observed: bool = False

@@ -177,7 +177,8 @@ class Service:
 def reported(manager: Manager, workload: Workload) -> types.Workload:
     """Convert a workload to the type of the interfaces, with its current path and snapshot."""
     path = manager.tree.full_path(workload.first.ref) if workload.state.has_group else None
-    return translate.workload_of(workload, path, manager.snapshot_path(workload))
+    snapshot, companion = manager.snapshot_path(workload), manager.companions.get(workload.key)
+    return translate.workload_of(workload, path, snapshot, companion)
 
 
 def _owner(claim: str | None, caller: Caller, ends: EndRule | None = None, *, may_be_reserved: bool = False) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from resctrlmond import __version__, config, journal, profile_files
 from resctrlmond.arguments import not_empty
 from resctrlmond.config import Config
+from resctrlmond.daemon.companion_files import CompanionFiles
 from resctrlmond.daemon.daemon import PROGRESS_S, Daemon
 from resctrlmond.daemon.ledger import ledger_of
 from resctrlmond.daemon.simulated import config_below, session_bus, simulator
@@ -140,11 +141,25 @@ def _release_all(options: argparse.Namespace, loaded: Config, gid: int) -> int:
         return Exit.OK
     try:
         problems = setup.manager.release_all()
+        if problem := _stop_companions(loaded, session_bus() if options.simulate else None):
+            problems.append(problem)
     finally:
         os.close(setup.lock)
     for problem in problems:
         log.error("cannot release: %s", problem)
     return Exit.FAILURE if problems else Exit.OK
+
+
+def _stop_companions(loaded: Config, bus: str | None) -> str:
+    """Stop all companions. Return the problem; "" if there is none."""
+    if not CompanionFiles(loaded.runtime_dir).exists:
+        return ""
+    try:
+        # Not at the top: it needs the D-Bus library.
+        from resctrlmond.daemon.companions import stop_all  # noqa: PLC0415
+    except ImportError as error:
+        return f"companions: {error}"
+    return asyncio.run(stop_all(loaded.runtime_dir, bus))
 
 
 def _check_config(options: argparse.Namespace) -> int:
@@ -167,7 +182,7 @@ def _load(options: argparse.Namespace) -> Config:
 
 
 def _load_profiles(options: argparse.Namespace) -> Profiles:
-    return profile_files.load(profile_files.chosen(options.profiles_dir))
+    return profile_files.load(profile_files.chosen(options.profiles_dir), with_companions=True)
 
 
 def _gid(loaded: Config) -> int:

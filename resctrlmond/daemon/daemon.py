@@ -24,6 +24,7 @@ from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.config import Config, is_within
 from resctrlmond.config_file import ConfigError
+from resctrlmond.daemon.companion_files import CompanionFiles
 from resctrlmond.daemon.group_losses import GroupLosses
 from resctrlmond.daemon.ledger import Ledger
 from resctrlmond.daemon.notices import Notices
@@ -42,6 +43,7 @@ from resctrlmond.workloads.profiles import Profiles
 
 if TYPE_CHECKING:
     from resctrlmond.api.dbus.server import DBusServer
+    from resctrlmond.daemon.companions import Companions
     from resctrlmond.daemon.units import UnitWatch
 
 log = logging.getLogger(__name__)
@@ -88,6 +90,9 @@ class Daemon:
         self._losses = GroupLosses(lambda folder: is_within(config.groups_dir, folder))
         self._ticker = Ticker(self._workers, self._tick, last_progress=lambda: self._manager.last_progress)
         self._units: UnitWatch | None = None
+        self._companions: Companions | None = None
+        # Called with the key of a workload whose companion has another state.
+        self._on_companion: Callable[[str], None] = lambda _key: None
         self._stopping = asyncio.Event()
         self._reloading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -130,6 +135,8 @@ class Daemon:
                 await self._start_dbus(dbus)
             opened.push_async_callback(self._close_units)
             self._watch_units()
+            opened.push_async_callback(self._close_companions)
+            self._start_companions()
             loop.add_signal_handler(signal.SIGHUP, lambda: self._start(self._on_reload()))
             self._start_lock.release()
             self._notify.ready(self._status())
@@ -264,6 +271,31 @@ class Daemon:
         if self._units is not None:
             self._units.configure(globs)
 
+    def _start_companions(self) -> None:
+        """Start the companions that the profiles define, and stop those of workloads that have ended."""
+        if self._companions is None:
+            has_some = any(profile.companion for profile in self._manager.profiles.by_name.values())
+            if not has_some and not CompanionFiles(self._config.runtime_dir).exists:
+                return
+            try:
+                # Not at the top: it needs the D-Bus library.
+                from resctrlmond.daemon.companions import Companions  # noqa: PLC0415
+            except ImportError as error:
+                self._manager.alerts["companions"] = f"companions are neither started nor stopped: {error}"
+                return
+            self._companions = Companions(
+                self._manager,
+                self._workers,
+                folder=self._config.runtime_dir,
+                address=self._bus,
+                on_status=self._on_companion,
+            )
+        self._companions.configure()
+
+    async def _close_companions(self) -> None:
+        if self._companions is not None:
+            await self._companions.close()
+
     async def _close_units(self) -> None:
         if self._units is not None:
             await self._units.close()
@@ -278,8 +310,18 @@ class Daemon:
             self._service.watches.changed(key, workload)
             if self._units is not None:
                 self._units.changed(key, workload)
+            if self._companions is not None:
+                self._companions.changed(key, workload)
             if dbus is not None:
                 dbus.changed(key, workload)
+
+        def report(key: str) -> None:
+            workload = self._manager.find(key)
+            self._service.watches.changed(key, workload)
+            if dbus is not None:
+                dbus.changed(key, workload)
+
+        self._on_companion = report
 
         def take(key: str) -> None:
             if key in unseen:
@@ -358,6 +400,7 @@ class Daemon:
             # In a thread: many rules take seconds, and the name of a user may be looked up in the network. Containers
             # that start meanwhile must not wait.
             await self._workers.run(Lane.UPKEEP, self._load_profiles, "the old ones stay in use")
+            self._start_companions()
             if not (self._manager.alerts["configuration"] or self._manager.alerts["profiles"]):
                 log.info("configuration and profiles reloaded")
             self._notify.ready(self._status())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of systemd's manager on the bus: the state of units, and which of them have changed."""
+"""A client of systemd's manager on the bus: the state of units, which of them have changed, and transient units."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from resctrlmond.api.dbus.library import BUS_NAME, Bus, DBusError, Message, MessageType
+from resctrlmond.api.dbus.library import BUS_NAME, Bus, DBusError, Message, MessageType, Variant
 
 NAME = "org.freedesktop.systemd1"
 ROOT = "/org/freedesktop/systemd1"
 MANAGER = f"{NAME}.Manager"
 UNIT = f"{NAME}.Unit"
 PROPERTIES = "org.freedesktop.DBus.Properties"
+NO_SUCH_UNIT = f"{NAME}.NoSuchUnit"
+UNIT_EXISTS = f"{NAME}.UnitExists"
 # The socket of this connection in the daemon's folder, beside that of the D-Bus interface.
-_ENTRANCE = ".systemd"
+ENTRANCE = ".systemd"
 _UNIT_PATH = f"{ROOT}/unit/"
 _SIGNALS = (
     f"interface='{MANAGER}',member='UnitNew'",
@@ -60,12 +62,14 @@ class Systemd:
         self._on_change = on_change
 
     @classmethod
-    async def open(cls, address: str | None, folder: str, on_change: Callable[[str], None]) -> Self:
+    async def open(
+        cls, address: str | None, folder: str, on_change: Callable[[str], None], entrance: str = ENTRANCE
+    ) -> Self:
         """Connect to the bus (None: the system bus), and subscribe to the signals of systemd.
 
-        While it connects, there is a socket in ``folder``. Raises BusUnavailable, DBusError.
+        While it connects, there is a socket of the name ``entrance`` in ``folder``. Raises BusUnavailable, DBusError.
         """
-        bus = await Bus.open(address, folder, _ENTRANCE)
+        bus = await Bus.open(address, folder, entrance)
         try:
             changes = f"type='signal',sender='{BUS_NAME}',member='NameOwnerChanged',arg0='{NAME}'"
             await bus.ask("AddMatch", "s", changes)
@@ -101,9 +105,39 @@ class Systemd:
 
         Raises BusUnavailable, DBusError.
         """
+        return str(await self.property_of(unit, "ControlGroup"))
+
+    async def property_of(self, unit: Unit, name: str) -> Any:
+        """Return a property of a service, scope or slice. Raises BusUnavailable, DBusError."""
         interface = _INTERFACES["." + unit.name.rpartition(".")[2]]
-        value = await self._ask(unit.path, PROPERTIES, "Get", "ss", interface, "ControlGroup")
-        return str(value.value)
+        value = await self._ask(unit.path, PROPERTIES, "Get", "ss", interface, name)
+        return value.value
+
+    async def start_transient(self, name: str, properties: Sequence[tuple[str, str, Any]]) -> None:
+        """Create a transient unit, and begin to start it. A property is its name, its D-Bus signature and its value.
+
+        Raises BusUnavailable, DBusError, which is UNIT_EXISTS if the unit is loaded already.
+        """
+        body = [[key, Variant(signature, value)] for key, signature, value in properties]
+        await self._ask(ROOT, MANAGER, "StartTransientUnit", "ssa(sv)a(sa(sv))", name, "fail", body, [])
+
+    async def stop(self, name: str) -> None:
+        """Begin to stop a unit. A unit that is not loaded is not an error. Raises BusUnavailable, DBusError."""
+        await self._ask_about(name, "StopUnit", "ss", name, "replace")
+
+    async def reset_failed(self, name: str) -> None:
+        """Have systemd forget a failed unit. A unit that is not loaded is not an error.
+
+        Raises BusUnavailable, DBusError.
+        """
+        await self._ask_about(name, "ResetFailedUnit", "s", name)
+
+    async def _ask_about(self, name: str, member: str, signature: str, *body: Any) -> None:
+        try:
+            await self._ask(ROOT, MANAGER, member, signature, *body)
+        except DBusError as error:
+            if error.type != NO_SUCH_UNIT:
+                raise DBusError(error.type, f"{name}: {error.text}") from error
 
     async def _ask(self, path: str, interface: str, member: str, signature: str = "", *body: Any) -> Any:
         try:

@@ -27,6 +27,7 @@ from resctrlmond.workloads import apart, ends, group_ops, nested, observed, plac
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.assign import assign
 from resctrlmond.workloads.clock import boot_ns, utc_now
+from resctrlmond.workloads.companions import CompanionStatus
 from resctrlmond.workloads.context import Context, Reloadable
 from resctrlmond.workloads.errors import InvalidRequest, NoSuchClaim, NoSuchWorkload
 from resctrlmond.workloads.interference import Interference
@@ -79,13 +80,15 @@ class Manager:
     """Owns the groups that have the ``mark``.
 
     Calls for one key run one at a time. ``get`` and ``workloads`` never wait. ``alerts`` are the present problems of
-    the host, by subject; "" is none. ``pods`` are the pods that owners reported.
+    the host, by subject; "" is none. ``pods`` are the pods that owners reported. ``companions`` are the states of the
+    companions, by the key of their workloads.
     """
 
     def __init__(self, tree: Tree, store: Store, snapshots: Snapshots, mark: Mark, settings: Settings) -> None:
         self.tree = tree
         self.pods = Inventory()
         self.alerts: dict[str, str] = {}
+        self.companions: dict[str, CompanionStatus] = {}
         quality = QualityFiles(snapshots)
         store.before_save = quality.before_save
         store.on_unsaved = snapshots.remove_quality

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from resctrlmond.workloads.companion_settings import Companion
 from resctrlmond.workloads.label_selector import Requirement
 from resctrlmond.workloads.memory_settings import MemorySettings
 from resctrlmond.workloads.owners import SYSTEMD
@@ -55,6 +56,7 @@ class Profile(msgspec.Struct, frozen=True):
     memory: MemorySettings = MemorySettings()
     keeps_files: bool = True
     events: tuple[str, ...] = ()
+    companion: Companion | None = None
 
 
 class Rule(msgspec.Struct, frozen=True):

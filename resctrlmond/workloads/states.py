@@ -101,3 +101,20 @@ class Quality(enum.StrEnum):
     """A missing reading was replaced by a rule, or the counter may not be right; see *reason* of *Total*."""
     UNKNOWN = "unknown"
     """There is no number."""
+
+
+class CompanionState(enum.StrEnum):
+    """Where a companion is in its life."""
+
+    WAITING = "waiting"
+    """It has not been started: the workload has no group yet, or systemd cannot be reached."""
+    STARTING = "starting"
+    """systemd starts it, perhaps again."""
+    RUNNING = "running"
+    """Its process runs."""
+    EXITED = "exited"
+    """Its process has ended with success."""
+    STOPPED = "stopped"
+    """Another program has stopped it."""
+    FAILED = "failed"
+    """It could not be started, or its process has failed."""

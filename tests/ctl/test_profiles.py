@@ -100,6 +100,34 @@ def test_memory_settings_are_shown(directory: Path, capsys: pytest.CaptureFixtur
     assert profile["allowMemoryAnnotations"] == {"memory.high": "1073741824"}
 
 
+def test_companion_is_shown(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = "command: [/bin/helper, a b], template: $KEY, restart: on-failure, cpu_quota: 7%"
+    (directory / "20.yaml").write_text(f"profiles: {{helped: {{companion: {{{settings}}}}}}}\n")
+    assert call(directory, "show", "helped") == 0
+    shown = capsys.readouterr().out
+    for line in ("/bin/helper 'a b'", "template: in this file (yaml), as config.yaml", "restart: on-failure"):
+        assert line in shown
+    assert "memory_max: 268435456, cpu_quota: 7%, tasks_max: 64" in shown
+    assert call(directory, "show", "helped", "--json") == 0
+    (profile,) = json.loads(capsys.readouterr().out)["profiles"]
+    assert profile["companion"] == {
+        "command": ["/bin/helper", "a b"],
+        "template": "$KEY",
+        "templateFormat": "yaml",
+        "restart": "on-failure",
+        "memoryMax": "268435456",
+        "cpuQuota": "7%",
+        "tasksMax": 64,
+    }
+
+
+def test_check_refuses_a_companion_with_a_wrong_template(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = directory / "30.yaml"
+    new.write_text("profiles: {helped: {companion: {command: [/bin/helper], template_file: /no/such/file}}}\n")
+    assert call(directory, "check", str(new)) == 1
+    assert "profile helped: cannot read the template /no/such/file: No such file" in capsys.readouterr().err
+
+
 def test_show_names_the_existing_profiles(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(directory, "show", "other") == 1
     assert "there is no profile 'other'. Existing profiles: batch, quiet, root" in capsys.readouterr().err

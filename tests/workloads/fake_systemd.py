@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A manager object of systemd on a private bus, with units that a test changes."""
+"""A manager object of systemd on a private bus, with units that a test changes, and transient units."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ class Unit:
     active: str = "active"
     sub: str = "running"
     job: str = ""
+    result: str = "success"
+    code: int = 0
+    status: int = 0
 
 
 def path_of(name: str) -> str:
@@ -35,7 +38,9 @@ def path_of(name: str) -> str:
 class FakeSystemd:
     """Owns the name of systemd, answers calls about ``units``, and sends the signals of changes to subscribers.
 
-    It does not reply while ``hangs``. ``calls`` are the names of the methods that were called.
+    It does not reply while ``hangs``. ``calls`` are the names of the methods that were called. ``transient`` are the
+    properties of the transient units that were created, in their order, with their names. StartTransientUnit fails
+    with the name of the D-Bus error ``refusal`` if that is set.
     """
 
     def __init__(self, address: str) -> None:
@@ -43,6 +48,8 @@ class FakeSystemd:
         self.units: dict[str, Unit] = {}
         self.calls: list[str] = []
         self.hangs = False
+        self.refusal = ""
+        self.transient: list[tuple[str, dict[str, Any]]] = []
 
     async def __aenter__(self) -> Self:
         self._bus = await dbus_fast.aio.MessageBus(bus_address=self._address).connect()
@@ -63,7 +70,7 @@ class FakeSystemd:
         await self.__aexit__()
         await self.__aenter__()
 
-    def set(self, name: str, unit: Unit | None = None, **changes: str) -> None:
+    def set(self, name: str, unit: Unit | None = None, **changes: Any) -> None:
         """Change, add or (without a unit or changes) remove a unit, and send the signal of that."""
         if unit is None and not changes:
             del self.units[name]
@@ -93,8 +100,25 @@ class FakeSystemd:
                 return reply(message, "a(ssssssouso)", [self._listed(message.body[1])])
             case "Get":
                 named = {path_of(name): unit for name, unit in self.units.items()}
-                return reply(message, "v", [dbus_fast.Variant("s", named[message.path or ""].cgroup)])
+                return reply(message, "v", [_property(named[message.path or ""], message.body[1])])
+            case "StartTransientUnit":
+                return self._start(message)
+            case "StopUnit" | "ResetFailedUnit":
+                name = message.body[0]
+                if name not in self.units:
+                    return dbus_fast.Message.new_error(message, f"{NAME}.NoSuchUnit", f"Unit {name} not loaded.")
+                self.set(name)
+                return reply(message, "o", ["/"]) if message.member == "StopUnit" else reply(message)
         return None
+
+    def _start(self, message: dbus_fast.Message) -> dbus_fast.Message:
+        name, _, properties, _ = message.body
+        if self.refusal or name in self.units:
+            text = f"Unit {name} was already loaded." if name in self.units else "refused"
+            return dbus_fast.Message.new_error(message, self.refusal or f"{NAME}.UnitExists", text)
+        self.transient.append((name, {key: value.value for key, value in properties}))
+        self.set(name, Unit(f"/companions/{name}"))
+        return dbus_fast.Message.new_method_return(message, "o", ["/"])
 
     def _listed(self, patterns: list[str]) -> list[list[Any]]:
         return [
@@ -102,3 +126,13 @@ class FakeSystemd:
             for name, unit in self.units.items()
             if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
         ]
+
+
+def _property(unit: Unit, name: str) -> dbus_fast.Variant:
+    found = {
+        "ControlGroup": ("s", unit.cgroup),
+        "Result": ("s", unit.result),
+        "ExecMainCode": ("i", unit.code),
+        "ExecMainStatus": ("i", unit.status),
+    }
+    return dbus_fast.Variant(*found[name])
