@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a profile says about the companion of its workloads, and the text of the companion's files. No I/O."""
+"""The companion of a profile's workloads: its settings, and the text of its files. No I/O."""
 
 from __future__ import annotations
 
