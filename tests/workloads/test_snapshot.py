@@ -93,7 +93,7 @@ def test_equal_values_are_read_from_one_file(snapshots: Snapshots, monkeypatch: 
 
     monkeypatch.setattr("resctrlmond.workloads.snapshot.read_file", counted)
     snapshots.load_begin("k")
-    assert len(paths) == 2
+    assert len([path for path in paths if "/mon_data/" in path]) == 2
     assert {reading.domain: reading.value.text for reading in snapshots.begin_values("k")} == texts
 
 
