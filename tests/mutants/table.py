@@ -407,7 +407,7 @@ MUTANTS = (
     Mutant(
         "links still lead to the old class after a move",
         _WORKLOADS + "group_ops.py",
-        "    ctx.snapshots.relink(subfolder, ctx.tree.full_path(group.ref))\n",
+        "    ctx.snapshots.relink(subfolder, ctx.tree.full_path(group.ref), workload.shows)\n",
         "",
         "tests/workloads/test_classes.py tests/workloads",
     ),
@@ -748,8 +748,8 @@ MUTANTS = (
     Mutant(
         "a fact that is not known meets a condition",
         _WORKLOADS + "profiles.py",
-        "known[key] and any(",
-        "not known[key] or any(",
+        "known.get(key) and any(",
+        "not known.get(key) or any(",
         "tests/workloads/test_profiles.py",
     ),
     Mutant(
