@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Containers of a pod that are not counted in its group. Such a pod is not exact.
 
-A container has no group because of its profile, or is a workload of its own. ``Memory.apart`` has the pods of those
-that this daemon was asked about. It is lost with the daemon, so the control group of a pod shows earlier containers.
+A container has no group because of its profile, is a workload of its own, or its Assign failed. ``Memory.apart`` has
+the pods of those that this daemon was asked about. It is lost with the daemon, so the control group of a pod shows
+earlier containers.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 
 from resctrlmond.resctrl import cgroups, processes
-from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead
+from resctrlmond.resctrl.cgroups import NoSuchCgroup
+from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, ProcessChanged, ResctrlError
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.clock import boot_ns
@@ -24,7 +26,7 @@ from resctrlmond.workloads.placement import outside_of
 from resctrlmond.workloads.pod_cgroups import containers_in, pod_cgroup
 from resctrlmond.workloads.pod_times import is_exact_pod
 from resctrlmond.workloads.reasons import Reason
-from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.requests import CONTAINERS, Assignment
 from resctrlmond.workloads.store import Transaction
 from resctrlmond.workloads.target import Target
 from resctrlmond.workloads.validation import canonical_key, is_pod_uid
@@ -57,6 +59,29 @@ def mark_apart(ctx: Context, txn: Transaction, why: str) -> None:
     workload = txn.find()
     if workload is not None and not workload.state.is_over:
         txn.save(workload.downgraded(workload.first, Quality.LATE, why))
+
+
+@contextmanager
+def marking_rejected(ctx: Context, assignment: Assignment) -> Iterator[None]:
+    """Make the pod late if the block, which assigns a container of it, raises: the container may run outside.
+
+    Not if the process of the container has ended, or if the container is in the group since an earlier Assign.
+    """
+    try:
+        yield
+    except (NoSuchProcess, ProcessChanged, NoSuchCgroup):
+        raise
+    except Exception as error:
+        is_container = assignment.kind in CONTAINERS and assignment.member is not None
+        if is_container and is_pod_uid(assignment.key):
+            with suppress(ResctrlError, OSError), ctx.store.transaction(canonical_key(assignment.key)) as txn:
+                workload = txn.find()
+                known = workload.member(assignment.member or "") if workload is not None else None
+                target = assignment.pid or assignment.cgroup
+                if known is None or not known.is_living or target not in (known.pid, known.cgroup):
+                    why = error.message if isinstance(error, ResctrlError) else repr(error)
+                    mark_apart(ctx, txn, Reason.REJECTED_CONTAINER.text(member=assignment.member, error=why))
+        raise
 
 
 def with_left_out(

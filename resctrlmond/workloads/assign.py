@@ -17,7 +17,7 @@ from resctrlmond.workloads.model import Group, GroupState, Member, Workload, rep
 from resctrlmond.workloads.owners import SYSTEMD
 from resctrlmond.workloads.placement import outside_of, spread, why_outside
 from resctrlmond.workloads.reasons import Reason, ran_before
-from resctrlmond.workloads.requests import Assigned, Assignment
+from resctrlmond.workloads.requests import CONTAINERS, Assigned, Assignment
 from resctrlmond.workloads.runs import (
     check_has_rmid,
     claimed,
@@ -31,9 +31,6 @@ from resctrlmond.workloads.states import FOLLOW
 from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.target import Target, check_free
 from resctrlmond.workloads.validation import valid_class
-
-# Kinds of members that processes may join from outside. A child of another member's process starts in its group.
-_CONTAINERS = frozenset({"container", "sandbox"})
 
 
 def assign(
@@ -306,6 +303,6 @@ def _hides_joiners(member: Member) -> str:
     A process that joins a container from outside (podman exec) is not a child of its init, and is found by the
     control group. To find it by namespace, the daemon would have to check every process of the host over and over.
     """
-    if member.cgroup or member.kind not in _CONTAINERS:
+    if member.cgroup or member.kind not in CONTAINERS:
         return ""
     return Reason.HIDES_JOINERS.text(member=member.id)

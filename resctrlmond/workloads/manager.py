@@ -371,7 +371,8 @@ class Manager:
         A container for which its runtime has created a group stays there, and is a workload of its own that is only
         read (``observed``).
         A call that fails changes nothing: a group that was created for it is removed again. Only downgrades stay: of
-        a baseline that was found to be late, and of groups in which tasks of a rejected member ran. Raises what
+        a baseline that was found to be late, of groups in which tasks of a rejected member ran, and of a pod that may
+        lack the rejected container. Raises what
         ``create`` does, and AlreadyMonitored, NoSuchProcess, ProcessChanged, NoSuchCgroup, PermissionDenied.
         """
         canonical_key(assignment.key)
@@ -382,13 +383,14 @@ class Manager:
         if assignment.member is not None:
             check_member_id(assignment.member)
         assignment, whole = profiled.with_profile(self.context, assignment), assignment.key
-        try:
-            return self._assign(assignment, whole)
-        except (NoSuchClass, ClassMismatch, KernelRefused) as error:
-            if assignment.choice is None or assignment.class_ == FOLLOW:
-                raise
-            profiled.warn_of_class(assignment, str(error))
-        return self._assign(dataclasses.replace(assignment, class_=FOLLOW, allow_class_change=False), whole)
+        with apart.marking_rejected(self.context, assignment):
+            try:
+                return self._assign(assignment, whole)
+            except (NoSuchClass, ClassMismatch, KernelRefused) as error:
+                if assignment.choice is None or assignment.class_ == FOLLOW:
+                    raise
+                profiled.warn_of_class(assignment, str(error))
+            return self._assign(dataclasses.replace(assignment, class_=FOLLOW, allow_class_change=False), whole)
 
     def _assign(self, assignment: Assignment, whole: str) -> Assigned:
         """Carry out an assignment whose profile is selected. ``whole`` is the key that the caller has named."""

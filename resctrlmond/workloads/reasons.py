@@ -209,6 +209,10 @@ class Reason(enum.Enum):
         Quality.LATE,
         "{member} is not included: it runs in the control group of the pod, but not in the group",
     )
+    REJECTED_CONTAINER = (
+        Quality.LATE,
+        "{member} is not included: its Assign failed, so it may run outside the group ({error})",
+    )
     POD_RAN_UNSEEN = (
         Quality.LATE,
         "a container of the pod may have started outside the group and ended while resctrlmond was not running: the "

@@ -17,6 +17,9 @@ from resctrlmond.workloads.profiles import Choice
 from resctrlmond.workloads.reports import Facts
 from resctrlmond.workloads.states import FOLLOW
 
+# Kinds of members that processes may join from outside. A child of another member's process starts in its group.
+CONTAINERS = frozenset({"container", "sandbox"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl import cgroups, processes
-from resctrlmond.resctrl.errors import NotRead
+from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
 from resctrlmond.resctrl.tasks import Moved
 from resctrlmond.workloads import apart, maintenance, placement
 from resctrlmond.workloads.accounting import Quality
@@ -235,6 +235,54 @@ def test_container_whose_hook_was_killed_long_before_the_pod_begins(
     monkeypatch.setattr(apart, "_UNASSIGNED_S", -1.0)
     start(host, container(FIRST), FIRST)
     assert host.manager.get(UID).first.baseline is Quality.LATE
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_container_whose_assign_failed(
+    host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch, has_begun: bool
+) -> None:
+    """It runs outside, and may have ended when the next sweep searches. ``has_begun``: the pod has another one."""
+
+    def fill(*_: object, **__: object) -> None:
+        raise NotWritten("no space left on device")
+
+    if has_begun:
+        start(host, container(FIRST), FIRST)
+    rejected = container(SECOND)
+    with monkeypatch.context() as patch, pytest.raises(NotWritten):
+        patch.setattr("resctrlmond.workloads.store.write_file", fill)
+        start(host, rejected, SECOND)
+    if not has_begun:
+        start(host, container(FIRST), FIRST)
+    why = (f"{SECOND} is not included: its Assign failed, so it may run outside the group (no space left on device)",)
+    assert host.manager.get(UID).first.baseline_reasons == why
+    host.manager.tick()
+    host.restart()
+    assert host.manager.get(UID).first.baseline_reasons[:1] == why
+
+
+def test_container_that_has_ended_before_its_assign(host: Host, container: Callable[[str], int]) -> None:
+    """It has used nothing that the pod lacks."""
+    start(host, container(FIRST), FIRST)
+    with pytest.raises(NoSuchProcess):
+        host.manager.assign(assignment(UID, 2**22 + 1, "oci", member=SECOND, kind="container"))
+    assert host.manager.get(UID).first.baseline is Quality.EXACT
+
+
+def test_known_container_whose_second_assign_failed(
+    host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays in the group: after the hook, the NRI plugin assigns it too."""
+    pid = container(FIRST)
+    start(host, pid, FIRST)
+
+    def fill(*_: object, **__: object) -> None:
+        raise NotWritten("no space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(NotWritten):
+        patch.setattr("resctrlmond.workloads.store.write_file", fill)
+        host.manager.assign(assignment(UID, pid, "nri", member=FIRST, kind="container"))
+    assert host.manager.get(UID).first.baseline is Quality.EXACT
 
 
 def test_pod_with_many_members_is_listed_once(
