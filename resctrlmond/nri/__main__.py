@@ -22,6 +22,7 @@ from resctrlmond.nri.memory import Memory
 from resctrlmond.nri.messages import PLUGIN_INDEX, PLUGIN_NAME
 from resctrlmond.nri.plugin import Plugin
 from resctrlmond.nri.pods import Pods
+from resctrlmond.nri.reloads import Reloads
 from resctrlmond.nri.rival import Watch
 from resctrlmond.nri.selection import Selection
 from resctrlmond.nri.updater import Updater
@@ -32,28 +33,6 @@ log = logging.getLogger("resctrlmond.nri")
 NRI_SOCKET = "/var/run/nri/nri.sock"
 # See sysexits(3); the same value as that of the daemon.
 EXIT_CONFIG = 78
-
-
-class Reloads:
-    """Reads the profiles again after SIGHUP, one time after another."""
-
-    def __init__(self, plugin: Plugin, notify: Notify) -> None:
-        self._plugin = plugin
-        self._notify = notify
-        self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def begin(self) -> None:
-        """Begin a reload, after those that run."""
-        task = asyncio.create_task(self._reload())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _reload(self) -> None:
-        async with self._lock:
-            self._notify.reloading()
-            await self._plugin.reload()
-            self._notify.ready()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -127,9 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         log.error("%s", error, extra=journal.fields(error))
         return EXIT_CONFIG
-    # Before the loop runs: a reload while it starts is not lost, and does not end the process.
+    # Before the loop runs, which then reads the profiles: a reload before that does not end the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    memory.load("the adapter sets no limits of memory")
     return asyncio.run(_run(options, selection, memory, by_runtime))
 
 
@@ -139,18 +117,19 @@ async def _run(
     plugin = Plugin(Updater(Manager(options.manager_socket), Pods(selection)), memory)
     notify = Notify()
     watch = Watch(options.manager_socket, notify)
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    reloads = Reloads(plugin, notify)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.begin)
+    await reloads.start()
     if by_runtime:
         connecting = by_runtime.run(plugin, watch.report)
     else:
         connecting = Connector(options.socket, options.name, options.index, plugin, watch.report).run()
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     work = [
         asyncio.ensure_future(coroutine) for coroutine in (plugin.run(), connecting, watch.run(), stopping.wait())
     ]
-    reloads = Reloads(plugin, notify)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.begin)
     # Report readiness before a runtime is connected: the runtime may start later or restart.
     notify.ready()
     done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)

@@ -47,6 +47,10 @@ class Connector:
             began = time.monotonic()
             try:
                 await self._connect()
+                # At once: a container that starts before the next connection is late.
+                log.info("connecting to the runtime again, because the profiles need other events")
+                self._wait_s, self._reason = RECONNECT_S[0], ""
+                continue
             except (OSError, EOFError, MuxError) as error:
                 if self._runtime and time.monotonic() - began >= LASTING_S:
                     self._wait_s, self._reason = RECONNECT_S[0], ""

@@ -36,7 +36,7 @@ class Launched:
     async def run(self, plugin: Plugin, report: Callable[[str], None]) -> None:
         """Serve the connection until it ends. Do not connect again: the runtime launches its plugins anew."""
         reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=self.fd))
-        session = Session(reader, writer, plugin, lambda runtime: report(f"launched by {runtime}"))
+        session = Session(reader, writer, plugin, lambda runtime: report(f"launched by {runtime}"), is_only=True)
         try:
             await session.run(self.name, self.index)
         except (OSError, EOFError, MuxError) as error:

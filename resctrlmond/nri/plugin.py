@@ -74,8 +74,8 @@ class Plugin:
         self._current: asyncio.Future[None] | None = None
         # Whether the runtime has not closed the connection.
         self.is_connected: Callable[[], bool] = lambda: False
-        # Closes the connection to the runtime, so that it is made anew.
-        self.disconnect: Callable[[], None] = lambda: None
+        # Connects to the runtime again if the profiles need other events than the connection has.
+        self.resubscribe: Callable[[], None] = lambda: None
 
     # -- calls of the runtime
 
@@ -98,16 +98,6 @@ class Plugin:
         self._pods.select(selection)
         self._resync_at = time.monotonic()
         self._woken.set()
-
-    async def reload(self) -> None:
-        """Read the profiles again. If another set of events is needed from now on, connect to the runtime again."""
-        was_wanted = self.memory.is_wanted
-        # In a thread: many rules take a second, and the name of a user may be looked up in the network.
-        if not await asyncio.to_thread(self.memory.load, "the old ones stay in use"):
-            return
-        log.info("profiles reloaded")
-        if self.memory.is_wanted != was_wanted:
-            self.disconnect()
 
     def synchronize(self, chunk: Synchronize) -> None:
         """Add a part of the runtime's list. The last part replaces the state."""

@@ -8,7 +8,7 @@ import logging
 import select
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from resctrlmond.nri import messages, mux, ttrpc
 from resctrlmond.nri.plugin import Plugin
@@ -28,12 +28,15 @@ _RECEIVE_BYTES = 262144
 MAX_UNREAD = 1 << 20
 # The limit for the runtime's description of itself in a log message.
 _SHOWN_LENGTH = 256
-# How often to look whether a connection that is to end has no event without a response.
+# How often to look whether a connection that is to end is idle.
 _END_S = 0.1
 
 
 class Session:
-    """Serves NRI on a connected socket until it closes. ``configured`` receives the runtime's name and version."""
+    """Serves NRI on a connected socket until it closes. ``configured`` receives the runtime's name and version.
+
+    ``is_only``: no other connection can follow, so this one is kept although the profiles need other events.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,8 @@ class Session:
         writer: asyncio.StreamWriter,
         plugin: Plugin,
         configured: Callable[[str], None],
+        *,
+        is_only: bool = False,
     ) -> None:
         self._reader = reader
         self._writer = writer
@@ -50,58 +55,113 @@ class Session:
         # The events without a response: what each waits for, and the timer that ends the wait.
         self._unanswered: dict[asyncio.Future[Any], asyncio.TimerHandle] = {}
         self._configured = configured
+        self._is_only = is_only
         self._is_over = False
-        # Whether this side ends the connection.
-        self._is_ending = False
+        # Whether this side has ended the connection.
+        self._is_ended = False
+        # Whether the runtime reports creations on this connection; None until it configures the plugin.
+        self._has_creations: bool | None = None
+        # The timer of the next attempt to end the connection.
+        self._next_attempt: asyncio.TimerHandle | None = None
+        self._frames = mux.Demultiplexer()
+        self._readers = {mux.PLUGIN: ttrpc.Reader(), mux.RUNTIME: ttrpc.Reader()}
+
+    @property
+    def _transport(self) -> asyncio.Transport:
+        return cast(asyncio.Transport, self._writer.transport)
 
     def _is_connected(self) -> bool:
         """Whether the connection is open: the runtime closes it when it stops waiting for a response."""
-        if self._is_over or self._writer.transport.is_closing():
+        if self._is_over or self._transport.is_closing():
             return False
-        ends = select.poll()
         # poll() reports POLLHUP without a request, even if there is still data to read.
-        ends.register(self._writer.get_extra_info("socket").fileno(), 0)
-        return not ends.poll(0)
+        return not self._poll(0)
 
-    def _disconnect(self) -> None:
-        """End the connection as soon as every event has its response."""
-        if self._unanswered:
-            asyncio.get_running_loop().call_later(_END_S, self._disconnect)
-        elif not self._is_over:
-            self._is_ending = True
-            self._reader.feed_eof()
+    def _poll(self, events: int) -> bool:
+        socket = select.poll()
+        socket.register(self._writer.get_extra_info("socket").fileno(), events)
+        return bool(socket.poll(0))
+
+    # -- other events than those that the runtime reports
+
+    def _resubscribe(self) -> None:
+        """End the connection if the profiles need other events than it has, as soon as the connection is idle."""
+        if not self._is_outdated():
+            return
+        if self._is_only:
+            if not self._has_creations:
+                log.warning(
+                    "the profiles set limits of memory from now on, but the runtime does not report containers "
+                    "before it creates them: restart the runtime, which launches this plugin again"
+                )
+            return
+        # Received data is in the buffer of the reader, or the task that reads it is about to run: first receive no
+        # more, and then let that task run.
+        self._transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self._end)
+
+    def _is_outdated(self) -> bool:
+        """Whether the profiles need other events than those that the runtime was asked for."""
+        is_open = not self._is_over and not self._is_ended
+        return is_open and self._has_creations not in (None, self._plugin.memory.is_wanted)
+
+    def _end(self) -> None:
+        if self._is_outdated() and self._is_idle():
+            self._is_ended = True
+            self._transport.abort()
+            return
+        self._transport.resume_reading()
+        if self._is_outdated() and self._next_attempt is None:
+            self._next_attempt = asyncio.get_running_loop().call_later(_END_S, self._attempt_again)
+
+    def _attempt_again(self) -> None:
+        self._next_attempt = None
+        self._resubscribe()
+
+    def _is_idle(self) -> bool:
+        """Whether no message is on its way: a container whose start waits for a response would be late."""
+        return (
+            not self._unanswered
+            and not self._transport.get_write_buffer_size()
+            and not self._transport.is_reading()
+            and self._frames.is_between_frames
+            and all(reader.is_between_messages for reader in self._readers.values())
+            and not self._poll(select.POLLIN)
+        )
+
+    # -- messages
 
     async def run(self, name: str, index: str) -> None:
-        """Register with a name and an index, and serve. Raises MuxError, ConnectionError and EOFError at the end."""
+        """Register with a name and an index, and serve.
+
+        Return if the profiles need other events, which the next connection has. Raises MuxError, ConnectionError and
+        EOFError at any other end.
+        """
         self._plugin.begin()
         self._plugin.is_connected = self._is_connected
-        self._plugin.disconnect = self._disconnect
+        self._plugin.resubscribe = self._resubscribe
         # The runtime may call from here on: it does not wait until its response is read.
         payload = messages.registration(name, index)
         self._send(mux.RUNTIME, self._caller.request(messages.RUNTIME_SERVICE, "RegisterPlugin", payload))
-        frames = mux.Demultiplexer()
-        readers = {mux.PLUGIN: ttrpc.Reader(), mux.RUNTIME: ttrpc.Reader()}
         try:
             while data := await self._reader.read(_RECEIVE_BYTES):
-                for connection, piece in frames.feed(data):
+                for connection, piece in self._frames.feed(data):
                     # Data for a connection that was not opened is dropped, as by the Go implementation.
-                    if connection in readers:
-                        for message in readers[connection].feed(piece):
+                    if connection in self._readers:
+                        for message in self._readers[connection].feed(piece):
                             self._receive(connection, message)
-                if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
+                if self._transport.get_write_buffer_size() > MAX_UNREAD:
                     raise ConnectionError("the runtime does not read the responses")
-            if self._is_ending:
-                raise EOFError("the profiles need other events than before")
-            raise EOFError(
-                "the runtime closed the connection" + ("" if frames.is_between_frames else " within a frame")
-            )
+            if not self._is_ended:
+                is_whole = self._frames.is_between_frames
+                raise EOFError("the runtime closed the connection" + ("" if is_whole else " within a frame"))
         finally:
             self._is_over = True
             for done, timer in self._unanswered.items():
                 timer.cancel()
                 done.cancel()
             # Abort: an orderly close would wait for a runtime that does not read.
-            self._writer.transport.abort()
+            self._transport.abort()
 
     def _receive(self, connection: int, message: ttrpc.Message) -> None:
         if connection == mux.RUNTIME:
@@ -140,8 +200,10 @@ class Session:
             # The container must start after any failure.
             log.exception("%s could not be handled", call.method)
             done = None
-        payload = messages.answer(request, has_creations=self._plugin.memory.is_wanted)
-        answer = ttrpc.response(call.stream, payload)
+        has_creations = self._plugin.memory.is_wanted
+        if isinstance(request, messages.Configure):
+            self._has_creations = has_creations
+        answer = ttrpc.response(call.stream, messages.answer(request, has_creations=has_creations))
         if done is None or done.done():
             self._send(mux.PLUGIN, answer)
         else:
@@ -170,16 +232,16 @@ class Session:
         return None
 
     def _answer(self, answer: bytes, done: asyncio.Future[None]) -> None:
-        self._unanswered.pop(done).cancel()
+        self._unanswered[done].cancel()
         if not done.cancelled():
-            self._send(mux.PLUGIN, answer)
+            self._send_last(done, answer)
         elif not self._is_over:
             log.warning("an event was answered before resctrlmond was updated: resctrlmond is slow")
             # After the other callbacks of the cancellation, which report that nothing holds the container.
-            asyncio.get_running_loop().call_soon(self._send, mux.PLUGIN, answer)
+            asyncio.get_running_loop().call_soon(self._send_last, done, answer)
 
     def _answer_creation(self, stream: int, done: asyncio.Future[dict[str, str]]) -> None:
-        self._unanswered.pop(done).cancel()
+        self._unanswered[done].cancel()
         files: dict[str, str] = {}
         if done.cancelled():
             log.warning("a container is created without the memory settings of its profile: the host is slow")
@@ -188,8 +250,15 @@ class Session:
             log.error("a container is created without the memory settings of its profile", exc_info=error)
         else:
             files = done.result()
+        self._send_last(done, ttrpc.response(stream, messages.adjustment(files)))
+
+    def _send_last(self, done: asyncio.Future[Any], answer: bytes) -> None:
+        """Send the response of an event that waited, unless the connection is over."""
+        del self._unanswered[done]
         if not self._is_over:
-            self._send(mux.PLUGIN, ttrpc.response(stream, messages.adjustment(files)))
+            self._send(mux.PLUGIN, answer)
+            if not self._unanswered:
+                self._resubscribe()
 
     def _send(self, connection: int, message: bytes) -> None:
         # In one piece: frames of two messages must not mix.

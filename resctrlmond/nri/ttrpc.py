@@ -64,6 +64,11 @@ class Reader:
         self._buffer = bytearray()
         self._discard = 0
 
+    @property
+    def is_between_messages(self) -> bool:
+        """Whether the stream may end here."""
+        return not self._buffer and not self._discard
+
     def feed(self, data: bytes) -> Iterator[Message]:
         """Yield the messages that these bytes complete."""
         if self._discard:
