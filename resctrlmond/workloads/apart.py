@@ -24,7 +24,7 @@ from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Member, Workload
 from resctrlmond.workloads.placement import outside_of
 from resctrlmond.workloads.pod_cgroups import containers_in, pod_cgroup
-from resctrlmond.workloads.pod_times import is_exact_pod
+from resctrlmond.workloads.pod_times import cgroup_of_pod, is_exact_pod
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.requests import CONTAINERS, Assignment
 from resctrlmond.workloads.store import Transaction
@@ -160,7 +160,8 @@ def _unassigned_before_ns() -> float:
 def _why_left_out(ctx: Context, key: str, workload: Workload, *, before_ns: float = math.inf) -> str:
     """Return the reason for which the pod is late; "" for none. Raises NotRead."""
     # A path in the control group of the pod stands for a container whose own is not known.
-    paths = {workload.pod_cgroup and os.path.join(workload.pod_cgroup, "any"), *map(_cgroup_of, workload.living)}
+    pod = cgroup_of_pod(workload)
+    paths = {pod and os.path.join(pod, "any"), *map(_cgroup_of, workload.living)}
     found = _left_out(ctx, key, workload, paths - {""}, before_ns=before_ns)
     return Reason.LEFT_OUT.text(member=found) if found else ""
 

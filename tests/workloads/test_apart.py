@@ -191,6 +191,23 @@ def test_container_whose_hook_was_killed_before_its_call(
     assert host.manager.get(UID).first.baseline is Quality.LATE
 
 
+def test_container_whose_hook_was_killed_in_a_pod_whose_other_containers_have_ended(
+    host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control group of the pod was known by those of its living members only."""
+    monkeypatch.setattr(maintenance, "SWEEP_S", 0.0)
+    pid = container(FIRST)
+    start(host, pid, FIRST)
+    host.manager.create(UID, owner="nri")
+    os.kill(pid, signal.SIGKILL)
+    host.manager.remove_member(canonical_key(UID), FIRST, reason="it has stopped")
+    assert not host.manager.get(UID).living
+    container(SECOND)
+    monkeypatch.setattr(apart, "_UNASSIGNED_S", -1.0)
+    host.manager.tick()
+    assert host.manager.get(UID).first.baseline is Quality.LATE
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_container_whose_hook_was_killed_in_a_pod_that_sleeps(
     host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch, is_first: bool
