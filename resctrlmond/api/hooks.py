@@ -21,7 +21,7 @@ from resctrlmond.api.oci import (
 )
 from resctrlmond.api.types import RunReply, RunRequest
 from resctrlmond.resctrl import cgroups, processes
-from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess
+from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess, NotRead
 from resctrlmond.workloads.errors import NotWatched
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import EndRule
@@ -68,7 +68,13 @@ def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
         raise InvalidOciState(f"the state of container {state.id} does not name a process")
     if not caller.waits():
         _check_start(state.pid, caller)
-    container, own, pod = _placement(state)
+    try:
+        container, own, pod = _placement(state)
+    except NotRead as error:
+        # The runtime starts the container all the same.
+        named = container_of(state)
+        manager.note_rejected(named.key, named.member, state.pid, error)
+        raise
     assignment = Assignment(
         key=container.key,
         owner=OCI,

@@ -72,16 +72,24 @@ def marking_rejected(ctx: Context, assignment: Assignment) -> Iterator[None]:
     except (NoSuchProcess, ProcessChanged, NoSuchCgroup):
         raise
     except Exception as error:
-        is_container = assignment.kind in CONTAINERS and assignment.member is not None
-        if is_container and is_pod_uid(assignment.key):
-            with suppress(ResctrlError, OSError), ctx.store.transaction(canonical_key(assignment.key)) as txn:
-                workload = txn.find()
-                known = workload.member(assignment.member or "") if workload is not None else None
-                target = assignment.pid or assignment.cgroup
-                if known is None or not known.is_living or target not in (known.pid, known.cgroup):
-                    why = error.message if isinstance(error, ResctrlError) else repr(error)
-                    mark_apart(ctx, txn, Reason.REJECTED_CONTAINER.text(member=assignment.member, error=why))
+        if assignment.kind in CONTAINERS and assignment.member is not None:
+            mark_rejected(ctx, assignment.key, assignment.member, assignment.pid or assignment.cgroup, error)
         raise
+
+
+def mark_rejected(ctx: Context, pod: str, id_: str, target: int | str | None, error: Exception) -> None:
+    """Make the pod late, because its container was not assigned. Does not raise.
+
+    Not if the container, with ``target`` as its process or control group, is in the group since an earlier Assign.
+    """
+    if not is_pod_uid(pod):
+        return
+    with suppress(ResctrlError, OSError), ctx.store.transaction(canonical_key(pod)) as txn:
+        workload = txn.find()
+        known = workload.member(id_) if workload is not None else None
+        if known is None or not known.is_living or target not in (known.pid, known.cgroup):
+            why = error.message if isinstance(error, ResctrlError) else repr(error)
+            mark_apart(ctx, txn, Reason.REJECTED_CONTAINER.text(member=id_, error=why))
 
 
 def with_left_out(

@@ -392,6 +392,10 @@ class Manager:
                 profiled.warn_of_class(assignment, str(error))
             return self._assign(dataclasses.replace(assignment, class_=FOLLOW, allow_class_change=False), whole)
 
+    def note_rejected(self, pod: str, id_: str, pid: int, error: ResctrlError) -> None:
+        """Make a pod late, because a container that the runtime starts cannot be assigned."""
+        apart.mark_rejected(self.context, pod, id_, pid, error)
+
     def _assign(self, assignment: Assignment, whole: str) -> Assigned:
         """Carry out an assignment whose profile is selected. ``whole`` is the key that the caller has named."""
         key = canonical_key(assignment.key)

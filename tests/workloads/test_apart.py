@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.api import types
+from resctrlmond.api.access import Caller
+from resctrlmond.api.verbs import VERBS
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
 from resctrlmond.resctrl.tasks import Moved
@@ -276,6 +280,31 @@ def test_container_whose_assign_failed(
     host.manager.tick()
     host.restart()
     assert host.manager.get(UID).first.baseline_reasons[:1] == why
+
+
+def test_container_whose_control_group_cannot_be_read(
+    host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For lack of descriptors, its hook failed before the Assign."""
+
+    def fail(_pid: int) -> str:
+        raise NotRead("too many open files", errno=errno.EMFILE)
+
+    caller = Caller(0, frozenset({0}), os.getpid(), pid_namespaces=1)
+
+    def run_hook(pid: int, id_: str) -> None:
+        annotations = {"io.kubernetes.pod.uid": UID, "io.kubernetes.cri.container-type": "container"}
+        state = {"ociVersion": "1.0.2", "id": id_, "pid": pid, "status": "created", "bundle": "/"}
+        request = types.RunRequest(stage="createRuntime", state=json.dumps(state | {"annotations": annotations}))
+        VERBS["Run"].run(host.manager, request, caller)
+
+    run_hook(container(FIRST), FIRST)
+    assert host.manager.get(UID).first.baseline is Quality.EXACT
+    second = container(SECOND)
+    with monkeypatch.context() as patch, pytest.raises(NotRead):
+        patch.setattr(cgroups, "cgroup_of", fail)
+        run_hook(second, SECOND)
+    assert host.manager.get(UID).first.baseline is Quality.LATE
 
 
 def test_container_that_has_ended_before_its_assign(host: Host, container: Callable[[str], int]) -> None:
