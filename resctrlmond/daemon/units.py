@@ -127,8 +127,14 @@ class UnitWatch:
             self._task = asyncio.create_task(self._run())
 
     def changed(self, key: str, workload: Workload | None) -> None:
-        """Release a unit whose control group a container, or a client, has assigned to another workload."""
+        """Release a unit whose control group a container, or a client, has assigned to another workload.
+
+        Assign a unit again whose run has ended, for another workload of a higher priority, if it could not be queued.
+        """
         if workload is None or workload.state.is_over:
+            has_ended = workload is not None and workload.state is State.COMPLETED and not workload.claims
+            if has_ended and not is_of_user(key) and self._globs.rank(key) is not None:
+                self._look_at(key)
             return
         paths = [member.cgroup for member in workload.living if member.cgroup]
         if is_unit(workload):

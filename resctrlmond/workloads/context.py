@@ -32,7 +32,8 @@ class Memory(msgspec.Struct):
     is a task that was found in a group, by its directory. ``checkpoints`` are the checkpoints of a workload's groups
     (``Snapshots.keep_read``) for which its file ``quality`` was written, by key. ``apart`` is the reason
     why a container of a pod is not counted in the group of the pod, by the key of the pod; it lacks containers that
-    were started before ``since_ns`` (``clock.boot_ns``).
+    were started before ``since_ns`` (``clock.boot_ns``). ``taken_ns`` is when RMIDs were taken from units that no
+    waiting group has got yet (``rmid_transfer.py``).
     """
 
     mounted_on: dict[int, Mounting] = msgspec.field(default_factory=dict)
@@ -41,6 +42,7 @@ class Memory(msgspec.Struct):
     checkpoints: dict[str, list[int]] = msgspec.field(default_factory=dict)
     apart: dict[str, str] = msgspec.field(default_factory=dict)
     since_ns: int = msgspec.field(default_factory=boot_ns)
+    taken_ns: list[int] = msgspec.field(default_factory=list)
 
 
 class Reloadable(msgspec.Struct):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Create the groups that wait for an RMID, in their order, as RMIDs become free."""
+"""Create the groups that wait for an RMID, in their order, as RMIDs become free or are taken from units."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from resctrlmond.resctrl.errors import LACKS, GroupExists, KernelRefused, NoSuchClass, PermissionDenied
-from resctrlmond.workloads import group_ops, observed, placement
+from resctrlmond.workloads import group_ops, observed, placement, rmid_transfer
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import ForeignGroup
 from resctrlmond.workloads.model import Group, GroupState
@@ -22,16 +22,29 @@ _TEMPORARY_ERRNOS = LACKS | {errno.EIO}
 def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) -> None:
     """Create the waiting groups in their order, until there is no RMID for the next one.
 
-    ``guard`` handles the errors of one workload, by its key. Keys that a call has locked are skipped.
+    A unit of a lower priority than that one may give up its RMID then. ``guard`` handles the errors of one workload,
+    by its key. Keys that a call has locked are skipped.
     """
+    refused = ""
     for queued in waiting(ctx.store.pending()):
         key, folder = queued.workload.key, queued.group.folder
         with guard(key), ctx.store.transaction_if_free(key) as txn:
             workload = txn.find() if txn is not None else None
             for _, group in waiting([workload] if workload else []):
-                if txn is not None and group.folder == folder and not _create(ctx, txn, group):
+                if txn is None or group.folder != folder:
+                    continue
+                if not _create(ctx, txn, group):
                     # An RMID that becomes free meanwhile is for this group, not for a later one.
-                    return
+                    refused = key
+                    break
+                if not group.observed:
+                    rmid_transfer.used(ctx)
+        if refused:
+            # Not within the transaction: that of a unit follows, and no call may wait for two workloads.
+            queue = waiting(ctx.store.pending())
+            if queue and queue[0].workload.key == refused:
+                rmid_transfer.take(ctx, queue, guard)
+            return
 
 
 def _create(ctx: Context, txn: Transaction, group: Group) -> bool:

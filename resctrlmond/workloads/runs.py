@@ -129,6 +129,39 @@ def resume(ctx: Context, txn: Transaction) -> Workload:
     return txn.workload
 
 
+def wait_again(ctx: Context, txn: Transaction, before: Workload, error: RmidsExhausted) -> Workload:
+    """Start another run of a unit, which waits for an RMID, with the claims and members of ``before``.
+
+    The run before has ended, and stays as it is: this one counts from when it has an RMID. If this daemon is killed
+    before, the watch of units assigns the unit again. Raises NotWritten.
+    """
+    ended = txn.workload
+    members = tuple(
+        replace(member, late=True, folder="", reason="", tasks_outside=0)
+        for member in before.members
+        if member.is_living or member in before.dormant
+    )
+    try:
+        workload = replace(
+            new_run(ctx, txn, before.first.class_, follows_class=before.follows_class),
+            priority=before.priority,
+            profile=before.profile,
+            profile_source=before.profile_source,
+            events=before.events,
+            keeps_files=before.keeps_files,
+            claims=before.claims,
+            members=members,
+            attributes=before.attributes,
+            attribute_owners=before.attribute_owners,
+        )
+        ctx.joiners.forget(txn.key)
+        return txn.save(workload.with_group(group_ops.waiting(ctx, workload.first, error)))
+    except Exception:
+        with undoing(txn.key):
+            group_ops.discard_run(ctx, txn, ended)
+        raise
+
+
 def _prior_runs(ctx: Context, lost: Workload) -> PriorRuns:
     totals = {
         total.event.name: "" if total.number is None else digits(total.number)

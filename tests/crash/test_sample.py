@@ -29,7 +29,9 @@ def outcomes_of(top: Path, name: str, fault: Fault, step: int, *, of_daemon: boo
 pytestmark = pytest.mark.usefixtures("marked")
 
 
-@pytest.mark.parametrize("name", ["Assign", "Assign (observed again)", "Release (two classes)", "tick (loss)"])
+@pytest.mark.parametrize(
+    "name", ["Assign", "Assign (observed again)", "Release (two classes)", "tick (loss)", "tick (RMID of a unit)"]
+)
 def test_a_kill_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
     outcomes = outcomes_of(tmp_path, name, Fault.KILL, 16)
     assert outcomes["killed"] >= 2

@@ -9,9 +9,14 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.workloads import rmid_transfer
+from resctrlmond.workloads.owners import SYSTEMD
+from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.settings import Settings
 from tests.workloads.builders import drop
-from tests.workloads.conftest import UID, Host, assignment
+from tests.workloads.conftest import UID, Host, assignment, join
 
 CTR = "4d" * 32
 
@@ -24,6 +29,8 @@ class Scene:
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     # A container for which its runtime has a group of its own.
     container: str = field(default_factory=lambda: uuid.uuid4().hex * 2)
+    # Those of units.
+    cgroups: list[str] = field(default_factory=list)
 
     def process(self, class_: str = "") -> int:
         """Start a process in a class."""
@@ -39,6 +46,34 @@ class Scene:
             child.kill()
             child.wait()
         self.children.clear()
+        for path in self.cgroups:
+            os.rmdir(path)
+        self.cgroups.clear()
+
+    def unit(self, name: str, priority: int) -> None:
+        """Start a unit with a process, and assign it as the watch of units does."""
+        top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
+        path = os.path.join(top, f"resctrlmond-crash-{os.getpid()}-{name}")
+        os.mkdir(path)
+        self.cgroups.append(path)
+        join(path, self.process())
+        self.host.manager.assign(
+            Assignment(key=name, owner=SYSTEMD, cgroup=path, kind="unit", member=name, priority=priority)
+        )
+
+
+def _unit_waits(scene: Scene) -> None:
+    """Start two units, of which the second has a higher priority, and waits."""
+    scene.unit("low.service", -2)
+    # No RMID is free beyond the reserve.
+    scene.host.manager.settings = Settings(reserve=65536)
+    scene.unit("high.service", -1)
+
+
+def _take_rmid(scene: Scene) -> None:
+    # In the process that is interrupted only.
+    rmid_transfer.MIN_RUN_S = 0.0
+    scene.host.manager.maintenance.tick()
 
 
 def _joined(scene: Scene) -> None:
@@ -160,6 +195,7 @@ VERBS: dict[str, Verb] = {
     "Move": Verb(_joined, lambda scene: scene.host.manager.move(CTR, "gold")),
     "tick (checkpoint)": Verb(_spread, lambda scene: scene.host.manager.maintenance.tick()),
     "tick (loss)": Verb(_lost, lambda scene: scene.host.manager.maintenance.tick(), is_loss=True),
+    "tick (RMID of a unit)": Verb(_unit_waits, _take_rmid),
     "end of an observed container": Verb(
         _observed_and_dead, lambda scene: scene.host.manager.record_ends(scene.container)
     ),

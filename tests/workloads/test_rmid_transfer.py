@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A workload of a higher priority gets the RMID of a unit, after the end values of the unit were written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.workloads import rmid_transfer
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import State, Workload
+from resctrlmond.workloads.owners import SYSTEMD
+from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.settings import Settings
+from tests.workloads.conftest import Host, assignment, join, own_host, when_all_stand
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+class Units:
+    """Units with a process each, on a host with few RMIDs."""
+
+    def __init__(self, host: Host, top: str, process: Start) -> None:
+        self.host = host
+        self.top = top
+        self.process = process
+        self.pids: dict[str, int] = {}
+
+    def start(self, key: str, priority: int = -1) -> Workload:
+        path = os.path.join(self.top, key)
+        if key not in self.pids:
+            os.mkdir(path)
+            self.pids[key] = self.process().pid
+            join(path, self.pids[key])
+        request = Assignment(key=key, owner=SYSTEMD, cgroup=path, kind="unit", member=key, priority=priority)
+        return self.host.manager.assign(request).workload
+
+    def states(self, *keys: str) -> list[State]:
+        return [self.host.manager.get(key).state for key in keys]
+
+    def group(self, key: str) -> str:
+        return self.host.tree.membership(self.pids[key]).group
+
+    def tick(self) -> None:
+        self.host.manager.maintenance.tick()
+
+
+@pytest.fixture(params=[4])
+def units(request: pytest.FixtureRequest, tmp_path: Path, cgroup: str, process: Start) -> Iterator[Units]:
+    """Return units on a machine with three RMIDs and root's, and without limbo."""
+    with own_host(tmp_path, "monitoring-only", request.param) as host:
+        made = Units(host, cgroup, process)
+        yield made
+        host.check()
+        for key, pid in made.pids.items():
+            join(cgroup, pid)
+            os.rmdir(os.path.join(cgroup, key))
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a unit give up its RMID from its start on."""
+    monkeypatch.setattr(rmid_transfer, "MIN_RUN_S", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_container_gets_the_rmid_of_the_unit_with_the_lowest_priority(units: Units, process: Start) -> None:
+    for number, key in enumerate(("a.service", "b.service", "c.service")):
+        units.start(key, -1 - number)
+    init = process()
+    manager = units.host.manager
+    before = manager.get("c.service")
+    assert manager.assign(assignment("box", init.pid, "oci", member="box")).workload.state is State.PENDING
+    units.tick()
+    assert units.states("a.service", "b.service", "c.service") == [State.ACTIVE, State.ACTIVE, State.PENDING]
+    now = manager.get("c.service")
+    assert (now.generation, now.priority, now.is_claimed_by(SYSTEMD)) == (2, -3, True)
+    assert "needed for box, which has a higher priority" in now.reason
+    assert manager.read("c.service") == (now, [], [])
+    # The run that ended is kept, with the values of its end and its own quality.
+    ended = Path(units.host.run, "completed", "c.service", str(before.generation))
+    assert (ended / "completed_at").exists()
+    assert list(ended.glob("mon_data/*/*.end"))
+    assert {line.split()[1] for line in (ended / "quality").read_text().splitlines()} == {"late"}
+    units.tick()
+    assert units.host.tree.membership(init.pid).group == "box"
+    assert units.group("c.service") == ""
+    # It gets the next free one, as a run of its own.
+    manager.release("box", owner="oci")
+    units.tick()
+    assert units.group("c.service") == "c.service"
+    later = manager.get("c.service")
+    assert (later.generation, later.prior_runs, later.first.baseline) == (2, None, Quality.LATE)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_equal_priority_takes_nothing(units: Units) -> None:
+    for key in ("a.service", "b.service", "c.service", "d.service"):
+        units.start(key)
+    for _ in range(3):
+        units.tick()
+    assert units.states("a.service", "b.service", "c.service", "d.service") == [State.ACTIVE] * 3 + [State.PENDING]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_unit_of_a_higher_priority_takes_from_a_lower_one_beyond_the_reserve(units: Units) -> None:
+    units.host.manager.settings = Settings(reserve=1)
+    units.start("a.service", -2)
+    units.start("b.service", -2)
+    assert units.start("c.service", -1).state is State.PENDING
+    units.tick()
+    units.tick()
+    assert sorted(units.states("a.service", "b.service", "c.service")) == [State.ACTIVE, State.ACTIVE, State.PENDING]
+    assert units.group("c.service") == "c.service"
+    assert units.host.tree.free_rmids() == 1
+
+
+@pytest.mark.usefixtures("at_once")
+def test_containers_and_workloads_of_clients_keep_their_rmids(units: Units, process: Start) -> None:
+    manager = units.host.manager
+    manager.assign(assignment("box", process().pid, "oci", member="box", priority=-900))
+    manager.assign(assignment("job", process().pid, "me", priority=-900))
+    units.start("a.service", -900)
+    # A client claims it as well.
+    manager.create("a.service", owner="me")
+    for _ in range(2):
+        manager.create("urgent", owner="me", priority=1000)
+        units.tick()
+    assert units.states("box", "job", "a.service", "urgent") == [State.ACTIVE] * 3 + [State.PENDING]
+
+
+def test_unit_keeps_a_new_rmid_for_a_time(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("a.service", "b.service", "c.service"):
+        units.start(key)
+    units.host.manager.create("box", owner="oci")
+    units.tick()
+    assert units.states("a.service", "b.service", "c.service", "box") == [State.ACTIVE] * 3 + [State.PENDING]
+    monkeypatch.setattr(rmid_transfer, "MIN_RUN_S", 0.0)
+    units.tick()
+    units.tick()
+    assert units.states("box") == [State.IDLE]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_no_more_rmids_are_taken_than_groups_wait(tmp_path: Path, cgroup: str, process: Start) -> None:
+    """A freed RMID is in limbo for a second at least, and each tick took another one."""
+    with own_host(tmp_path, "intel-rdt", 5) as host:
+        units = Units(host, cgroup, process)
+        for key in ("a.service", "b.service", "c.service", "d.service"):
+            units.start(key)
+        host.manager.create("box", owner="oci")
+        for _ in range(4):
+            units.tick()
+        assert when_all_stand(host, "box").state is State.IDLE
+        keys = ["a.service", "b.service", "c.service", "d.service"]
+        assert sorted(units.states(*keys)) == [State.ACTIVE] * 3 + [State.PENDING]
+        host.manager.create("box2", owner="oci")
+        host.manager.create("box3", owner="oci")
+        when_all_stand(host, "box3")
+        assert sorted(units.states(*keys)) == [State.ACTIVE] + [State.PENDING] * 3
+        host.check()
+        for key, pid in units.pids.items():
+            join(cgroup, pid)
+            os.rmdir(os.path.join(cgroup, key))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_unit_without_a_task_and_the_least_used_one_go_first(units: Units) -> None:
+    busy, quiet, idle = "a.service", "b.service", "c.service"
+    for key in (quiet, idle):
+        units.start(key)
+    burner = subprocess.Popen(["sh", "-c", "while :; do :; done"])
+    try:
+        os.mkdir(os.path.join(units.top, busy))
+        units.pids[busy] = burner.pid
+        join(os.path.join(units.top, busy), burner.pid)
+        units.start(busy)
+        os.kill(units.pids[idle], 9)
+        os.waitpid(units.pids[idle], 0)
+        units.host.manager.record_ends(idle)
+        assert units.states(idle) == [State.IDLE]
+        units.pids[idle] = units.process().pid
+        order = []
+        for number in range(2):
+            units.host.manager.create(f"box{number}", owner="oci")
+            units.tick()
+            order.append([key for key in (busy, quiet, idle) if units.states(key) == [State.PENDING]])
+            units.tick()
+        assert order == [[idle], [quiet, idle]]
+    finally:
+        burner.kill()
+        burner.wait()
+        units.pids[busy] = units.process().pid
+
+
+@pytest.mark.usefixtures("at_once")
+def test_unit_whose_end_cannot_be_written_keeps_its_rmid(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("a.service", "b.service", "c.service"):
+        units.start(key)
+    units.host.manager.create("box", owner="oci")
+    end = type(units.host.manager.context.snapshots).end
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(units.host.manager.context.snapshots), "end", refuse)
+    units.tick()
+    assert units.host.manager.get("a.service").state is State.ENDING
+    assert units.group("a.service") == "a.service"
+    monkeypatch.setattr(type(units.host.manager.context.snapshots), "end", end)
+    units.tick()
+    units.tick()
+    assert units.states("box", "a.service") == [State.IDLE, State.COMPLETED]
