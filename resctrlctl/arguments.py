@@ -39,6 +39,7 @@ examples:
   resctrlctl doctor
   resctrlctl sums --by user
   resctrlctl report --since yesterday --by namespace
+  resctrlctl -H root@web1 top
 
 exit status:
   0    done
@@ -68,6 +69,18 @@ _PATTERN = "only workloads whose key or name matches this pattern, such as 'shop
 _FILTERS = ("state", "class", "owner", "quality", "namespace", "pod", "container", "unit", "key")
 # The kinds of changes, which types.ChangeKind defines.
 _CHANGES = ("present", "added", "pending", "changed", "ended", "lost", "removed")
+# The options before the verb whose value is the next word.
+_WITH_VALUE = ("--socket", "--host", "-H")
+# The verbs that concern this machine and not only its daemon, with what they do here.
+_ONLY_HERE = {
+    "plot": "reads a file on this machine",
+    "doctor": "examines this machine",
+    "classes": "reads the resctrl filesystem of this machine",
+    "hooks": "reads and changes files on this machine",
+    "units": "reads and changes files on this machine",
+    "report": "reads the journal of this machine",
+    "run": "runs its command on this machine",
+}
 # The groupings and columns of top, which top_view.By and top_view.COLUMNS define.
 _GROUPINGS = ("workload", "pod", "namespace", "unit", "class", "domain")
 # The groupings of sums, which states.NameKind defines.
@@ -142,6 +155,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
         if args.field_separator is not None and args.json != "off":
             args.parser.error("argument -x: not allowed with --json")
     _check_combination(args)
+    if args.host is not None:
+        _check_remote(args)
+    if args.socket is None:
+        # The variable names a socket of this machine.
+        args.socket = (args.host is None and os.environ.get("RESCTRLMOND_SOCKET")) or SOCKET
     return args
 
 
@@ -159,6 +177,20 @@ def _check_combination(args: argparse.Namespace) -> None:
         args.parser.error("argument --value: needs -p NAME")
     if args.verb == "assign" and args.tree and args.pid is None:
         args.parser.error("argument --tree: not allowed with --cgroup, which includes all control groups below it")
+
+
+def _check_remote(args: argparse.Namespace) -> None:
+    """Exit if the verb, or one of its options, does not concern the daemon of another host."""
+    reason = _ONLY_HERE.get(args.verb, "")
+    if args.verb == "profiles" and args.action != "explain":
+        reason = "reads files on this machine, except with explain"
+    if reason:
+        args.parser.error(
+            f"argument -H/--host: not allowed, because {args.verb} {reason}. Run it there: ssh HOST resctrlctl "
+            f"{args.verb}"
+        )
+    if getattr(args, "root", None) is not None:
+        args.parser.error("argument --root: not allowed with -H/--host, because it reads files on this machine")
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str], Parser | None]:
@@ -202,14 +234,11 @@ def _with_joined_times(words: list[str]) -> list[str]:
 
 
 def _places_of_words(words: list[str]) -> list[int]:
-    """Return the indices of the words, without the options.
-
-    --socket is the only option before the verb with a value.
-    """
+    """Return the indices of the words, without the options and the values of the common options."""
     return [
         index
         for index, word in enumerate(words)
-        if not word.startswith("-") and (index == 0 or words[index - 1] != "--socket")
+        if not word.startswith("-") and (index == 0 or not _ends_with_option(words[index - 1], _WITH_VALUE))
     ]
 
 
@@ -292,8 +321,16 @@ def _common(*, first: bool) -> Parser:
         "--socket",
         type=not_empty,
         metavar="PATH",
-        default=default(os.environ.get("RESCTRLMOND_SOCKET") or SOCKET),
+        default=default(None),
         help=f"the socket of resctrlmond (default: $RESCTRLMOND_SOCKET, else {SOCKET})",
+    )
+    options.add_argument(
+        "-H",
+        "--host",
+        type=not_empty,
+        metavar="HOST",
+        default=default(None),
+        help="ask resctrlmond on another host, [USER@]HOST[:PORT], over ssh",
     )
     return options
 

@@ -38,6 +38,11 @@ def _call(argv: list[str]) -> int:
         # Scripts ask often: argparse takes as long to import as Python to start.
         print(f"{PROGRAM} {__version__}")
         return 0
+    if argv[:1] == ["bridge"]:
+        # ssh starts it for each connection of --host.
+        from resctrlctl.bridge import bridge  # noqa: PLC0415
+
+        return bridge(argv[1:])
     from resctrlctl.arguments import parse  # noqa: PLC0415
 
     try:

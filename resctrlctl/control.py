@@ -45,7 +45,8 @@ def create(args: argparse.Namespace, output: Output) -> int:
 
 def assign(args: argparse.Namespace, output: Output) -> int:
     """Move a process or a control group into the workload's group; return the exit status."""
-    pidfd = _open_pidfd(args.pid)
+    # ssh passes no descriptors, and the process is on the other host.
+    pidfd = None if args.host is not None else _open_pidfd(args.pid)
     request = replies.AssignRequest(
         key=args.key,
         pid=args.pid if pidfd is None else None,
@@ -152,7 +153,10 @@ def _workloads(daemon: Daemon) -> list[replies.Workload]:
 
 def _assigned_member(workload: replies.Workload, args: argparse.Namespace) -> replies.Member | None:
     """Return the member that the call assigned, found by its id."""
-    of_cgroup = os.path.basename(os.path.realpath(args.cgroup)) if args.cgroup is not None else ""
+    of_cgroup = ""
+    if args.cgroup is not None:
+        # A link of the other host cannot be resolved here.
+        of_cgroup = os.path.basename((os.path.realpath if args.host is None else os.path.normpath)(args.cgroup))
     member_id = args.member or of_cgroup or f"pid-{args.pid}"
     return next((member for member in workload.members if member.id == member_id), None)
 

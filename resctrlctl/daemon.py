@@ -4,20 +4,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 
 from resctrlctl.client import Client
 from resctrlctl.defaults import INTERFACE, SOCKET
-from resctrlctl.errors import CommandError, DaemonDown, Disconnected
+from resctrlctl.errors import CommandError, DaemonDown, Disconnected, RemoteError
 from resctrlctl.format import format_message
 from resctrlctl.structs import Struct
 from resctrlmond.api.exit_codes import DENIED, NOT_RUNNING, exit_code
-from resctrlmond.api.varlink.base_client import DaemonUnavailable
+from resctrlmond.api.varlink.base_client import DaemonUnavailable, connect
 from resctrlmond.api.varlink.frames import ProtocolError, VarlinkError
 
 TYPE_CHECKING = False  # importing typing takes longer than this module
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Iterator, Sequence
     from typing import TypeVar
+
+    from resctrlctl.remote import Remote
 
     _T = TypeVar("_T", bound=Struct)
 
@@ -32,9 +36,12 @@ _OTHER_VERSION = "If resctrlmond was updated, restart it: systemctl restart resc
 
 
 class Daemon(Struct):
-    """resctrlmond behind its socket. Each call has a connection of its own, and takes at most ``timeout_s``."""
+    """resctrlmond behind its socket, or that of another host. Each call takes at most ``timeout_s``.
 
-    socket: str = SOCKET
+    On this machine, each call has a connection of its own.
+    """
+
+    socket: str | Remote = SOCKET
     timeout_s: float = _TIMEOUT_S
 
     def call(
@@ -51,57 +58,85 @@ class Daemon(Struct):
         ``descriptors``. Raises DaemonDown, Disconnected, or CommandError with the daemon's message.
         """
         # The client connects within the call, so that the timeout covers both.
-        with self._translated_errors(action), contextlib.closing(Client(self.socket, self.timeout_s)) as client:
+        with translated_errors(f"cannot {action}: ", self), self._client() as client:
             return client.call(f"{INTERFACE}.{method}", parameters, reply=reply, descriptors=descriptors)
 
     def stream(self, action: str, method: str, parameters: Struct | None, reply: type[_T]) -> list[_T]:
         """Call a method that returns several replies; return all of them. Raises the same errors as ``call``."""
-        with self._translated_errors(action), Client(self.socket, self.timeout_s) as client:
+        with translated_errors(f"cannot {action}: ", self), self._client() as client:
             return list(client.stream(f"{INTERFACE}.{method}", parameters, reply=reply, timeout_s=self.timeout_s))
 
     def follow(self, action: str, method: str, parameters: Struct | None, reply: type[_T]) -> Iterator[_T]:
         """Call a method that replies without end; yield each reply as it comes. Raises the errors of ``call``."""
-        with self._translated_errors(action), Client(self.socket, self.timeout_s) as client:
+        with translated_errors(f"cannot {action}: ", self), self._client() as client:
             yield from client.stream(f"{INTERFACE}.{method}", parameters, reply=reply)
 
+    def disconnect(self) -> None:
+        """Open a new connection to another host for the next call."""
+        if not isinstance(self.socket, str):
+            self.socket.disconnect()
+
+    @property
+    def host(self) -> str:
+        """The name of the daemon's host."""
+        return os.uname().nodename if isinstance(self.socket, str) else self.socket.node_name
+
     @contextlib.contextmanager
-    def _translated_errors(self, action: str) -> Iterator[None]:
-        try:
-            yield
-        except DaemonUnavailable as error:
-            raise DaemonDown(
-                f"cannot {action}: resctrlmond is not running: nothing listens on {self.socket}. "
-                f"{_start_remedy(self.socket)}",
-                NOT_RUNNING,
-            ) from error
-        except PermissionError as error:
-            raise CommandError(
-                f"cannot {action}: access to {self.socket} is denied. Only root and the members of the group "
-                "resctrlmon may use it: run resctrlctl as one of them",
-                DENIED,
-                "PermissionDenied",
-            ) from error
-        except VarlinkError as error:
-            name = error.name.rpartition(".")[2]
-            remedy = f". {_OTHER_VERSION}" if error.name in _UNKNOWN_CALL else ""
-            raise CommandError(
-                f"cannot {action}: {describe_error(error)}{remedy}", exit_code(error.name), name
-            ) from error
-        except TimeoutError as error:
-            raise CommandError(
-                f"cannot {action}: no answer from {self.socket} within {self.timeout_s:.0f} s. "
-                "See: systemctl status resctrlmond.service"
-            ) from error
-        except ProtocolError as error:
-            raise CommandError(f"cannot {action}: {self.socket}: {error}. {_OTHER_VERSION}") from error
-        except ConnectionError as error:
-            raise Disconnected(
-                f"cannot {action}: {self.socket}: {error.strerror or error}. See: journalctl -u resctrlmond"
-            ) from error
-        except OSError as error:
-            raise CommandError(
-                f"cannot {action}: {self.socket}: {error.strerror or error}. Check --socket and RESCTRLMOND_SOCKET"
-            ) from error
+    def _client(self) -> Iterator[Client]:
+        if isinstance(self.socket, str):
+            with contextlib.closing(Client(self.socket, self.timeout_s)) as client:
+                yield client
+        else:
+            with self.socket.client(self.timeout_s) as client:
+                yield client
+
+
+def connected(socket: str, timeout_s: float) -> _socket.socket:
+    """Connect to the socket. Raises CommandError with the reason only."""
+    with translated_errors("", Daemon(socket, timeout_s)):
+        return connect(socket, timeout_s)
+
+
+@contextlib.contextmanager
+def translated_errors(begin: str, daemon: Daemon) -> Iterator[None]:
+    """Raise each error of a call as CommandError whose message begins with ``begin``."""
+    try:
+        yield
+    except DaemonUnavailable as error:
+        raise DaemonDown(
+            f"{begin}resctrlmond is not running: nothing listens on {daemon.socket}. "
+            f"{_start_remedy(str(daemon.socket))}",
+            NOT_RUNNING,
+        ) from error
+    except RemoteError as error:
+        kind = DaemonDown if error.status == NOT_RUNNING else CommandError
+        raise kind(f"{begin}{daemon.socket}: {error}", error.status) from error
+    except PermissionError as error:
+        raise CommandError(
+            f"{begin}access to {daemon.socket} is denied. Only root and the members of the group "
+            "resctrlmon may use it: run resctrlctl as one of them",
+            DENIED,
+            "PermissionDenied",
+        ) from error
+    except VarlinkError as error:
+        name = error.name.rpartition(".")[2]
+        remedy = f". {_OTHER_VERSION}" if error.name in _UNKNOWN_CALL else ""
+        raise CommandError(f"{begin}{describe_error(error)}{remedy}", exit_code(error.name), name) from error
+    except TimeoutError as error:
+        raise CommandError(
+            f"{begin}no answer from {daemon.socket} within {daemon.timeout_s:.0f} s. "
+            "See: systemctl status resctrlmond.service"
+        ) from error
+    except ProtocolError as error:
+        raise CommandError(f"{begin}{daemon.socket}: {error}. {_OTHER_VERSION}") from error
+    except ConnectionError as error:
+        raise Disconnected(
+            f"{begin}{daemon.socket}: {error.strerror or error}. See: journalctl -u resctrlmond"
+        ) from error
+    except OSError as error:
+        raise CommandError(
+            f"{begin}{daemon.socket}: {error.strerror or error}. Check --socket and RESCTRLMOND_SOCKET"
+        ) from error
 
 
 def _start_remedy(socket: str) -> str:

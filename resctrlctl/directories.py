@@ -105,8 +105,16 @@ def read_class(tree: Tree, name: str, listed: ListReply, usages: Iterable[Usage]
     )
 
 
-def read_foreign(foreign: Foreign, read: Callable[[], ReadForeignReply], *, with_rates: bool) -> ForeignReport:
-    """Return the report on a foreign group. ``read`` reads its counters."""
+def read_foreign(
+    foreign: Foreign, read: Callable[[], ReadForeignReply], *, with_rates: bool, is_here: bool
+) -> ForeignReport:
+    """Return the report on a foreign group. ``read`` reads its counters.
+
+    The directory of a group on another host is not read: so its tasks and rates are not known.
+    """
+    if not is_here:
+        reply = read()
+        return ForeignReport(reply.foreign, reply.readings, [], None)
     replies = []
 
     def read_counters() -> list[Reading]:

@@ -41,6 +41,14 @@ class DaemonDown(CommandError):
     """No process listens on the socket."""
 
 
+class RemoteError(Exception):
+    """The daemon of another host cannot be called: why, and the exit status of resctrlctl."""
+
+    def __init__(self, reason: str, status: int) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
 class Disconnected(CommandError):
     """The daemon closed the connection before its reply: it was stopped, or it refuses further connections."""
 

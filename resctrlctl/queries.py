@@ -17,7 +17,7 @@ from resctrlctl.layout import Block
 from resctrlctl.output import Json, Output
 from resctrlctl.replies import KeyRequest, ReadAllReply, ReadAllRequest, ReadReply, Usage
 from resctrlctl.selectors import call_for
-from resctrlctl.structs import Struct, to_json
+from resctrlctl.structs import Struct, replace, to_json
 from resctrlctl.width import has_blocks
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.resctrl.errors import ResctrlError, printable
@@ -60,6 +60,11 @@ class Source:
         self._daemon = Daemon(args.socket)
         self._output = output
         self._view = None if args.root is None else self._open(args.root)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the workloads and groups are those of this host."""
+        return isinstance(self._daemon.socket, str)
 
     def refresh(self) -> None:
         """Read the records again before the next listing, if they are read in place of the daemon."""
@@ -346,10 +351,20 @@ def _read_directories(source: Source, text: str, unknown: CommandError, *, with_
 
     listed = source.workloads()
     found: list[Report] = [
-        directories.read_foreign(group, functools.partial(source.read_foreign, group), with_rates=with_rates)
+        directories.read_foreign(
+            group, functools.partial(source.read_foreign, group), with_rates=with_rates, is_here=source.is_here
+        )
         for group in listed.foreign
         if directories.is_named(group, text)
     ]
+    if not source.is_here:
+        if not found:
+            raise CommandError(
+                f"{unknown}. No foreign group has this name or path either, and classes are shown only on their host",
+                unknown.status,
+                unknown.name,
+            )
+        return found
     try:
         tree = source.tree()
         if (class_ := directories.class_of(tree, text)) is not None:
@@ -373,24 +388,27 @@ def status(args: argparse.Namespace, output: Output) -> int:
     """Print the state of the daemon and of the machine; return the exit status."""
     from resctrlctl.host_replies import NoParameters, StatusReply  # noqa: PLC0415 - list does not need it
 
-    reply = Daemon(args.socket).call("ask for the status", "Status", NoParameters(), StatusReply)
+    daemon = Daemon(args.socket)
+    reply = daemon.call("ask for the status", "Status", NoParameters(), StatusReply)
     if output.json is not Json.OFF:
         output.print_json(reply)
     elif not output.quiet:
         from resctrlctl.render import render_status  # noqa: PLC0415 - list does not need it
 
-        output.print_blocks(render_status(reply, runtimes_without_hook(), _use_of_machine(args.socket)))
+        without_hook = runtimes_without_hook() if args.host is None else []
+        output.print_blocks(render_status(reply, without_hook, _use_of_machine(daemon)))
     return OK
 
 
-def _use_of_machine(socket: str) -> tuple[str, ...]:
+def _use_of_machine(daemon: Daemon) -> tuple[str, ...]:
     """Return the shares of the machine's pools, or why they are not known: status must not hang as the kernel may."""
     from resctrlctl.host_replies import MachineReply, NoParameters  # noqa: PLC0415 - list does not need it
     from resctrlctl.machine import bar  # noqa: PLC0415 - list does not need it
 
-    daemon = Daemon(socket, _MACHINE_S)
     try:
-        reply = daemon.call("read what the machine used", "Machine", NoParameters(), MachineReply)
+        reply = replace(daemon, timeout_s=_MACHINE_S).call(
+            "read what the machine used", "Machine", NoParameters(), MachineReply
+        )
     except CommandError as error:
         return (f"not known: {error}",)
     return bar(reply.pools, has_blocks=has_blocks())

@@ -64,7 +64,7 @@ class _Source:
             read_at=utc_now(),
             format=FORMAT,
             version=status.version,
-            host=os.uname().nodename,
+            host=self._daemon.host,
             simulation=status.simulation,
             interval_s=interval_s,
             events={name: EVENTS[name].unit if name in EVENTS else "" for name in names},
@@ -83,6 +83,10 @@ class _Source:
         # A filter, such as state=active, may not match the end of a run that it matched before.
         chosen = (chosen | self._living) - self._ended
         return Reading(read_at=utc_now(), workloads=[_used(line) for line in lines if _run(line) in chosen])
+
+    def reconnect(self) -> None:
+        """Open a new connection for the next reading: Ctrl-C on the terminal ends ssh too."""
+        self._daemon.disconnect()
 
     def keep(self, reading: Reading) -> None:
         """Keep which runs have ended: the reading was written."""
@@ -259,6 +263,7 @@ def _record_lines(args: argparse.Namespace, output: Output, path: str) -> tuple[
                 _repeat(recorder, args)
         except _Interrupt:
             # The last reading has the workloads that ended since the one before. A second signal ends it.
+            source.reconnect()
             recorder.take()
     return recorder, format_count(file.readings, "reading")
 

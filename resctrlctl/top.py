@@ -81,7 +81,7 @@ class Sampler:
         self._daemon = Daemon(args.socket)
         self._filters = args.filter
         self._before: list[Usage] = []
-        self._pools = _Pools(args.socket, args.delay)
+        self._pools = _Pools(self._daemon, args.delay)
 
     @property
     def has_before(self) -> bool:
@@ -107,8 +107,8 @@ class _Pools:
     for that.
     """
 
-    def __init__(self, socket: str, wait_s: float) -> None:
-        self._daemon = Daemon(socket)
+    def __init__(self, daemon: Daemon, wait_s: float) -> None:
+        self._daemon = daemon
         self._wait_s = wait_s
         self._before: list[PoolUse] = []
         self._shares: tuple[str, dict[Pool, Decimal]] = ("", {})

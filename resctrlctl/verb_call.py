@@ -18,4 +18,11 @@ def call_verb(args: argparse.Namespace) -> int:
     module, _, function = VERBS[args.verb][1].partition(":")
     name = f"resctrlctl.{module}"
     __import__(name)  # importing importlib takes as long as a module of a verb
-    return int(getattr(sys.modules[name], function)(args, output))
+    call = getattr(sys.modules[name], function)
+    if args.host is None:
+        return int(call(args, output))
+    from resctrlctl.remote import Remote  # noqa: PLC0415 - only --host needs it
+
+    # A second thread of top reads the machine.
+    with Remote(args.host, args.socket, 2 if args.verb == "top" else 1) as args.socket:
+        return int(call(args, output))

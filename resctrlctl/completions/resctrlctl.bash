@@ -2,8 +2,10 @@
 # bash completion of resctrlctl(1). It requires only bash. If bash-completion is loaded, it completes the command after
 # "run --".
 
-# Prints the keys of the workloads; nothing if resctrlctl fails. $1: the value of --socket on the line, if any.
+# Prints the keys of the workloads; nothing if resctrlctl fails. $1: the value of --socket on the line, if any; $2: that
+# of --host, which is not asked, because ssh may ask for a password.
 __resctrlctl_keys() {
+    [[ -z $2 ]] || return
     resctrlctl ${1:+--socket "$1"} list --all --quiet 2>/dev/null
 }
 
@@ -43,7 +45,7 @@ __resctrlctl_command() {
 }
 
 _resctrlctl() {
-    local common='--help --json --json=short --json=pretty --json=off --no-legend --quiet --full --socket'
+    local common='--help --json --json=short --json=pretty --json=off --no-legend --quiet --full --socket --host'
     local -A options=(
         [list]='--all --pods --units --columns --sort --filter --rate --watch --root'
         [top]='--batch --iterations --delay --by --sort --reverse --filter'
@@ -66,7 +68,7 @@ _resctrlctl() {
         [report]='--since --until --by --csv'
         [run]='--key --pid --cgroup --unit --class --take-over --best-effort --output --append --repeat --interval-print --events --field-separator'
     )
-    local socket=''
+    local socket='' host=''
     local verbs='list top watch record plot show status doctor classes machine sums create assign release move hooks units profiles report run'
     local typed=${COMP_LINE:0:COMP_POINT} verb='' action='' count=0 index word
     local -a words
@@ -86,6 +88,12 @@ _resctrlctl() {
         fi
         case $word in
             --socket=*) socket=${word#*=} ;;
+            --host=*) host=${word#*=} ;;
+            -H?*) host=${word#-H} ;;
+            --host | -H)
+                ((index++))
+                host=${words[index]}
+                ;;
             # The value of these options is the next word.
             --socket)
                 ((index++))
@@ -118,6 +126,10 @@ _resctrlctl() {
             ;;
         --root | --cgroup | --hooks-dir | --profiles-dir)
             mapfile -t COMPREPLY < <(compgen -d -- "$current")
+            return
+            ;;
+        --host | -H)
+            __resctrlctl_words "$(compgen -A hostname)" "$current"
             return
             ;;
         --class)
@@ -179,7 +191,7 @@ _resctrlctl() {
     else
         case $verb:$count in
             watch:* | record:* | show:* | create:0 | assign:0 | release:0 | move:0)
-                __resctrlctl_words "$(__resctrlctl_keys "$socket")" "$current"
+                __resctrlctl_words "$(__resctrlctl_keys "$socket" "$host")" "$current"
                 ;;
             plot:0)
                 mapfile -t COMPREPLY < <(compgen -f -- "$current")
@@ -197,7 +209,7 @@ _resctrlctl() {
                 case $action in
                     show) __resctrlctl_words "$(resctrlctl profiles list --quiet 2>/dev/null)" "$current" ;;
                     check) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
-                    explain) __resctrlctl_words "$(__resctrlctl_keys "$socket")" "$current" ;;
+                    explain) __resctrlctl_words "$(__resctrlctl_keys "$socket" "$host")" "$current" ;;
                 esac
                 ;;
             move:1)

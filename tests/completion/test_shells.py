@@ -164,3 +164,11 @@ def test_workloads_are_listed_without_groups_of_other_programs(shell: Shell) -> 
     shell.complete("resctrlctl show a")
     # A filter leaves out the table of foreign groups; without a legend, there is no heading.
     assert shell.asked == "list --all --no-legend --columns key,workload --filter key=*\n"
+
+
+def test_another_host_is_not_asked_for_its_workloads(shell: Shell) -> None:
+    """The shell would wait for ssh, which may ask for a password."""
+    for option in ("-H web1", "--host web1", "--host=web1", "-Hweb1"):
+        assert set(shell.complete(f"resctrlctl {option} show ")) & WORKLOADS == set()
+        assert "list" in shell.complete(f"resctrlctl {option} ")
+    assert not (shell.folder / "asked").exists()

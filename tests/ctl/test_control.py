@@ -238,7 +238,7 @@ def test_method_unknown_to_an_older_daemon_has_a_remedy(manager: FakeManager, ct
 
 
 def test_timeout_of_a_call_includes_the_connection(manager: FakeManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    connect, late = base_client._connect, 0.0
+    connect, late = base_client.connect, 0.0
     monotonic = time.monotonic
 
     def accepted_late(path: str, timeout_s: float) -> Any:
@@ -248,7 +248,7 @@ def test_timeout_of_a_call_includes_the_connection(manager: FakeManager, monkeyp
         return connection
 
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + late)
-    monkeypatch.setattr(base_client, "_connect", accepted_late)
+    monkeypatch.setattr(base_client, "connect", accepted_late)
     with pytest.raises(CommandError, match=r"no answer from .* within 30 s"):
         Daemon(manager.socket).call("ask", "Status", None, StatusReply)
 

@@ -174,7 +174,7 @@ def test_rate_is_the_rise_divided_by_the_time(
         )
         return ReadForeignReply(foreign=foreign, readings=[reading])
 
-    report = read_foreign(foreign, read, with_rates=True)
+    report = read_foreign(foreign, read, with_rates=True, is_here=True)
     assert [(rate.value, rate.reason) for rate in report.rates] == [expected]
     assert report.tasks is None
 
@@ -186,7 +186,9 @@ def test_replaced_foreign_group_has_no_rate(top: Path, tree: Tree, monkeypatch: 
         domain="d", event="e", kind=Kind.CUMULATIVE, unit="", status=Status.OK, value="1", text="1", nested=False
     )
     monkeypatch.setattr(time, "sleep", lambda _seconds: replace(path))
-    report = read_foreign(foreign, lambda: ReadForeignReply(foreign=foreign, readings=[reading]), with_rates=True)
+    report = read_foreign(
+        foreign, lambda: ReadForeignReply(foreign=foreign, readings=[reading]), with_rates=True, is_here=True
+    )
     assert [(rate.value, rate.reason) for rate in report.rates] == [
         (None, "the group was removed or replaced meanwhile")
     ]

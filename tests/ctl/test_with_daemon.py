@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -709,3 +710,93 @@ def test_tasks_that_an_earlier_member_of_the_same_id_left_are_not_of_the_target(
     wait_until(lambda: host.tree.tasks(GroupRef("", "again")) == [sleeper])
     assert host.ctl("run", "-p", str(sleeper), "true").returncode == 0
     host.ctl("release", "again", "--claim", "test")
+
+
+SSHD = """\
+HostKey {folder}/key
+AuthorizedKeysFile {folder}/key.pub
+PidFile none
+StrictModes no
+PermitRootLogin yes
+PasswordAuthentication no
+AllowStreamLocalForwarding no
+AllowTcpForwarding no
+SetEnv PATH={folder}:/usr/bin:/bin RESCTRLMOND_SOCKET={socket}
+"""
+SSH_CONFIG = """\
+Host there
+  ProxyCommand {sshd} -i -f {folder}/sshd_config
+  IdentityFile {folder}/key
+  IdentitiesOnly yes
+  StrictHostKeyChecking no
+  UserKnownHostsFile {folder}/known_hosts
+  LogLevel ERROR
+"""
+
+
+@pytest.fixture(scope="module")
+def there(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which "there" is a host with sshd and the daemon. sshd(8) serves one connection with -i."""
+    folder = tmp_path_factory.mktemp("sshd")
+    sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+    if os.getuid() == 0:
+        os.makedirs("/run/sshd", mode=0o755, exist_ok=True)  # sshd requires it of root
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True)
+    (folder / "sshd_config").write_text(SSHD.format(folder=folder, socket=host.socket))
+    (folder / "ssh_config").write_text(SSH_CONFIG.format(folder=folder, sshd=sshd))
+    for name, line in (
+        ("ssh", f'ssh -F {folder}/ssh_config "$@"'),
+        ("resctrlctl", f'env PYTHONPATH={ROOT} {sys.executable} -m resctrlctl "$@"'),
+    ):
+        (folder / name).write_text(f"#!/bin/sh\nexec {line}\n")
+        (folder / name).chmod(0o755)
+    return ENVIRONMENT | {"SYSTEMD_SSH": str(folder / "ssh"), "RESCTRLMOND_SOCKET": "/none/here"}
+
+
+def remotely(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "resctrlctl", "-H", "there", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_verbs_work_over_sshd_that_forwards_nothing(host: Host, there: dict[str, str], sleeper: int) -> None:
+    def ctl(*arguments: str) -> str:
+        with remotely(there, *arguments) as process:
+            out, err = process.communicate(timeout=120)
+        assert (process.returncode, err) == (0, "")
+        return out
+
+    assert ctl("assign", "over-ssh", "--pid", str(sleeper)).startswith("over-ssh: active")
+    assert (host.top / "resctrl" / "mon_groups" / "over-ssh" / "tasks").read_text() == f"{sleeper}\n"
+    assert ctl("list", "-q", "--filter", "key=over-ssh") == "over-ssh\n"
+    assert ctl("show", "over-ssh", "-p", "state", "--value") == "active\n"
+    assert json.loads(ctl("top", "-b", "-n", "1", "-d", "0.5", "-j"))["rmidsUsed"] > 0
+    assert ctl("release", "over-ssh").startswith("over-ssh: ")
+    assert host.tree.find(GroupRef("", "over-ssh")) is None
+
+
+def test_watch_over_sshd_prints_changes_as_they_come(host: Host, there: dict[str, str]) -> None:
+    with remotely(there, "watch", "-q", "watched-*") as process:
+        assert process.stdout is not None
+        assert host.ctl("create", "watched-1").returncode == 0
+        assert process.stdout.readline() == "watched-1\n"
+        assert host.ctl("create", "watched-2").returncode == 0
+        assert process.stdout.readline() == "watched-2\n"
+        process.terminate()
+        assert process.wait(60) == -signal.SIGTERM
+    for key in ("watched-1", "watched-2"):
+        host.ctl("release", key)
+
+
+def test_user_whom_sshd_refuses_gets_the_message_of_ssh(there: dict[str, str]) -> None:
+    with remotely(there | {"SYSTEMD_SSH": "/usr/bin/ssh"}, "status") as process:
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert err.startswith("ssh: Could not resolve hostname there: ")
+    assert err.splitlines()[-1] == (
+        "resctrlctl: cannot connect to there: ssh failed with exit status 255 (its message is above)"
+    )

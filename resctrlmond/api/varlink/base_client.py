@@ -171,7 +171,7 @@ class BaseClient(abc.ABC):
 
     def _connected(self) -> _socket.socket:
         if self._socket is None:
-            self._socket = _connect(self._path, self._timeout_s)
+            self._socket = connect(self._path, self._timeout_s)
             self._frames = FrameBuffer(_MAX_REPLY_BYTES)
         return self._socket
 
@@ -227,7 +227,8 @@ def _remaining(deadline: float) -> float:
     return remaining
 
 
-def _connect(path: str, timeout_s: float) -> _socket.socket:
+def connect(path: str, timeout_s: float) -> _socket.socket:
+    """Connect to the varlink socket at ``path``. Raises the errors of BaseClient."""
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         # Only a blocking connect() waits for room in the backlog, up to SO_SNDTIMEO (net/unix/af_unix.c,
