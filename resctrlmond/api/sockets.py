@@ -105,26 +105,35 @@ def _remove_stale(path: str) -> None:
 
 
 def passed_sockets() -> dict[str, socket.socket]:
-    """Return the sockets that systemd passed to this process, by ``FileDescriptorName=``, as sd_listen_fds(3) does.
+    """Return the sockets of ``passed_listeners`` by their names. Raises ValueError also if a name is not unique."""
+    passed = passed_listeners()
+    listed = [name for name, _ in passed]
+    if len(set(listed)) != len(listed):
+        for _, listener in passed:
+            listener.close()
+        remedy = "give each socket unit a FileDescriptorName= of its own"
+        raise ValueError(f"systemd passed two sockets with the same name ({', '.join(listed)}); {remedy}")
+    return dict(passed)
 
-    Returns {} if none were passed to this process. Removes the variables from the environment, so that no child
+
+def passed_listeners() -> list[tuple[str, socket.socket]]:
+    """Return the sockets that systemd passed to this process, each with its ``FileDescriptorName=``.
+
+    All sockets of one unit have the same name (sd_listen_fds(3)). Returns [] if none were passed to this process.
+    Removes the variables from the environment, so that no child
     process uses them. Child processes do not inherit the sockets, and the caller owns them. Their backlog is
-    ``Backlog=`` of the socket unit: do not call ``listen``. Raises ValueError if the variables are not valid or a
-    name is not unique.
+    ``Backlog=`` of the socket unit: do not call ``listen``. Raises ValueError if the variables are not valid.
     """
     pid, count, names = (os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
     os.environ.pop("LISTEN_PIDFDID", None)
     if pid != str(os.getpid()) or not count:
-        return {}
+        return []
     if not count.isdecimal():
         raise ValueError(f"LISTEN_FDS={count!r} is not a number of descriptors; start the service by its socket unit")
     listed = names.split(":") if names else ["unknown"] * int(count)
     if len(listed) != int(count):
         raise ValueError(f"LISTEN_FDNAMES={names!r} does not name LISTEN_FDS={count} descriptors")
-    if len(set(listed)) != len(listed):
-        remedy = "give each socket unit a FileDescriptorName= of its own"
-        raise ValueError(f"systemd passed two sockets with the same name ({', '.join(listed)}); {remedy}")
-    return {name: _adopt(_FIRST_PASSED + index) for index, name in enumerate(listed)}
+    return [(name, _adopt(_FIRST_PASSED + index)) for index, name in enumerate(listed)]
 
 
 def _adopt(descriptor: int) -> socket.socket:

@@ -145,7 +145,8 @@ def _serve(options: argparse.Namespace, exporter: Exporter) -> int:
 
 
 def _listeners(address: listening.Address) -> Iterable[socket.socket]:
-    return sockets.passed_sockets().values() or [listening.listen(address)]
+    # A socket unit with several ListenStream= lines passes all of them under one name.
+    return [listener for _, listener in sockets.passed_listeners()] or [listening.listen(address)]
 
 
 def _text(listener: socket.socket) -> str:

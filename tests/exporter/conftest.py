@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,11 +74,11 @@ class Exposition:
         samples = [sample for family in self.families.values() for sample in family.samples]
         self.samples = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
 
-    def value(self, name: str, **labels: str) -> float | None:
+    def value(self, name: str, /, **labels: str) -> float | None:
         """Return the value of the sample with exactly these labels; None if there is none."""
         return self.samples.get((f"resctrlmond_{name}", frozenset(labels.items())))
 
-    def having(self, name: str, **labels: str) -> list[dict[str, str]]:
+    def having(self, name: str, /, **labels: str) -> list[dict[str, str]]:
         """Return the labels of all samples of the name that have these labels."""
         found = [dict(of) for known, of in self.samples if known == f"resctrlmond_{name}"]
         return [of for of in found if labels.items() <= of.items()]
@@ -150,24 +150,35 @@ def reserved_port(host: str) -> Iterator[int]:
 
 def start(listener: socket.socket, log: Path, *options: str) -> subprocess.Popen[bytes]:
     """Start an exporter with a listening socket from systemd, as descriptor 3."""
-    # LISTEN_PID must be the pid of the exporter, so a process sets it and then executes the exporter.
+    return start_all([listener], log, *options)
+
+
+def start_all(listeners: Sequence[socket.socket], log: Path, *options: str) -> subprocess.Popen[bytes]:
+    """Start an exporter with listening sockets from one socket unit, as descriptors from 3 on."""
+    # LISTEN_PID must be the pid of the exporter, so a process sets it and then executes the exporter. The sockets
+    # take high numbers first, because the number 3 may be that of another one.
     script = (
-        "import os, sys; os.dup2(int(sys.argv[1]), 3); os.environ['LISTEN_PID'] = str(os.getpid()); "
+        "import os, sys; given = [int(number) for number in sys.argv[1].split(',')]; "
+        "high = [os.dup2(number, 50 + number) for number in given]; "
+        "[os.dup2(number, 3 + index) for index, number in enumerate(high)]; "
+        "os.environ['LISTEN_PID'] = str(os.getpid()); "
         "os.execv(sys.executable, [sys.executable, '-m', 'resctrlmond.exporter', *sys.argv[2:]])"
     )
-    command = [sys.executable, "-c", script, str(listener.fileno()), *options]
-    environment = {**os.environ, "LISTEN_FDS": "1", "LISTEN_FDNAMES": "http"}
+    numbers = [listener.fileno() for listener in listeners]
+    command = [sys.executable, "-c", script, ",".join(map(str, numbers)), *options]
+    names = ":".join("http" for _ in listeners)
+    environment = {**os.environ, "LISTEN_FDS": str(len(listeners)), "LISTEN_FDNAMES": names}
     with log.open("ab") as output:
-        return subprocess.Popen(command, env=environment, stderr=output, pass_fds=(listener.fileno(),))
+        return subprocess.Popen(command, env=environment, stderr=output, pass_fds=numbers)
 
 
 @contextlib.contextmanager
-def machine_of(top: Path, profile: str) -> Iterator[Machine]:
-    """Return a simulated machine without a daemon."""
+def machine_of(top: Path, profile: str, *rmids: int) -> Iterator[Machine]:
+    """Return a simulated machine without a daemon. ``rmids`` is how many it has, if not those of the profile."""
     (top / "resctrl").mkdir()
     # The daemon ends before the simulation that it uses.
     with (
-        Simulation(str(top / "resctrl"), profile) as simulation,
+        Simulation(str(top / "resctrl"), profile, *rmids) as simulation,
         contextlib.closing(Machine(top, simulation)) as machine,
     ):
         yield machine

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from resctrlmond.exporter import listening, server
 from resctrlmond.exporter.server import MAX_CONNECTIONS
-from tests.exporter.conftest import OPENMETRICS, Exporter, Reply, request, reserved_port, start
+from tests.exporter.conftest import OPENMETRICS, Exporter, Reply, request, reserved_port, start, start_all
 from tests.wait import wait_until
 
 # The header of Prometheus 3.5.
@@ -209,6 +209,18 @@ def running(log: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.send_signal(signal.SIGTERM)
+
+
+def test_all_sockets_of_the_unit_are_served(tmp_path: Path) -> None:
+    """Several ListenStream= lines of one socket unit: systemd passes all of them under one name."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        process = start_all(listeners, tmp_path / "log", "--manager-socket", "/nowhere")
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        for listener in listeners:
+            port = listener.getsockname()[1]
+            assert request(http.client.HTTPConnection("127.0.0.1", port, timeout=60)).status == 200
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
