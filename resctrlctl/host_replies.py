@@ -22,8 +22,9 @@ from resctrlctl.replies import Reading, Total, Workload
 from resctrlctl.structs import Struct
 from resctrlmond.resctrl.kinds import Kind, Mode
 from resctrlmond.workloads.changes import ChangeKind, ContainerState
-from resctrlmond.workloads.states import NameKind, Pool, Quality
+from resctrlmond.workloads.states import CallKind, NameKind, Pool, Quality
 
+_call_kind = word(CallKind)
 _change_kind = word(ChangeKind)
 _container_state = word(ContainerState)
 _kind = word(Kind)
@@ -374,6 +375,24 @@ class Bandwidth(Reply):
     }
 
 
+class Latency(Reply):
+    """The durations of the calls of one kind, as a histogram."""
+
+    calls: CallKind
+    since: str
+    bounds_us: tuple[int, ...]
+    counts: tuple[int, ...]
+    sum_us: int
+
+    decoders = {
+        "calls": ("calls", _call_kind),
+        "since": ("since", decode_text),
+        "boundsUs": ("bounds_us", tuple_of(decode_integer)),
+        "counts": ("counts", tuple_of(decode_integer)),
+        "sumUs": ("sum_us", decode_integer),
+    }
+
+
 class StatusReply(Reply, kw_only=True):
     """The answer of Status."""
 
@@ -391,6 +410,7 @@ class StatusReply(Reply, kw_only=True):
     classes: list[str]
     capacity: list[Capacity]
     bandwidth: Bandwidth | None = None
+    latencies: tuple[Latency, ...] | None = None
     problems: list[str]
 
     decoders = {
@@ -408,5 +428,6 @@ class StatusReply(Reply, kw_only=True):
         "classes": ("classes", list_of(decode_text)),
         "capacity": ("capacity", list_of(Capacity.from_json)),
         "bandwidth": ("bandwidth", optional(Bandwidth.from_json)),
+        "latencies": ("latencies", optional(tuple_of(Latency.from_json))),
         "problems": ("problems", list_of(decode_text)),
     }

@@ -23,6 +23,7 @@ from resctrlctl.host_replies import (
     Container,
     Counters,
     Foreign,
+    Latency,
     ListPodsReply,
     ListReply,
     Pod,
@@ -134,7 +135,11 @@ NOT_SHOWN: dict[type[Struct], dict[str, str]] = {
     Pod: {"labels": "too long for a table", "sandboxes": "rarely needed"},
     Reading: {"status": "the text has the kernel's word for it", "nested": "for programs that add up domains"},
     Report: {},
-    StatusReply: {"in_limbo": "the reason of each pending workload has it"},
+    Latency: dict.fromkeys(("calls", "since", "bounds_us", "counts", "sum_us"), "for resctrlmon-exporter"),
+    StatusReply: {
+        "in_limbo": "the reason of each pending workload has it",
+        "latencies": "for resctrlmon-exporter",
+    },
     Total: {},
     Unwatched: {"profile_source": "with reason"},
 }

@@ -25,12 +25,19 @@ class HookQueue:
     ``most`` calls run at once: at most one for each workload, because a second one would wait for the first in a
     thread, and at most one for each calling process, because the hook of a container is a process with one call, and
     a process with many calls must not delay it. Calls whose caller has given up begin last: their containers run
-    already. ``timeout_s`` returns how long a hook may wait in all; with 0, no hook gets a notice.
+    already. ``timeout_s`` returns how long a hook may wait in all; with 0, no hook gets a notice. ``on_end`` is
+    called with the duration of each call that began, with its time in the queue (s).
     """
 
-    def __init__(self, timeout_s: Callable[[], float], most: int = Lane.HOOKS.value[1]) -> None:
+    def __init__(
+        self,
+        timeout_s: Callable[[], float],
+        most: int = Lane.HOOKS.value[1],
+        on_end: Callable[[float], None] = lambda _seconds: None,
+    ) -> None:
         self._timeout_s = timeout_s
         self._most = most
+        self._on_end = on_end
         # Dictionaries without values are ordered sets.
         self._waiting: dict[QueuedCall, None] = {}
         self._given_up: dict[QueuedCall, None] = {}
@@ -53,7 +60,9 @@ class HookQueue:
 
     def leave(self, call: QueuedCall) -> None:
         """Remove a call that has ended, or whose connection was closed before it began."""
-        for calls in (self._running, self._waiting, self._given_up):
+        if self._running.pop(call, None) is not None:
+            self._on_end(monotonic() - call.joined)
+        for calls in (self._waiting, self._given_up):
             calls.pop(call, None)
         self._advance()
 

@@ -18,6 +18,7 @@ from resctrlmond.resctrl.tree import Found
 from resctrlmond.workloads import accounting, machine
 from resctrlmond.workloads.accounting import Quality, worst
 from resctrlmond.workloads.caveats import together
+from resctrlmond.workloads.latency import BOUNDS_US, Latencies
 from resctrlmond.workloads.model import Member, Workload
 from resctrlmond.workloads.states import NameKind
 from resctrlmond.workloads.sums import NameUse
@@ -130,6 +131,13 @@ def total(of: accounting.Total) -> types.Total:
         quality=of.quality,
         reason=of.reason or None,
     )
+
+
+def latencies(of: Latencies) -> Iterable[types.Latency]:
+    """Convert the durations of calls, by kind."""
+    for kind, histogram in of.histograms.items():
+        counts = tuple(histogram.counts)
+        yield types.Latency(calls=kind, since=of.since, bounds_us=BOUNDS_US, counts=counts, sum_us=histogram.sum_us)
 
 
 def pool_use(of: machine.PoolUse) -> types.PoolUse:

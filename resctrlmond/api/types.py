@@ -17,7 +17,7 @@ import msgspec
 from resctrlmond.resctrl.kinds import Kind, Mode, Status
 from resctrlmond.workloads.changes import ChangeKind, ContainerState
 from resctrlmond.workloads.reports import Facts, Report, Sandbox
-from resctrlmond.workloads.states import CompanionState, EndRule, NameKind, Pool, Quality, State
+from resctrlmond.workloads.states import CallKind, CompanionState, EndRule, NameKind, Pool, Quality, State
 
 # The index of a file descriptor among those that come with a message: int in varlink, h over D-Bus.
 DescriptorIndex = Annotated[int, msgspec.Meta(extra={"dbus": "h"})]
@@ -419,6 +419,23 @@ class NameSums(Reply, frozen=True, kw_only=True):
     """How many workloads have not ended."""
     sums: list[Sum]
     """The use of the runs that have ended, and of the others until now, in order of the event."""
+
+
+class Latency(Reply, frozen=True, kw_only=True):
+    """The durations of the calls of one kind, as a histogram."""
+
+    calls: CallKind
+    """The kind of the calls."""
+    since: str
+    """When the daemon started, and began to count."""
+    bounds_us: tuple[int, ...]
+    """The upper bounds of the buckets, in microseconds."""
+    counts: tuple[int, ...]
+    """How many calls took longer than the bound before and at most as long as that of the bucket. The last number is
+    that of the calls above all bounds.
+    """
+    sum_us: int
+    """The sum of all durations, in microseconds."""
 
 
 class Capacity(Reply, frozen=True, kw_only=True):
@@ -849,6 +866,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     """The monitoring resources of the machine."""
     bandwidth: Bandwidth | None = None
     """How memory bandwidth is counted. Absent if resctrl is not mounted."""
+    latencies: tuple[Latency, ...] | None = None
+    """How long calls took, by kind."""
     problems: list[str]
     """Problems for an operator, one sentence each: what was wrong at the start, which system calls hang,
     whether another program removes monitoring groups of the daemon and which processes may be the cause, and which

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from functools import partial
@@ -62,7 +63,7 @@ from resctrlmond.workloads.errors import (
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import EndRule, State, Workload
 from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.states import FOLLOW, NameKind
+from resctrlmond.workloads.states import FOLLOW, CallKind, NameKind
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -137,7 +138,10 @@ class Service:
         self.policy = policy
         self.workers = workers
         self.budget = ReplyBudget()
-        self.hooks = HookQueue(lambda: manager.settings.hook_queue_timeout_s)
+        self.hooks = HookQueue(
+            lambda: manager.settings.hook_queue_timeout_s,
+            on_end=partial(manager.latencies.add, CallKind.HOOK),
+        )
         manager.postpone_checkpoints(lambda: self.hooks.has_waiting)
         self.watches = Watches(manager, workers, partial(reported, manager))
         self._readers = asyncio.Semaphore(_READERS)
@@ -146,7 +150,13 @@ class Service:
 
     async def call(self, verb: Verb, request: types.Request, caller: Caller) -> types.Reply:
         """Run a verb for a caller that may call it. Raises ResctrlError."""
-        return await self.run(caller, verb.lane, verb.run, self.manager, request, caller)
+        begun = time.monotonic()
+        try:
+            return await self.run(caller, verb.lane, verb.run, self.manager, request, caller)
+        finally:
+            if verb.lane is not Lane.HOOKS:  # the queue counts these
+                kind = CallKind.READ if verb.access is Access.READ else CallKind.CHANGE
+                self.manager.latencies.add(kind, time.monotonic() - begun)
 
     def follow(self, verb: Verb, _request: types.Request, caller: Caller) -> AsyncGenerator[types.Reply, None]:
         """Run a verb that follows, for a caller that may call it: yield replies until it is closed."""
@@ -428,6 +438,7 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
         classes=[text(class_) for class_ in seen.classes],
         capacity=[types.Capacity(resource=one.resource, rmids=one.rmids, events=one.events) for one in seen.capacity],
         bandwidth=translate.bandwidth(seen.bandwidth) if seen.bandwidth else None,
+        latencies=tuple(translate.latencies(manager.latencies)),
         problems=problems,
     )
 

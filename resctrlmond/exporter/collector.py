@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import re
 import threading
 from collections import Counter
@@ -15,14 +16,14 @@ from prometheus_client import Metric as Family
 from prometheus_client.registry import Collector
 
 from resctrlmond import __version__
-from resctrlmond.api.types import MachineReply, StatusReply, Usage, Workload
+from resctrlmond.api.types import Latency, MachineReply, NameSums, StatusReply, Sum, SumsReply, Usage, Workload
 from resctrlmond.exporter import metrics
-from resctrlmond.exporter.families import Families
+from resctrlmond.exporter.families import Families, cut
 from resctrlmond.exporter.metrics import Type
 from resctrlmond.exporter.monotone import Monotone
 from resctrlmond.exporter.source import VERBS, Observation, Source
 from resctrlmond.workloads.names import names_of
-from resctrlmond.workloads.states import Quality, State
+from resctrlmond.workloads.states import NameKind, Quality, State
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ class Exporter:
         self._process = ProcessCollector(registry=None)
         # Held while one observation is converted: the metrics of thousands of workloads take tens of MiB.
         self._guard = threading.Lock()
-        self._of_workloads, self._of_machine = Monotone(), Monotone()
+        self._of_workloads, self._of_machine, self._of_sums = Monotone(), Monotone(), Monotone()
 
     def render(self, encode: Callable[[CollectorRegistry], T], timeout_s: float, *, with_start_times: bool) -> T:
         """Read from the daemon, for ``timeout_s`` at most, and return what ``encode`` makes of all metrics."""
@@ -57,6 +58,8 @@ class Exporter:
             self._add_workloads(families, observation.usages)
         if observation.machine is not None:
             self._add_machine(families, observation.machine)
+        if observation.sums is not None:
+            self._add_sums(families, observation.sums)
         own = (family for family in self._process.collect() if family.name != _PROCESS_LEFT_OUT)
         return [*families, *own]
 
@@ -113,6 +116,31 @@ class Exporter:
             if quality is not Quality.EXACT:
                 families.gauge(metrics.MACHINE_INEXACT, 1, domain, use.event, use.pool, quality)
 
+    def _add_sums(self, families: Families, sums: SumsReply) -> None:
+        start = _seconds(sums.since)
+        families.gauge(metrics.ACCOUNTED_START, start)
+
+        def count(metric: metrics.Metric, value: float, *labels: str) -> None:
+            value, _ = self._of_sums.next((metric.sample, labels), sums.since, value)
+            families.counter(metric, labels, value, start)
+
+        # Each grouping has all runs.
+        ended = Counter(dict.fromkeys(Quality, 0))
+        for of in sums.names:
+            if of.by is NameKind.NAMESPACE:
+                ended.update({each.quality: each.runs for each in of.ends})
+            for use in of.sums:
+                row = self._events.get(use.event)
+                if row is None or row.accounted is None:
+                    continue
+                if use.value is not None:
+                    labels = (of.by, cut(of.name), *filter(None, (row.label,)))
+                    count(row.accounted, float(use.value), *labels)
+                _add_inexact(families, of, use)
+        for quality in Quality:
+            count(metrics.ENDS, ended[quality], quality)
+        count(metrics.ENDS_LOST, sums.lost)
+
 
 class _Scrape(Collector):
     def __init__(self, families: Callable[[], Iterable[Family]]) -> None:
@@ -135,6 +163,9 @@ def _add_health(families: Families, observation: Observation) -> None:
         for state in State:
             families.gauge(metrics.WORKLOADS, states[state], state)
         families.gauge(metrics.UNREADABLE, sum(usage.error is not None for usage in observation.usages))
+    if observation.unwatched is not None:
+        for profile, count in sorted(Counter(one.profile for one in observation.unwatched).items()):
+            families.gauge(metrics.UNWATCHED, count, cut(profile))
 
 
 def _add_status(families: Families, status: StatusReply) -> None:
@@ -142,12 +173,16 @@ def _add_status(families: Families, status: StatusReply) -> None:
     families.gauge(metrics.MOUNTED, status.mounted)
     families.gauge(metrics.SIMULATION, status.simulation is not None)
     families.gauge(metrics.PROBLEMS, len(status.problems))
+    for of in status.latencies or ():
+        _add_latency(families, of)
+    families.gauge(metrics.PENDING_OLDEST, (status.oldest_pending_ms or 0) / 1000)
     if status.in_limbo is not None:
         families.gauge(metrics.RMIDS_IN_LIMBO, status.in_limbo)
     if status.mounted:
         for one in status.capacity:
             families.gauge(metrics.RMIDS, one.rmids, one.resource)
         foreign, classes = len(status.foreign), len(status.classes)
+        families.gauge(metrics.FOREIGN, foreign)
         owners = {"workload": status.rmids_used - foreign - classes, "foreign": foreign, "class": classes}
         for owner, used in owners.items():
             families.gauge(metrics.RMIDS_USED, used, owner)
@@ -158,6 +193,23 @@ def _add_status(families: Families, status: StatusReply) -> None:
             families.gauge(metrics.ASSIGNABLE, cache.counters, _domain(cache.domain))
             if cache.available is not None:
                 families.gauge(metrics.ASSIGNABLE_FREE, cache.available, _domain(cache.domain))
+
+
+def _add_latency(families: Families, of: Latency) -> None:
+    bounds = [repr(bound / 1e6) for bound in of.bounds_us] + ["+Inf"]
+    buckets = list(zip(bounds, itertools.accumulate(of.counts), strict=True))
+    start = _seconds(of.since)
+    families.histogram(metrics.CALL_DURATION, (of.calls,), buckets, of.sum_us / 1e6, start)
+
+
+def _add_inexact(families: Families, of: NameSums, use: Sum) -> None:
+    labels = (of.by, cut(of.name), use.event)
+    total = float(use.value or 0)
+    for quality, value in ((Quality.LATE, use.late), (Quality.ESTIMATED, use.estimated)):
+        if value is not None and total:
+            families.gauge(metrics.ACCOUNTED_INEXACT, float(value) / total, *labels, quality)
+    if use.unknown_runs:
+        families.gauge(metrics.ACCOUNTED_UNKNOWN, use.unknown_runs, *labels)
 
 
 def _add_names(families: Families, workload: Workload) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import Metric as Family
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 
 from resctrlmond.exporter.metrics import PREFIX, Metric, Type
 
@@ -37,6 +37,16 @@ class Families:
         assert isinstance(family, GaugeMetricFamily)
         family.add_metric(labels, value)
 
+    def histogram(
+        self, metric: Metric, labels: Sequence[str], buckets: Sequence[tuple[str, float]], total: float, start: float
+    ) -> None:
+        """Add a histogram: the number of values up to each bound, "+Inf" at last, and the ``total`` of all values."""
+        family = self._family(metric)
+        assert isinstance(family, HistogramMetricFamily)
+        family.add_metric(labels, buckets, total)
+        if self._with_start_times:
+            family.add_sample(f"{family.name}_created", dict(zip(metric.labels, labels, strict=True)), start)
+
     def info(self, metric: Metric, *labels: str) -> None:
         """Add a sample that has only labels. Empty ones are left out, which means the same to Prometheus."""
         family = self._family(metric)
@@ -66,5 +76,7 @@ def _new(metric: Metric) -> Family:
             return CounterMetricFamily(name, metric.help, labels=metric.labels, unit=metric.unit)
         case Type.GAUGE:
             return GaugeMetricFamily(name, metric.help, labels=metric.labels, unit=metric.unit)
+        case Type.HISTOGRAM:
+            return HistogramMetricFamily(name, metric.help, labels=metric.labels, unit=metric.unit)
         case Type.INFO:
             return InfoMetricFamily(name, metric.help)

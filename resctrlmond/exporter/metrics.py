@@ -20,6 +20,7 @@ class Type(enum.Enum):
     COUNTER = "counter"
     GAUGE = "gauge"
     INFO = "info"
+    HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +36,20 @@ class Metric:
     @property
     def sample(self) -> str:
         """Return the name of its samples."""
-        suffix = {Type.COUNTER: "_total", Type.INFO: "_info", Type.GAUGE: ""}[self.type]
+        suffix = {Type.COUNTER: "_total", Type.INFO: "_info", Type.GAUGE: "", Type.HISTOGRAM: ""}[self.type]
         return f"{PREFIX}{self.name}{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
 class EventMetrics:
-    """The metrics of one event of the kernel. ``label`` is the value of their last label, "" if they have none."""
+    """The metrics of one event of the kernel. ``label`` is the value of their last label, "" if they have none.
+
+    ``accounted`` is that of the sums; None for a gauge, which has none.
+    """
 
     workload: Metric
     machine: Metric
+    accounted: Metric | None
     label: str
 
 
@@ -77,9 +82,12 @@ def _of_event(event: str, name: str, label: str, value: str, text: str) -> Event
     type_ = Type.GAUGE if is_gauge else Type.COUNTER
     by_workload = f"Of a workload in a domain{'' if is_gauge else ', since its baseline'}: {text}."
     by_pool = f"Of a pool of the machine in a domain{'' if is_gauge else ', since the daemon began'}: {text}."
+    by_name = f"Of all workloads of a name since the boot, ended ones included: {text}."
+    accounted = Metric(f"accounted_{named}", Type.COUNTER, by_name, ("by", "name", *labels), of.unit)
     return EventMetrics(
         Metric(named, type_, by_workload, ("key", "domain", *labels), of.unit),
         Metric(f"machine_{named}", type_, by_pool, ("domain", "pool", *labels), of.unit),
+        None if is_gauge else accounted,
         value,
     )
 
@@ -126,6 +134,20 @@ MACHINE_INEXACT = _gauge(
     "quality",
 )
 
+ACCOUNTED_START = _gauge("accounted_start_time_seconds", "When the sums of all workloads began.", unit="seconds")
+ACCOUNTED_INEXACT = _gauge(
+    "accounted_inexact_ratio",
+    "The part of a sum that is late or estimated, from 0 to 1.",
+    *("by", "name", "event", "quality"),
+)
+ACCOUNTED_UNKNOWN = _gauge(
+    "accounted_unknown_runs", "The runs whose use is missing in a sum.", *("by", "name", "event")
+)
+ENDS = Metric(
+    "ends", Type.COUNTER, "The runs that ended since the boot, by the worst quality of their totals.", ("quality",)
+)
+ENDS_LOST = Metric("ends_lost", Type.COUNTER, "The runs that ended since the boot and had lost a group.")
+
 UP = _gauge("up", "Whether resctrlmond answered.")
 BUILD = Metric("build", Type.INFO, "The version of resctrlmond.", ("version",))
 MOUNTED = _gauge("mounted", "Whether resctrl is mounted.")
@@ -137,6 +159,11 @@ RMIDS_IN_LIMBO = _gauge(
     "rmids_in_limbo", "Whether pending workloads wait for RMIDs in limbo. Absent if no workload waits."
 )
 WORKLOADS = _gauge("workloads", "The workloads in a state; ended ones for snapshot_ttl.", "state")
+PENDING_OLDEST = _gauge(
+    "pending_oldest_seconds", "How long the oldest pending workload has waited; 0 if none waits.", unit="seconds"
+)
+UNWATCHED = _gauge("unwatched_containers", "The containers in no group because of their profile.", "profile")
+FOREIGN = _gauge("foreign_groups", "The monitoring groups of other programs.")
 UNREADABLE = _gauge("workloads_unreadable", "The workloads that could not be read.")
 BANDWIDTH_MODE = _gauge("bandwidth_mode", "1 for the way in which RMIDs get bandwidth counters.", "mode")
 ASSIGNABLE = _gauge("bandwidth_assignable", "The assignable bandwidth counters of an L3 cache.", "domain")
@@ -144,6 +171,14 @@ ASSIGNABLE_FREE = _gauge(
     "bandwidth_assignable_free", "The assignable bandwidth counters of an L3 cache that are free.", "domain"
 )
 PROBLEMS = _gauge("problems", "The problems that resctrlctl status lists.")
+
+CALL_DURATION = Metric(
+    "call_duration_seconds",
+    Type.HISTOGRAM,
+    "How long resctrlmond took for calls since its start; those of hooks with the time in the queue.",
+    ("calls",),
+    "seconds",
+)
 
 EXPORTER_BUILD = Metric("exporter_build", Type.INFO, "The version of resctrlmon-exporter.", ("version",))
 READ_SUCCESS = _gauge("exporter_read_success", "Whether the call of resctrlmond succeeded.", "verb")

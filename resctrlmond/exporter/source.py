@@ -9,13 +9,21 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from resctrlmond.api.types import MachineReply, ReadAllReply, StatusReply, Usage
+from resctrlmond.api.types import (
+    ListUnwatchedReply,
+    MachineReply,
+    ReadAllReply,
+    StatusReply,
+    SumsReply,
+    Unwatched,
+    Usage,
+)
 from resctrlmond.api.varlink.client import Client, ProtocolError, VarlinkError
 
 log = logging.getLogger(__name__)
 
 _MANAGER = "org.resctrlmon.Manager"
-VERBS = ("Status", "ReadAll", "Machine")
+VERBS = ("Status", "ReadAll", "Machine", "Sums", "ListUnwatched")
 
 
 @dataclass(slots=True)
@@ -25,6 +33,8 @@ class Observation:
     status: StatusReply | None = None
     usages: list[Usage] | None = None
     machine: MachineReply | None = None
+    sums: SumsReply | None = None
+    unwatched: list[Unwatched] | None = None
     errors: dict[str, str] = field(default_factory=dict)
     duration_s: float = 0.0
 
@@ -40,7 +50,7 @@ class _Series:
     def so_far(self, late: str) -> Observation:
         """Return what was read so far, with the error ``late`` for each call that has not succeeded or failed."""
         found = replace(self.found, duration_s=time.monotonic() - self.begun)
-        replies = (found.status, found.usages, found.machine)
+        replies = (found.status, found.usages, found.machine, found.sums, found.unwatched)
         missing = [verb for verb, reply in zip(VERBS, replies, strict=True) if reply is None]
         return replace(found, errors=dict.fromkeys(missing, late) | found.errors)
 
@@ -138,8 +148,12 @@ def _call(client: Client, verb: str, found: Observation, timeout_s: float) -> No
             parameters = {"withEnded": True, "domains": True}
             pages = client.stream(method, parameters, reply=ReadAllReply, timeout_s=timeout_s)
             found.usages = [usage for page in pages for usage in page.usages]
-        case _:
+        case "Machine":
             found.machine = client.call(method, reply=MachineReply)
+        case "Sums":
+            found.sums = client.call(method, reply=SumsReply)
+        case _:
+            found.unwatched = client.call(method, reply=ListUnwatchedReply).containers
 
 
 def _late(path: str, timeout_s: float) -> str:

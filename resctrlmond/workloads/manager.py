@@ -32,6 +32,7 @@ from resctrlmond.workloads.context import Context, Reloadable
 from resctrlmond.workloads.errors import InvalidRequest, NoSuchClaim, NoSuchWorkload
 from resctrlmond.workloads.interference import Interference
 from resctrlmond.workloads.joiners import Joiners
+from resctrlmond.workloads.latency import Latencies
 from resctrlmond.workloads.machine import Machine, MachineUse
 from resctrlmond.workloads.maintenance import Maintenance
 from resctrlmond.workloads.mark import Mark
@@ -81,7 +82,7 @@ class Manager:
 
     Calls for one key run one at a time. ``get`` and ``workloads`` never wait. ``alerts`` are the present problems of
     the host, by subject; "" is none. ``pods`` are the pods that owners reported. ``companions`` are the states of the
-    companions, by the key of their workloads.
+    companions, by the key of their workloads. ``latencies`` are the durations of calls, which the interfaces count.
     """
 
     def __init__(self, tree: Tree, store: Store, snapshots: Snapshots, mark: Mark, settings: Settings) -> None:
@@ -89,6 +90,7 @@ class Manager:
         self.pods = Inventory()
         self.alerts: dict[str, str] = {}
         self.companions: dict[str, CompanionStatus] = {}
+        self.latencies = Latencies()
         quality = QualityFiles(snapshots)
         store.before_save = quality.before_save
         store.on_unsaved = snapshots.remove_quality

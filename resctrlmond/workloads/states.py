@@ -88,6 +88,17 @@ class NameKind(enum.StrEnum):
     """Its profile, see *resctrlmond-profiles*(5)."""
 
 
+class CallKind(enum.StrEnum):
+    """A kind of calls, whose durations are counted together."""
+
+    HOOK = "hook"
+    """The calls of the OCI hook that put a container into its group, with the time in their queue."""
+    READ = "read"
+    """The calls that change nothing, with one reply."""
+    CHANGE = "change"
+    """The other calls."""
+
+
 class Quality(enum.StrEnum):
     """How far a total can be trusted."""
 

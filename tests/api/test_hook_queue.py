@@ -25,7 +25,8 @@ class Hooks:
 
     def __init__(self, most: int = 1, timeout_s: float = 10.0) -> None:
         self.timeout_s = timeout_s
-        self.queue = HookQueue(lambda: self.timeout_s, most)
+        self.durations: list[float] = []
+        self.queue = HookQueue(lambda: self.timeout_s, most, self.durations.append)
         self.begun: list[str] = []
         self.gone: set[str] = set()
         self.notices: dict[str, list[int | None]] = {}
@@ -180,6 +181,20 @@ def test_hook_gets_a_notice_while_its_call_cannot_begin(clock: Clock) -> None:
         await hooks.start("d", pod=POD)
         assert hooks.notices["d"][0] == 10_000
         await hooks.end("a", "b", "c", "d")
+
+    asyncio.run(run())
+
+
+def test_duration_of_a_call_has_its_time_in_the_queue(clock: Clock) -> None:
+    async def run() -> None:
+        hooks = Hooks(most=1)
+        await hooks.start("a", "b", "c")
+        clock.now += 4
+        await hooks.cancel("c")
+        await hooks.end("a")
+        clock.now += 1
+        await hooks.end("b")
+        assert hooks.durations == [4.0, 5.0]
 
     asyncio.run(run())
 

@@ -32,6 +32,7 @@ from resctrlmond.resctrl.errors import NoSuchGroup, PermissionDenied, ResctrlErr
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import State, Workload
+from resctrlmond.workloads.states import CallKind
 
 # The type of a field or parameter: a name, a list, or a mapping by field.
 Shape = typing.Any
@@ -323,3 +324,28 @@ def test_readers_leave_a_thread_to_root_and_to_other_readers(
             await asyncio.gather(*flood, *others)
 
     asyncio.run(run())
+
+
+def test_each_call_is_in_the_histogram_of_its_kind(manager: Manager) -> None:
+    def counts() -> dict[CallKind, int]:
+        return {kind: sum(histogram.counts) for kind, histogram in manager.latencies.histograms.items()}
+
+    async def run() -> None:
+        with contextlib.closing(Workers()) as workers:
+            service = Service(manager, Policy(77), workers)
+            await service.call(VERBS["List"], types.NoParameters(), ROOT)
+            for name in ("Get", "Release"):
+                with pytest.raises(ResctrlError):
+                    await service.call(VERBS[name], VERBS[name].request(key="k"), ROOT)
+            before_status = counts()
+            found = await service.call(VERBS["Status"], types.NoParameters(), ROOT)
+        assert isinstance(found, types.StatusReply)
+        assert {of.calls: sum(of.counts) for of in found.latencies or ()} == before_status
+
+    before = counts()
+    asyncio.run(run())
+    assert {kind: number - before[kind] for kind, number in counts().items()} == {
+        CallKind.HOOK: 0,
+        CallKind.READ: 3,
+        CallKind.CHANGE: 1,
+    }

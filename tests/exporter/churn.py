@@ -12,7 +12,9 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from resctrlmond.exporter.metrics import EVENT_METRICS
 from tests.daemon.conftest import Machine, end
@@ -24,16 +26,22 @@ from tests.wait import wait_until
 _KILL_EVERY = 10
 _SCRIPT = "read go; i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"
 _BUSY = "while :; do :; done"
+_NAMESPACES = ("shop", "bank", "farm")
+# Sums of floating-point numbers.
+_ACCURACY = 1e-9
 
 # The labels and the values of the counters of one metric at the end of their workload.
 Ends = dict[str, dict[frozenset[tuple[str, str]], float]]
+# What the workloads of each namespace used, by the metric and the labels of its sum.
+Truth = dict[tuple[str, frozenset[tuple[str, str]]], Decimal]
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Numbers of events, and the faults that were found."""
+    """Numbers of events, and the faults that were found. ``ended``: all runs that ended, with the first ones."""
 
     workloads: int = 0
+    ended: int = 0
     kills: int = 0
     samples: int = 0
     starts: int = 0
@@ -45,7 +53,7 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
 
     A slow machine takes longer: the daemon and the exporter are killed once at least.
     """
-    outcome, ends = Outcome(), Ends()
+    outcome, ends, truth = Outcome(), Ends(), Truth()
     with contextlib.ExitStack() as stack:
         machine = stack.enter_context(machine_of(top, "intel-aet"))
         machine.config.write_text("group: 4242\n")
@@ -59,14 +67,22 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
         stack.callback(end, busy)
         machine.call("Assign", key="busy", pid=busy.pid, claim="me")
         _await_start(server, machine)
+        # The sum of a name begins with the first workload of that name: later ones are the increase.
+        for namespace in _NAMESPACES:
+            _run(machine, f"first-{namespace}", namespace)
+            outcome.ended += 1
+        wait_until(lambda: server.series("resctrlmond_workload_end_time_seconds", key=f"first-{_NAMESPACES[-1]}"))
+        first = _sums(server)
         deadline, key = time.monotonic() + seconds, ""
         while time.monotonic() < deadline or outcome.kills < 2:
-            key = f"short-{outcome.workloads}"
-            machine.call("Create", key=key, claim="me")
-            with subprocess.Popen(["sh", "-c", _SCRIPT], stdin=subprocess.PIPE) as child:
-                machine.call("Assign", key=key, pid=child.pid, late=False, claim="me")
-                child.communicate(b"\n")
-            machine.call("Release", key=key, claim="me")
+            key, namespace = f"short-{outcome.workloads}", _NAMESPACES[outcome.workloads % len(_NAMESPACES)]
+            for total in _run(machine, key, namespace):
+                accounted = EVENT_METRICS[total["event"]].accounted
+                assert accounted is not None
+                values = ("namespace", namespace, EVENT_METRICS[total["event"]].label)
+                series = accounted.sample, frozenset(zip(accounted.labels, values, strict=False))
+                truth[series] = truth.get(series, Decimal(0)) + Decimal(total["value"])
+            outcome.ended += 1
             for use in machine.call("Read", key=key)["domains"]:
                 row = EVENT_METRICS[use["event"]]
                 domain = str(int(use["domain"].rpartition("_")[2]))
@@ -85,7 +101,42 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
                 outcome.kills += 1
         wait_until(lambda: server.series("resctrlmond_workload_end_time_seconds", key=key))
         _check(server, ends, outcome)
+        _check_sums(server, first, truth, outcome)
     return outcome
+
+
+def _run(machine: Machine, key: str, namespace: str) -> list[dict[str, Any]]:
+    """Run a short workload, and return its totals."""
+    machine.call("Create", key=key, claim="me", attributes={"pod.namespace": namespace})
+    with subprocess.Popen(["sh", "-c", _SCRIPT], stdin=subprocess.PIPE) as child:
+        machine.call("Assign", key=key, pid=child.pid, late=False, claim="me")
+        child.communicate(b"\n")
+    totals: list[dict[str, Any]] = machine.call("Release", key=key, claim="me")["totals"]
+    return totals
+
+
+def _sums(server: Prometheus) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Return the last sample of each sum of a namespace."""
+    names = [
+        name for name in server.metrics() if name.startswith("resctrlmond_accounted_") and name.endswith("_total")
+    ]
+    return {(name, one.labels): one.samples[-1][1] for name in names for one in server.series(name, by="namespace")}
+
+
+def _check_sums(
+    server: Prometheus, first: dict[tuple[str, frozenset[tuple[str, str]]], float], truth: Truth, outcome: Outcome
+) -> None:
+    """Check that each sum of a namespace has increased by what its workloads used, and that no end is missing."""
+    last = _sums(server)
+    for series, used in truth.items():
+        increase = last.get(series, 0.0) - first.get(series, 0.0)
+        if abs(increase - float(used)) > _ACCURACY * last.get(series, 0.0):
+            outcome.faults.append(
+                f"{series[0]}{dict(series[1])} increased by {increase!r}; its workloads used {used}"
+            )
+    ended = sum(one.samples[-1][1] for one in server.series("resctrlmond_ends_total"))
+    if ended != outcome.ended:
+        outcome.faults.append(f"{outcome.ended} runs ended; resctrlmond_ends_total has {ended!r}")
 
 
 def _await_start(server: Prometheus, machine: Machine) -> None:

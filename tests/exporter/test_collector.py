@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.api.types import MachineReply, Member, Usage
+from resctrlmond.api.types import MachineReply, Member, SumsReply, Usage
 from resctrlmond.exporter.collector import Exporter
 from resctrlmond.exporter.monotone import Monotone
 from resctrlmond.exporter.source import Observation, Source
@@ -126,3 +126,31 @@ def test_pool_that_falls_is_held_and_marked() -> None:
     name, mark = ("resctrlmond_machine_core_energy_joules_total", ""), ("resctrlmond_machine_inexact", "estimated")
     assert [of.get(name) for of in found] == [7.5, 7.5, None, 7.5, 8.0, 1.0]
     assert [mark in of for of in found] == [False, True, False, True, False, False]
+
+
+def sums(value: str, ended: int, since: str = START, **parts: Any) -> Observation:
+    use = {"event": "core_energy", "unit": "joules", "value": value, **parts}
+    name = {"name": "shop", "ends": [{"quality": "exact", "runs": ended}], "running": 0, "sums": [use]}
+    reply = {
+        "since": since,
+        "readAt": since,
+        "lost": 0,
+        "names": [{**name, "by": by} for by in ("namespace", "user")],
+    }
+    return Observation(sums=msgspec.convert(reply, SumsReply))
+
+
+def test_sum_that_falls_is_held_unless_it_begins_again() -> None:
+    observations = [sums("7.5", 3), sums("7.25", 2), Observation(), sums("8", 4), sums("1", 1, LATER)]
+    exporter = Exporter(Told(*observations))
+    found = [samples(exporter) for _ in observations]
+    name, ends = ("resctrlmond_accounted_core_energy_joules_total", ""), ("resctrlmond_ends_total", "exact")
+    assert [of.get(name) for of in found] == [7.5, 7.5, None, 8.0, 1.0]
+    assert [of.get(ends) for of in found] == [3, 3, None, 4, 1]
+
+
+def test_part_of_a_sum_that_is_not_exact_is_a_ratio() -> None:
+    found = samples(Exporter(Told(sums("8", 1, late="2", estimated="4", unknownRuns=3))))
+    assert found["resctrlmond_accounted_inexact_ratio", "late"] == 0.25
+    assert found["resctrlmond_accounted_inexact_ratio", "estimated"] == 0.5
+    assert found["resctrlmond_accounted_unknown_runs", ""] == 3

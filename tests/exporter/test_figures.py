@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import signal
 import subprocess
@@ -18,10 +19,14 @@ from prometheus_client import Metric as Family
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
+from resctrlmond.api.varlink.client import VarlinkError
 from resctrlmond.exporter.families import MAX_LABEL, Families
 from resctrlmond.exporter.metrics import EVENT_METRICS
+from resctrlmond.exporter.source import VERBS
 from resctrlmond.resctrl.counters import EVENTS
+from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.sim.control.client import Control, Fault
+from resctrlmond.workloads.accounting import Quality, worst
 from tests.exporter.conftest import Exporter, Exposition, Machine, StartProcess, machine_of
 from tests.wait import wait_until
 
@@ -43,9 +48,10 @@ DOMAINS = {"mon_L3_00": "0", "mon_L3_01": "1", "mon_PERF_PKG_00": "0", "mon_PERF
 DEFAULT = {"llc_occupancy", "mbm_total_bytes", "mbm_local_bytes", "core_energy", "activity"}
 
 
-def run_for(machine: Machine, key: str, loops: int = 100_000) -> dict[str, Any]:
+def run_for(machine: Machine, key: str, loops: int = 100_000, namespace: str = "") -> dict[str, Any]:
     """Run a process in a workload, and return the reply of Release. Its totals are exact."""
-    machine.call("Create", key=key, claim="me")
+    attributes = {"pod.namespace": namespace} if namespace else {}
+    machine.call("Create", key=key, claim="me", attributes=attributes)
     script = f"read go; i=0; while [ $i -lt {loops} ]; do i=$((i+1)); done"
     with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE) as child:
         machine.call("Assign", key=key, pid=child.pid, late=False, claim="me")
@@ -90,6 +96,10 @@ def test_each_event_has_a_metric() -> None:
         assert row.machine.sample == f"resctrlmond_machine_{name}"
         assert row.workload.labels == ("key", "domain", *labels)
         assert row.machine.labels == ("domain", "pool", *labels)
+        assert (row.accounted is None) == (EVENTS[event].kind is Kind.GAUGE)
+        if row.accounted is not None:
+            assert row.accounted.sample == f"resctrlmond_accounted_{name}"
+            assert row.accounted.labels == ("by", "name", *labels)
 
 
 def test_ended_workload_keeps_its_final_values(machine: Machine, exporter: Exporter) -> None:
@@ -165,6 +175,99 @@ def test_event_without_a_number_is_absent(machine: Machine, exporter: Exporter, 
     assert scraped.value("memory_bandwidth_bytes_total", key="k", scope="local", domain="0") is not None
 
 
+def test_sums_have_workloads_that_no_scrape_has_seen(
+    machine: Machine, exporter: Exporter, process: StartProcess
+) -> None:
+    """The files of the ended workloads are gone before the first scrape, and the daemon is killed between them."""
+    machine.config.write_text(machine.config.read_text().replace("snapshot_ttl: 1h", "snapshot_ttl: 0"))
+    machine.start()
+    truth: dict[str, Decimal] = {}
+    ends = dict.fromkeys(map(str, Quality), 0)
+    for number in range(4):
+        totals = run_for(machine, f"short-{number}", namespace="shop")["totals"]
+        ends[worst(*(Quality(total["quality"]) for total in totals))] += 1
+        for total in totals:
+            truth[total["event"]] = truth.get(total["event"], Decimal(0)) + Decimal(total["value"])
+        if number == 1:
+            machine.kill()
+            machine.start()
+    machine.call("Assign", key="late", pid=process().pid, late=True, claim="me")
+    wait_until(lambda: [one["key"] for one in machine.call("List")["workloads"]] == ["late"])
+    scraped = exporter.scrape()
+    since = epoch(machine.call("Sums")["since"])
+    of = {"by": "namespace", "name": "shop"}
+    for event in DEFAULT - {"llc_occupancy"}:
+        name, labels = NAMES[event]
+        assert scraped.value(f"accounted_{name}", **of, **labels) == float(truth[event])
+        created = name.removesuffix("_total") + "_created"
+        assert scraped.value(f"accounted_{created}", **of, **labels) == since
+    assert truth["core_energy"]
+    qualities = {of["quality"]: scraped.value("ends_total", **of) for of in scraped.having("ends_total")}
+    assert qualities == ends
+    assert scraped.value("ends_lost_total") == 0
+    assert scraped.value("accounted_start_time_seconds") == since
+    machine.call("Release", key="late", claim="me")
+
+    def has_late_end(scraped: Exposition) -> bool:
+        return sum(scraped.value("ends_total", quality=quality) or 0 for quality in ends) == 5
+
+    scraped = scrape_until(exporter, has_late_end)
+    assert scraped.value("accounted_core_energy_joules_total", **of) == float(truth["core_energy"])
+
+
+def test_parts_of_sums_that_are_not_exact_are_marked(
+    machine: Machine, exporter: Exporter, process: StartProcess
+) -> None:
+    machine.start()
+    run_for(machine, "exact", namespace="shop")
+    child = process()
+    machine.call("Assign", key="late", pid=child.pid, late=True, claim="me", attributes={"pod.namespace": "shop"})
+    Control(str(machine.top / "resctrl")).set_faults(
+        Fault(event="core_energy", answer="Error", group="mon_groups/late")
+    )
+    machine.call("Release", key="late", claim="me")
+    of = {"by": "namespace", "name": "shop", "event": "core_energy"}
+    scraped = exporter.scrape()
+    assert scraped.value("accounted_unknown_runs", **of) == 1
+    assert scraped.value("ends_total", quality="unknown") == 1
+    run = {use["event"]: use for one in machine.call("Sums")["names"] if one["name"] == "shop" for use in one["sums"]}
+    for event, use in run.items():
+        ratio = scraped.value("accounted_inexact_ratio", **{**of, "event": event}, quality="late")
+        late, value = Decimal(use.get("late", 0)), Decimal(use["value"])
+        if event in DEFAULT:
+            assert ratio == (float(late) / float(value) if late else None)
+
+
+def test_excluded_containers_are_counted_by_profile(
+    machine: Machine, exporter: Exporter, process: StartProcess
+) -> None:
+    folder = machine.top / "profiles.d"
+    folder.mkdir()
+    (folder / "none.yaml").write_text("profiles:\n  ignored:\n    watch: none\ndefault_profile: ignored\n")
+    machine.options = ("--profiles-dir", str(folder))
+    machine.start()
+    facts = {"annotations": {}, "labels": {}, "namespace": "ns", "image": "i", "container": "c"}
+    key = "4d" * 32
+    with contextlib.suppress(VarlinkError):  # NotWatched
+        machine.call("Assign", key=key, pid=process().pid, member=key, kind="container", claim="nri", facts=facts)
+    assert exporter.scrape().value("unwatched_containers", profile="ignored") == 1
+
+
+def test_oldest_pending_workload_has_its_age(tmp_path: Path) -> None:
+    with machine_of(tmp_path, "intel-rdt", 4) as machine, contextlib.ExitStack() as stack:
+        machine.start()
+        for number in range(4):
+            machine.call("Create", key=f"k{number}", claim="me")
+        exporter = stack.enter_context(contextlib.closing(Exporter(machine.top, machine.socket)))
+        exporter.start()
+
+        def is_waiting(scraped: Exposition) -> bool:
+            return (scraped.value("pending_oldest_seconds") or 0) > 0
+
+        scraped = scrape_until(exporter, is_waiting)
+        assert scraped.value("workloads", state="pending") == 1
+
+
 def test_pools_of_the_machine(machine: Machine, exporter: Exporter) -> None:
     machine.start()
     machine.call("Machine")  # the pools begin now at the latest
@@ -208,6 +311,7 @@ def test_health(machine: Machine, exporter: Exporter, process: StartProcess) -> 
     machine.call("Create", key="empty", claim="me")
     machine.call("Assign", key="busy", pid=process().pid, claim="me")
     run_for(machine, "ended")
+    machine.call("Status")
     scraped = exporter.scrape()
     states = {of["state"]: scraped.value("workloads", **of) for of in scraped.having("workloads")}
     assert {state: count for state, count in states.items() if count} == {"idle": 1, "active": 1, "completed": 1}
@@ -220,7 +324,18 @@ def test_health(machine: Machine, exporter: Exporter, process: StartProcess) -> 
         assert scraped.value(name) == 1
     assert scraped.value("problems") == len(machine.call("Status")["problems"])
     assert scraped.value("bandwidth_mode", mode="dedicated") == 1
-    assert [scraped.value("exporter_read_success", verb=verb) for verb in ("Status", "ReadAll", "Machine")] == [1] * 3
+    assert scraped.value("foreign_groups") == 1
+    for kind, least in (("change", 5), ("read", 1), ("hook", 0)):
+        assert (scraped.value("call_duration_seconds_count", calls=kind) or 0) >= least, kind
+        buckets = [of["le"] for of in scraped.having("call_duration_seconds_bucket", calls=kind)]
+        assert sorted(buckets, key=float) == buckets
+        assert scraped.value("call_duration_seconds_bucket", calls=kind, le="+Inf") == scraped.value(
+            "call_duration_seconds_count", calls=kind
+        )
+        assert scraped.value("call_duration_seconds_created", calls=kind)
+    assert (scraped.value("call_duration_seconds_sum", calls="change") or 0) > 0
+    assert scraped.value("pending_oldest_seconds") == 0
+    assert [scraped.value("exporter_read_success", verb=verb) for verb in VERBS] == [1] * len(VERBS)
 
 
 def test_daemon_that_was_killed_continues_its_counters(machine: Machine, exporter: Exporter) -> None:
@@ -236,7 +351,7 @@ def test_daemon_that_was_killed_continues_its_counters(machine: Machine, exporte
         child.send_signal(signal.SIGKILL)
     assert down.value("up") == 0
     assert [name for name in down.families if "workload" in name or "machine" in name or "rmid" in name] == []
-    assert [down.value("exporter_read_success", verb=verb) for verb in ("Status", "ReadAll", "Machine")] == [0] * 3
+    assert [down.value("exporter_read_success", verb=verb) for verb in VERBS] == [0] * len(VERBS)
     for of in first.having("core_energy_joules_total", key="k"):
         before, after = (scraped.value("core_energy_joules_total", **of) for scraped in (first, second))
         assert before is not None

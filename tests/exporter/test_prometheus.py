@@ -45,3 +45,4 @@ def test_prometheus_misses_no_end_and_sees_no_counter_fall(tmp_path: Path) -> No
     assert outcome.kills
     assert outcome.starts
     assert outcome.samples > outcome.workloads
+    assert outcome.ended == outcome.workloads + 3

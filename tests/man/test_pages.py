@@ -201,13 +201,15 @@ def test_every_metric_of_the_exporter() -> None:
     """Each with its labels and type; and no page has another metric."""
     events = metrics.EVENT_METRICS.values()
     declared = [value for value in vars(metrics).values() if isinstance(value, metrics.Metric)]
-    declared += [metric for row in events for metric in (row.workload, row.machine)]
+    declared += [metric for row in events for metric in (row.workload, row.machine, row.accounted) if metric]
     expected = set()
     for metric in declared:
         labels = "{" + ", ".join(f"_{label}_" for label in metric.labels) + "}" if metric.labels else ""
         kind = "" if metric.type is metrics.Type.INFO else f", {metric.type.value}"
         expected.add(f"*{metric.sample}*{labels}{kind}")
-    text = "\n".join(section(EXPORTER, f"METRICS OF {of}") for of in ("WORKLOADS", "THE MACHINE", "THE SERVICE"))
+    text = "\n".join(
+        section(EXPORTER, f"METRICS OF {of}") for of in ("WORKLOADS", "THE MACHINE", "SUMS", "THE SERVICE")
+    )
     found = re.findall(r"^(\*resctrlmond_.*?)(?:\+\+)?$", text, re.MULTILINE)
     assert sorted(found) == sorted(expected)
 

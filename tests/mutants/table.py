@@ -62,6 +62,92 @@ MUTANTS = (
         "            if False:",
         "tests/workloads/test_machine.py",
     ),
+    # -- workloads: sums
+    Mutant(
+        "a run whose record does not state its end yet is not in the file of the sums",
+        _WORKLOADS + "sums.py",
+        "            self._counted[run] = counted\n            self._version += 1\n",
+        "            self._version += 1\n",
+        "tests/workloads/test_sums.py",
+    ),
+    Mutant(
+        "a start adds a run again that the file has and its record lacks",
+        _WORKLOADS + "sums.py",
+        "if workload.uncounted and workload.is_finished and run_of(workload) not in self._counted:",
+        "if workload.uncounted and workload.is_finished:\n                self._counted.pop(run_of(workload), None)",
+        "tests/workloads/test_sums.py",
+    ),
+    Mutant(
+        "a record does not state that the sums lack its run",
+        _WORKLOADS + "store.py",
+        "return workload if workload.uncounted == is_lacking else replace(workload, uncounted=is_lacking)",
+        "del is_lacking\n        return workload",
+        "tests/workloads/test_sums.py",
+    ),
+    Mutant(
+        "a reading from before an end counts the run twice",
+        _WORKLOADS + "sums.py",
+        "        if self._ends.get(workload.key, -1.0) >= begun:\n            return\n",
+        "",
+        "tests/workloads/test_sums.py",
+    ),
+    Mutant(
+        "a run that is between the file and its record is counted as running too",
+        _WORKLOADS + "sums.py",
+        "        if is_ending and run_of(workload) in self._counted:\n            return\n",
+        "        del is_ending\n",
+        "tests/workloads/test_sums.py",
+    ),
+    Mutant(
+        "an amount that was shown is taken back",
+        _WORKLOADS + "sums.py",
+        "use = self._shown.pop(workload.key, None) or _Use(())",
+        "self._shown.pop(workload.key, None)\n                use = _Use(())",
+        "tests/workloads/test_sums.py",
+    ),
+    Mutant(
+        "a sum falls while a workload has lost its group",
+        _WORKLOADS + "manager.py",
+        "return self.sums.read([*usages, *lost], begun, self._store.get, list(groupings))",
+        "return self.sums.read([*usages], begun, self._store.get, list(groupings))",
+        "tests/workloads/test_sums.py",
+    ),
+    Mutant(
+        "an end encodes all names of the sums",
+        _WORKLOADS + "sums.py",
+        "of.encoded or _encode(name, of)",
+        "_encode(name, of)",
+        "tests/workloads/test_sums.py",
+    ),
+    Mutant(
+        "the names of the sums have no limit",
+        _WORKLOADS + "sums.py",
+        "sum(map(_takes_slot, known)) >= MAX_NAMES)",
+        "False)",
+        "tests/workloads/test_sums.py",
+    ),
+    Mutant(
+        "the next run of a key loses an end that the file of the sums lacks",
+        _WORKLOADS + "store.py",
+        "            sums.settle(before, run_of(before))  # its record is about to be replaced\n",
+        "            pass\n",
+        "tests/workloads/test_sums.py",
+    ),
+    # -- exporter: sums and sockets
+    Mutant(
+        "a part of a sum that is not exact is not marked",
+        _EXPORTER + "collector.py",
+        "                _add_inexact(families, of, use)\n",
+        "",
+        "tests/exporter/test_collector.py",
+    ),
+    Mutant(
+        "only the first socket of the unit is served",
+        _EXPORTER + "__main__.py",
+        "for _, listener in sockets.passed_listeners()]",
+        "for _, listener in sockets.passed_listeners()[:1]]",
+        "tests/exporter/test_http.py",
+    ),
     # -- workloads: groups of other programs
     Mutant(
         "an observed group is removed at its end",
@@ -1009,8 +1095,8 @@ MUTANTS = (
     Mutant(
         "a lost run that continues has an entry in the journal",
         _WORKLOADS + "store.py",
-        "if workload.is_finished and not before.is_finished and not is_undo:",
-        "if workload.state.is_over and not before.state.is_over and not is_undo:",
+        "is_end = workload.is_finished and not before.is_finished and not is_undo",
+        "is_end = workload.state.is_over and not before.state.is_over and not is_undo",
         "tests/daemon/test_ledger.py",
     ),
     Mutant(
