@@ -361,7 +361,11 @@ class Maintenance:
             txn.drop()
 
     def _is_expired(self, workload: Workload, settings: Settings) -> bool:
-        return seconds_since_ns(workload.first.completed_ns) >= self._ttl_s(workload, settings)
+        ttl_s = self._ttl_s(workload, settings)
+        if workload.uncounted:
+            # Its record and its files are the only ones that have its use if the daemon is killed.
+            ttl_s = max(ttl_s, settings.snapshot_ttl_s)
+        return seconds_since_ns(workload.first.completed_ns) >= ttl_s
 
     def _ttl_s(self, workload: Workload | None, settings: Settings) -> float:
         """Return for how long the files of an ended run are kept: as its profile or else the settings state."""

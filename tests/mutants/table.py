@@ -133,6 +133,13 @@ MUTANTS = (
         "            pass\n",
         "tests/workloads/test_sums.py",
     ),
+    Mutant(
+        "the files of a run that the sums lack are removed at its end",
+        _WORKLOADS + "maintenance.py",
+        "            ttl_s = max(ttl_s, settings.snapshot_ttl_s)\n",
+        "            pass\n",
+        "tests/workloads/test_sums.py",
+    ),
     # -- exporter: sums and sockets
     Mutant(
         "a part of a sum that is not exact is not marked",

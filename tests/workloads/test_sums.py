@@ -637,6 +637,26 @@ def test_random_workloads_have_the_sums_of_their_use(tmp_path: Path, process: St
             assert sum(of_one.get(Quality.EXACT, 0) for of_one in amounts) == sum(truth.values())
 
 
+def test_files_that_a_profile_does_not_keep_stay_until_the_sums_have_the_run(
+    small_host: Host, process: Start, full: Callable[[bool], None]
+) -> None:
+    host = small_host
+    host.manager.assign(assignment(CTR, process().pid))
+    with host.manager.context.store.transaction(CTR) as txn:
+        txn.save(replace(txn.workload, keeps_files=False))
+    full(True)
+    host.manager.release(CTR, owner="test")
+    host.manager.tick()
+    assert host.manager.get(CTR).uncounted
+    full(False)
+    host.restart()
+    assert of(host.manager.read_sums()).ends == {Quality.EXACT: 1}
+    host.manager.tick()
+    host.manager.tick()
+    assert host.manager.find(CTR) is None
+    assert of(host.restart().read_sums()).ends == {Quality.EXACT: 1}
+
+
 def test_a_sum_does_not_fall_between_a_loss_and_the_next_run(tmp_path: Path, process: Start) -> None:
     with machine(tmp_path, "intel-rdt", 16) as (host, control):
         child = process()
