@@ -3,6 +3,7 @@
 # make demo    the main job on a simulated resctrl, shown step by step
 # make check   all tests, on the simulator and on a real kernel in a virtual machine
 # make conformance [CONFORMANCE="--seed N --operations N"]   random operations, compared between kernel and simulator
+# make units-budget   300 systemd units with 60 RMIDs: the figures of each run, and of shared groups, against their actual use
 # make soak      memory, descriptors and latency while containers start and end for half an hour
 # make nri-all   all tests of the NRI adapter, with both versions of containerd
 # make conformance-all    rules, recorded cases and random operations on the newest kernel and on Linux 6.12
@@ -25,7 +26,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
-.PHONY: bench churn crash flood fuzz mutants nri-all soak record starved truth views interfaces proto lint man pictures deb wheel install install-modules install-files clean
+.PHONY: bench churn crash flood fuzz mutants nri-all soak record starved truth units-budget views interfaces proto lint man pictures deb wheel install install-modules install-files clean
 .PHONY: check-host hook uninstall uninstall-files
 
 all: setup hook
@@ -122,6 +123,11 @@ crash: setup
 # Some minutes. TRUTH="--seed N --workloads N" sets its options.
 truth: setup
 	$(BIN)/python -m tests.truth $(TRUTH)
+
+# Start, restart and end 300 units with 60 RMIDs on a simulated machine, and compare the figures of all runs, and those of
+# the groups that units share, with the actual use. Five minutes. UNITS_BUDGET="--units 30 --rmids 8 --seed N" sets its options.
+units-budget: setup
+	$(BIN)/python -m tests.truth.units $(UNITS_BUDGET)
 
 # Insert bugs, one at a time, into a copy of the tree, and run the fast tests that must fail. Before a release; about half
 # an hour. MUTANTS="--jobs 2 lag links" selects the mutants whose names contain one of these words.

@@ -121,6 +121,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ``dbus``: whether to serve ``org.resctrlmon1`` on the system bus.
     ``units``: the systemd units to watch, as globs (``unit_globs.UnitGlobs``).
     ``reserve``: the number of free RMIDs that workloads of a priority below 0, such as units, leave to others.
+    ``overflow``: the number of groups that units without an RMID of their own may share; 0 for none.
     """
 
     resctrl: AbsolutePath = "/sys/fs/resctrl"
@@ -140,6 +141,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     dbus: Switch = True
     units: Units = ()
     reserve: RmidCount = 16
+    overflow: RmidCount = 4
 
     def __post_init__(self) -> None:
         if not self.groups_dir:

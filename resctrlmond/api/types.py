@@ -43,8 +43,9 @@ class Common(Reply, frozen=True, kw_only=True):
     returned in lower case with dashes.
     """
     claim: str
-    """The owner of the claim. Default: _uid:_ and the caller's user id. The names _oci_, _recovered_ and _systemd_
-    are reserved for the daemon: only *Release* accepts them. The daemon does not interpret any other name.
+    """The owner of the claim. Default: _uid:_ and the caller's user id. The names _oci_, _recovered_, _systemd_
+    and _overflow_ are reserved for the daemon: only *Release* accepts them. The daemon does not interpret any other
+    name.
     """
     end_rule: EndRule
     """The rule by which the claim ends. Default: _release_ for a new claim; an existing claim keeps its rule. A
@@ -76,7 +77,8 @@ class Claim(Reply, frozen=True):
 
     owner: str
     """_oci_ (the hook), _nri_ (the plugin), _cli_ and _run_ (*resctrlctl*), _recovered_ (the daemon, for a group
-    whose record was lost), _uid:_ and a user id, or a name that a client chose.
+    whose record was lost), _systemd_ (a unit), _overflow_ (units that share a group), _uid:_ and a user id, or a
+    name that a client chose.
     """
     since: str
     """When the owner first claimed the workload."""

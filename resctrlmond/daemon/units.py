@@ -25,7 +25,7 @@ from resctrlmond.workloads.model import State, Workload
 from resctrlmond.workloads.owners import SYSTEMD
 from resctrlmond.workloads.profiles import Choice, Watch
 from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.units import is_unit
+from resctrlmond.workloads.units import is_overflow, is_unit
 from resctrlmond.workloads.validation import MAX_KEY_LENGTH, MAX_PRIORITY
 
 P = ParamSpec("P")
@@ -137,6 +137,8 @@ class UnitWatch:
                 self._look_at(key)
             return
         paths = [member.cgroup for member in workload.living if member.cgroup]
+        if is_overflow(workload):
+            return
         if is_unit(workload):
             self._paths.update(dict.fromkeys(paths, key))
             return

@@ -14,7 +14,7 @@ from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.apart import with_left_out
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, Workload, replace
-from resctrlmond.workloads.owners import SYSTEMD
+from resctrlmond.workloads.owners import OF_UNITS
 from resctrlmond.workloads.placement import outside_of, spread, why_outside
 from resctrlmond.workloads.reasons import Reason, ran_before
 from resctrlmond.workloads.requests import CONTAINERS, Assigned, Assignment
@@ -135,7 +135,7 @@ def _check_free(
 ) -> None:
     """Raise AlreadyMonitored if the target is in a group that it must not be taken out of. See ``check_free``."""
     path = target.tasks.path if isinstance(target.tasks, CgroupTasks) else assignment.own_cgroup
-    is_unit = assignment.owner == SYSTEMD
+    is_unit = assignment.owner in OF_UNITS
     if is_unit:
         units.check_not_a_member(ctx, assignment.key, path)
     if where is not None and where.group:

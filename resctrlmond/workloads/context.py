@@ -33,7 +33,8 @@ class Memory(msgspec.Struct):
     (``Snapshots.keep_read``) for which its file ``quality`` was written, by key. ``apart`` is the reason
     why a container of a pod is not counted in the group of the pod, by the key of the pod; it lacks containers that
     were started before ``since_ns`` (``clock.boot_ns``). ``taken_ns`` is when RMIDs were taken from units that no
-    waiting group has got yet (``rmid_transfer.py``).
+    waiting group has got yet (``rmid_transfer.py``). ``empty_since_ns`` is when an overflow workload lost its last
+    member, by key (``overflow.py``).
     """
 
     mounted_on: dict[int, Mounting] = msgspec.field(default_factory=dict)
@@ -43,6 +44,7 @@ class Memory(msgspec.Struct):
     apart: dict[str, str] = msgspec.field(default_factory=dict)
     since_ns: int = msgspec.field(default_factory=boot_ns)
     taken_ns: list[int] = msgspec.field(default_factory=list)
+    empty_since_ns: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Reloadable(msgspec.Struct):

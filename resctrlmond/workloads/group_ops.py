@@ -30,7 +30,7 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.tree import Found, GroupRef
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads import caveats, nested
+from resctrlmond.workloads import caveats, nested, units
 from resctrlmond.workloads.accounting import Quality, Total, worst
 from resctrlmond.workloads.checkpoint import readings_of
 from resctrlmond.workloads.clock import boot_ns, utc_now
@@ -84,7 +84,7 @@ def create(
     begin_quality = quality
     try:
         if workload.priority < 0:
-            _check_reserve(ctx, group)
+            _check_reserve(ctx, workload, group)
         # Earlier writes cannot have moved a task of the new group: their events are read at the end of the block.
         with ctx.interference.changing(), ctx.interference.creating(group.ref):
             found = ctx.tree.create(group.ref, group.nonce)
@@ -112,14 +112,27 @@ def create(
         raise
 
 
-def _check_reserve(ctx: Context, group: Group) -> None:
-    """Raise RmidsExhausted if a group of a priority below 0 would take an RMID that is kept for other workloads."""
-    reserve = ctx.config.settings.reserve
-    if reserve and (free := ctx.tree.free_rmids()) <= reserve:
+def _check_reserve(ctx: Context, workload: Workload, group: Group) -> None:
+    """Raise RmidsExhausted if a group of a priority below 0 would take an RMID that is kept for other workloads.
+
+    Units also keep RMIDs for the groups that they are to share.
+    """
+    settings, path = ctx.config.settings, ctx.tree.full_path(group.ref)
+    kept = settings.reserve
+    if units.is_overflow(workload):
+        if not units.overflow_room(ctx):
+            raise RmidsExhausted(
+                "cannot create the monitoring group: no more groups may be shared by units",
+                path=path,
+                remedy=f"Raise 'overflow' ({settings.overflow}) in resctrlmond.yaml",
+            )
+    elif units.is_unit(workload):
+        kept += units.overflow_room(ctx)
+    if kept and (free := ctx.tree.free_rmids()) <= kept:
         raise RmidsExhausted(
             f"cannot create the monitoring group: RMIDs are kept for workloads of priority 0 and above ({free} free)",
-            path=ctx.tree.full_path(group.ref),
-            remedy=f"Watch fewer systemd units, or lower 'reserve' ({reserve}) in resctrlmond.yaml",
+            path=path,
+            remedy=f"Watch fewer systemd units, or lower 'reserve' ({settings.reserve}) in resctrlmond.yaml",
         )
 
 
@@ -145,8 +158,11 @@ def add(ctx: Context, txn: Transaction, class_: str, *, may_wait: bool = True) -
     if workload.state is State.PENDING:
         return txn.save_group(group)
     group = begun(ctx, group)
+    is_shared = units.is_overflow(workload)
+    # The queue has units that wait for an RMID of their own, so their shared group does not wait in it.
+    may_wait = may_wait and not is_shared
     try:
-        first = served_before(workload, ctx.store.pending())
+        first = served_before(replace(workload, priority=0) if is_shared else workload, ctx.store.pending())
         if first is None:
             return create(ctx, txn, workload, group, may_wait=may_wait)
         error = queued_behind(ctx, first, group)

@@ -32,7 +32,7 @@ import msgspec
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads import apart, bandwidth_counters, ends, group_ops, placement, rmid_queue
+from resctrlmond.workloads import apart, bandwidth_counters, ends, group_ops, overflow, placement, rmid_queue
 from resctrlmond.workloads.activity import Activity, activity
 from resctrlmond.workloads.clock import seconds_since_ns
 from resctrlmond.workloads.context import Context
@@ -145,6 +145,7 @@ class Maintenance:
         if is_sweep:
             self._swept = time.monotonic()
         rmid_queue.serve(self._ctx, lambda key: self._guarded(key, "creating"))
+        overflow.serve(self._ctx, lambda key: self._guarded(key, "sharing"))
         self.serve_counters(is_tick=True)
         with self._guarded("completed", "pruning"):
             self._prune(settings)

@@ -23,7 +23,7 @@ from resctrlmond.resctrl.errors import (
 from resctrlmond.resctrl.package_energy import DEFAULT_FOLDER, PackageEnergy
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
-from resctrlmond.workloads import apart, ends, group_ops, nested, observed, placement, profiled, target
+from resctrlmond.workloads import apart, ends, group_ops, nested, observed, overflow, placement, profiled, target
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.assign import assign
 from resctrlmond.workloads.clock import boot_ns, utc_now
@@ -558,7 +558,7 @@ class Manager:
         found = self._read_running(key)
         if found is not None:
             workload, readings, totals = found
-            return workload, readings, shown(workload, totals)
+            return workload, readings, shown(workload, totals) or overflow.shared(self.context, workload)
         with self._store.transaction(key) as txn:
             return txn.workload, [], shown(txn.workload, self._totals(txn.workload))
 
@@ -578,7 +578,13 @@ class Manager:
         found = {usage.workload.key: usage for usage in self._usage.get()}
         if with_ended:
             found |= {usage.workload.key: usage for usage in self._read_ended()}
-        return [usage.shown() for _, usage in sorted(found.items())]
+        return [self._with_shared(usage.shown()) for _, usage in sorted(found.items())]
+
+    def _with_shared(self, usage: Usage) -> Usage:
+        """Return the use with the totals of a unit that shares a group. Sums over several workloads lack these."""
+        if usage.totals or usage.workload.state is not State.PENDING:
+            return usage
+        return replace(usage, totals=tuple(overflow.shared(self.context, usage.workload)))
 
     def _read_running(self, key: str) -> tuple[Workload, list[Reading], list[Total]] | None:
         """Return the workload with the counters that it shows, and the totals of all events.

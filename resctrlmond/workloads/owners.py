@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
-# The OCI hook, the claim on a group whose record was lost, and the watch of systemd's units.
+# The OCI hook, the claim on a group whose record was lost, the watch of systemd's units, and the groups that units
+# without an RMID of their own share.
 OCI = "oci"
 RECOVERED = "recovered"
 SYSTEMD = "systemd"
-RESERVED_OWNERS = frozenset({OCI, RECOVERED, SYSTEMD})
+OVERFLOW = "overflow"
+RESERVED_OWNERS = frozenset({OCI, RECOVERED, SYSTEMD, OVERFLOW})
+# Those of workloads that count the tasks of units.
+OF_UNITS = frozenset({SYSTEMD, OVERFLOW})

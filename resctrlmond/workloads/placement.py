@@ -28,7 +28,8 @@ from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import Group, GroupState, Member, State, Workload, replace
-from resctrlmond.workloads.reasons import Reason
+from resctrlmond.workloads.owners import SYSTEMD
+from resctrlmond.workloads.reasons import Reason, ran_before
 from resctrlmond.workloads.store import Transaction
 
 log = logging.getLogger(__name__)
@@ -120,7 +121,12 @@ def adopt(ctx: Context, txn: Transaction, group: Group) -> None:
             late = replace(
                 _without_assign_options(member), late=True, joining=False, tasks_outside=moved.outside, reason=""
             )
-            txn.save(replace(txn.workload.with_member(late).with_late(late, why), is_active=True))
+            workload = txn.workload.with_late(late, why)
+            if member.cgroup and member.owner == SYSTEMD:
+                # After the last move, so this bounds what the unit used outside the group.
+                late = replace(late, cpu_time_before_ns=cgroups.cpu_time_ns(member.cgroup) or 0)
+                workload = workload.with_late(late, ran_before(late))
+            txn.save(replace(workload.with_member(late), is_active=True))
 
 
 def rejoin(ctx: Context, txn: Transaction) -> None:

@@ -172,6 +172,9 @@ class Reason(enum.Enum):
     )
     SIMULATION_INEXACT = Quality.ESTIMATED, "the simulation is inexact: {cause}"
 
+    # Other units are in the same group.
+    SHARED = Quality.UNKNOWN, "shared with {others} in {group}, because no RMID is free for it"
+
     # One counter.
     BEGAN_AGAIN = (
         Quality.ESTIMATED,

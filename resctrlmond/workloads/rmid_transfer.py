@@ -8,19 +8,29 @@ only to a strictly higher priority, so two units of the same priority never take
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from resctrlmond.resctrl import cgroups
-from resctrlmond.resctrl.errors import RmidsExhausted
+from resctrlmond.resctrl.errors import (
+    KernelRefused,
+    NoSuchClass,
+    NoSuchGroup,
+    NoSuchProcess,
+    NotMounted,
+    PermissionDenied,
+    RmidsExhausted,
+)
+from resctrlmond.resctrl.tasks import MAX_PASSES
 from resctrlmond.workloads import group_ops, placement
 from resctrlmond.workloads.clock import boot_ns, seconds_since_ns
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import State, Workload
 from resctrlmond.workloads.plan import InWorkload
 from resctrlmond.workloads.runs import wait_again
-from resctrlmond.workloads.units import is_unit
+from resctrlmond.workloads.units import is_overflow, is_unit
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +73,27 @@ def take(ctx: Context, queue: Iterable[InWorkload], guard: Callable[[str], Abstr
             taken.append(boot_ns())
             placement.sweep_last(ctx, txn)
             before = txn.workload
+            _take_out(ctx, before)
             group_ops.finish(ctx, txn, f"its RMID was needed for {to}, which has a higher priority")
             wait_again(ctx, txn, before, _refused(ctx, before, to))
         return
+
+
+def _take_out(ctx: Context, workload: Workload) -> None:
+    """Move all tasks out of the groups, each to no group of its class, before the end values are read.
+
+    What a task uses between that reading and the removal of the group would be in no pool of the machine.
+    """
+    for group in workload.existing_groups:
+        for _ in range(MAX_PASSES):
+            with contextlib.suppress(NoSuchGroup, NotMounted):  # its loss is recorded by the end of the run
+                tids = ctx.tree.tasks(group.ref)
+                for tid in tids:
+                    with contextlib.suppress(NoSuchProcess, NoSuchClass, PermissionDenied, KernelRefused):
+                        ctx.tree.take_out(group.ref, tid)
+                if tids:
+                    continue
+            break
 
 
 def _is_freed_soon(queued: InWorkload) -> bool:
@@ -82,7 +110,8 @@ def _victims(ctx: Context, priority: int) -> list[Workload]:
 def _may_yield(workload: Workload, priority: int) -> bool:
     is_running = workload.state in (State.ACTIVE, State.IDLE)
     is_settled = seconds_since_ns(workload.first.created_ns) >= MIN_RUN_S
-    return is_running and is_settled and workload.priority < priority and is_unit(workload)
+    is_own = is_unit(workload) and not is_overflow(workload)
+    return is_running and is_settled and workload.priority < priority and is_own
 
 
 def _cpu_share(workload: Workload) -> float:

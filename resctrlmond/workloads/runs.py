@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, RmidsExhausted
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads import group_ops, nested, placement
+from resctrlmond.workloads import group_ops, nested, placement, units
 from resctrlmond.workloads.accounting import digits
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context
@@ -78,7 +78,8 @@ def start_run(
     ended = txn.find()
     try:
         # Queued groups get free RMIDs before new requests do.
-        first = served_before(workload, ctx.store.pending())
+        is_shared = units.is_overflow(workload)
+        first = served_before(replace(workload, priority=0) if is_shared else workload, ctx.store.pending())
         if first is None:
             group_ops.create(ctx, txn, workload, workload.first, may_wait=may_wait, limit=limit)
         else:

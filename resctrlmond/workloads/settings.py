@@ -15,6 +15,7 @@ class Settings(msgspec.Struct, frozen=True):
     control group is not known, so that its end cannot be seen. ``checkpoint_interval_s``: the time between two
     checkpoints of a group, 0 for none. ``hook_queue_timeout_s``: the maximum duration of a hook whose call is queued.
     ``reserve``: the number of free RMIDs that workloads of a priority below 0, such as units, leave to others.
+    ``overflow``: the number of groups that units without an RMID of their own may share; 0 for none.
     """
 
     group_prefix: str = ""
@@ -24,3 +25,4 @@ class Settings(msgspec.Struct, frozen=True):
     checkpoint_interval_s: float = 60.0
     hook_queue_timeout_s: float = 30.0
     reserve: int = 16
+    overflow: int = 4

@@ -19,7 +19,7 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup, InvalidRequest
 from resctrlmond.workloads.model import Member, Workload
-from resctrlmond.workloads.owners import SYSTEMD
+from resctrlmond.workloads.owners import OF_UNITS, SYSTEMD
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.states import FOLLOW
 from resctrlmond.workloads.validation import check_word
@@ -203,7 +203,7 @@ class _Cgroup(msgspec.Struct, frozen=True):
             owner=assignment.owner,
             cgroup=self.tasks.path,
             started_at=utc_now(),
-            late=assignment.owner == SYSTEMD or cgroups.is_populated(self.tasks.path),
+            late=assignment.owner in OF_UNITS or cgroups.is_populated(self.tasks.path),
             profile=assignment.choice.name if assignment.choice else "",
             profile_source=assignment.choice.source if assignment.choice else "",
             keeps_class=assignment.owner == SYSTEMD and assignment.class_ != FOLLOW,

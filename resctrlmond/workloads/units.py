@@ -31,7 +31,7 @@ from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import AlreadyMonitored
 from resctrlmond.workloads.model import Group, Member, Workload
-from resctrlmond.workloads.owners import SYSTEMD
+from resctrlmond.workloads.owners import OF_UNITS, OVERFLOW
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Transaction
 
@@ -39,8 +39,19 @@ log = logging.getLogger(__name__)
 
 
 def is_unit(workload: Workload) -> bool:
-    """Return whether the watch of units, and no other owner, claims the workload."""
-    return bool(workload.claims) and all(claim.owner == SYSTEMD for claim in workload.claims)
+    """Return whether the workload is claimed for one or several units, and by no other owner."""
+    return bool(workload.claims) and all(claim.owner in OF_UNITS for claim in workload.claims)
+
+
+def is_overflow(workload: Workload) -> bool:
+    """Return whether units without an RMID of their own share the workload (``overflow.py``)."""
+    return is_unit(workload) and workload.is_claimed_by(OVERFLOW)
+
+
+def overflow_room(ctx: Context) -> int:
+    """Return how many more groups units may share, of the number in the configuration."""
+    shared = (workload for workload in ctx.store.unfinished() if is_overflow(workload))
+    return max(ctx.config.settings.overflow - sum(len(workload.existing_groups) for workload in shared), 0)
 
 
 def elsewhere(
@@ -62,6 +73,8 @@ def elsewhere(
         if own is not None and other.has_part(own):
             return Elsewhere.TAKE
         stays = Elsewhere.LEAVE if is_unit_itself else Elsewhere.OUTSIDE
+        if own is not None and is_overflow(own) and any(path in paths for path in _paths(other)):
+            return stays  # that unit has just got an RMID of its own
         return Elsewhere.TAKE if is_unit(other) and not _is_below(other, paths) else stays
 
     def decide_once(where: Membership) -> Elsewhere:
@@ -98,6 +111,8 @@ def drop_strays(ctx: Context, txn: Transaction) -> None:
     if workload is None or not is_unit(workload):
         return
     members = [member for member in workload.members if member.cgroup]
+    if is_overflow(workload):
+        members = [member for member in members if member.is_living or member.dormant or _has_group(ctx, member.id)]
     try:
         found = [(group, _strays(ctx, group, members)) for group in workload.existing_groups]
     except (NoSuchGroup, NotMounted, NotRead):
@@ -112,6 +127,11 @@ def drop_strays(ctx: Context, txn: Transaction) -> None:
             with contextlib.suppress(NoSuchProcess, NoSuchClass, PermissionDenied, KernelRefused):
                 # Not one that another workload takes meanwhile: its runtime may just have called the hook.
                 ctx.tree.take_out(group.ref, tid)
+
+
+def _has_group(ctx: Context, key: str) -> bool:
+    workload = ctx.store.get(key)
+    return workload is not None and workload.state.has_group
 
 
 def _strays(ctx: Context, group: Group, members: Sequence[Member]) -> list[int]:

@@ -30,7 +30,16 @@ pytestmark = pytest.mark.usefixtures("marked")
 
 
 @pytest.mark.parametrize(
-    "name", ["Assign", "Assign (observed again)", "Release (two classes)", "tick (loss)", "tick (RMID of a unit)"]
+    "name",
+    [
+        "Assign",
+        "Assign (observed again)",
+        "Release (two classes)",
+        "tick (loss)",
+        "tick (RMID of a unit)",
+        "tick (units share a group)",
+        "tick (unit leaves a shared group)",
+    ],
 )
 def test_a_kill_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
     outcomes = outcomes_of(tmp_path, name, Fault.KILL, 16)

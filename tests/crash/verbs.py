@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads import rmid_transfer
+from resctrlmond.workloads import overflow, rmid_transfer
 from resctrlmond.workloads.owners import SYSTEMD
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.settings import Settings
@@ -66,13 +66,36 @@ def _unit_waits(scene: Scene) -> None:
     """Start two units, of which the second has a higher priority, and waits."""
     scene.unit("low.service", -2)
     # No RMID is free beyond the reserve.
-    scene.host.manager.settings = Settings(reserve=65536)
+    scene.host.manager.settings = Settings(reserve=65536, overflow=0)
     scene.unit("high.service", -1)
 
 
 def _take_rmid(scene: Scene) -> None:
     # In the process that is interrupted only.
     rmid_transfer.MIN_RUN_S = 0.0
+    scene.host.manager.maintenance.tick()
+
+
+def _units_without_rmid(scene: Scene) -> None:
+    """Start units, of which two wait and may share a group."""
+    scene.unit("own.service", -1)
+    scene.host.manager.settings = Settings(reserve=scene.host.tree.free_rmids() - 1, overflow=4)
+    scene.unit("first.service", -1)
+    scene.unit("second.service", -1)
+
+
+def _unit_in_shared_group(scene: Scene) -> None:
+    """Start units, of which one shares a group and gets an RMID now."""
+    _units_without_rmid(scene)
+    scene.host.manager.maintenance.tick()
+    assert scene.host.manager.get("overflow@-.slice").living
+    scene.host.manager.settings = Settings(reserve=0, overflow=4)
+
+
+def _end_shared_group(scene: Scene) -> None:
+    # In the process that is interrupted only.
+    overflow.LINGER_S = 0.0
+    scene.host.manager.settings = Settings(reserve=0, overflow=0)
     scene.host.manager.maintenance.tick()
 
 
@@ -196,6 +219,11 @@ VERBS: dict[str, Verb] = {
     "tick (checkpoint)": Verb(_spread, lambda scene: scene.host.manager.maintenance.tick()),
     "tick (loss)": Verb(_lost, lambda scene: scene.host.manager.maintenance.tick(), is_loss=True),
     "tick (RMID of a unit)": Verb(_unit_waits, _take_rmid),
+    "tick (units share a group)": Verb(_units_without_rmid, lambda scene: scene.host.manager.maintenance.tick()),
+    "tick (unit leaves a shared group)": Verb(
+        _unit_in_shared_group, lambda scene: scene.host.manager.maintenance.tick()
+    ),
+    "tick (end of a shared group)": Verb(_unit_in_shared_group, _end_shared_group),
     "end of an observed container": Verb(
         _observed_and_dead, lambda scene: scene.host.manager.record_ends(scene.container)
     ),

@@ -59,6 +59,7 @@ def test_defaults() -> None:
         "dbus": True,
         "units": (),
         "reserve": 16,
+        "overflow": 4,
     }
 
 
@@ -432,6 +433,7 @@ _VALUES = {
     "log_level": st.sampled_from(["debug", "info", "notice", "warning", "error"]),
     "dbus": st.booleans(),
     "reserve": st.integers(0, 2**16),
+    "overflow": st.integers(0, 2**16),
     "units": st.lists(st.sampled_from(["*.service", "!getty@*", "user-*:*.scope", r"a\x2db@.slice"]), max_size=3),
 }
 
@@ -496,6 +498,7 @@ def test_settings_of_groups_have_the_values_of_the_configuration() -> None:
         checkpoint_interval=4.0,
         hook_queue_timeout=5.0,
         reserve=6,
+        overflow=7,
     )
-    assert group_settings(config) == Settings("rm-", 1.0, 2.0, 3.0, 4.0, 5.0, 6)
+    assert group_settings(config) == Settings("rm-", 1.0, 2.0, 3.0, 4.0, 5.0, 6, 7)
     assert group_settings(Config()) == Settings()

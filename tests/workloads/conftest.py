@@ -45,7 +45,7 @@ class Host:
         self.run = run
         self.tree = Tree.open(mountpoint, allow_simulation=True)
         # Simulations have as few RMIDs as the default reserve.
-        self.settings = Settings(reserve=0)
+        self.settings = Settings(reserve=0, overflow=0)
         for name in ("records", "groups", "completed"):
             os.makedirs(os.path.join(run, name), exist_ok=True)
         self.manager = self.restart()
@@ -220,7 +220,7 @@ def machine(top: Path, profile: str, rmids: int = 16, **options: int) -> Iterato
     Its counters do not lag unless ``lag_ms`` is given: a reading just after a use has all of it.
     """
     with own_host(top, profile, rmids, virtual_cpus=2, **{"lag_ms": 0, **options}) as host:
-        host.settings = host.manager.settings = Settings(checkpoint_interval_s=1e-9, reserve=0)
+        host.settings = host.manager.settings = Settings(checkpoint_interval_s=1e-9, reserve=0, overflow=0)
         yield host, Control(host.mountpoint)
 
 

@@ -526,14 +526,14 @@ def test_units_leave_the_reserve_to_containers(site: Site, process: Start, tmp_p
                 manager.release(containers[0], owner="oci")
                 manager.maintenance.tick()
                 assert manager.get(names[2]).state is State.PENDING
-                manager.settings = Settings(reserve=0)
+                manager.settings = Settings(reserve=0, overflow=0)
                 manager.maintenance.tick()
                 assert manager.get(names[2]).state is State.ACTIVE
 
     (tmp_path / "small").mkdir()
     with own_host(tmp_path / "small", "monitoring-only", 6) as host:
         site.host = host
-        host.manager.settings = Settings(reserve=3)
+        host.manager.settings = Settings(reserve=3, overflow=0)
         run(test)
         host.clean()
 

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a sample of ``make units-budget``."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import pytest
+
+from tests.truth.units import Plan, play
+
+
+@pytest.mark.timeout(300)
+def test_units_without_rmids_are_counted_once_in_shared_groups() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply(play, (Plan(units=30, rmids=8, seconds=20, reserve=2, shared=2),))
+    assert found.wrong == []
+    assert found.runs > 50
+    assert found.taken > 0
+    assert found.containers == 20
+    assert found.most_groups < 8
+    assert found.shared_pieces > found.pieces / 2
+    assert found.pools_exact > 2

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make units-budget``: more systemd units than RMIDs, and the figures of each run compared with its actual use.
+
+Units start, restart and end at random, and use CPU time. Containers come and go meanwhile. The simulator counts the
+use of each task, and this module notes the group in which the task uses it. At the end, each run must report exactly
+what was used in its group while it lasted, so that each use is counted once or, in no group, not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from resctrlmond.sim.control.client import Control
+from resctrlmond.workloads import overflow, rmid_transfer
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import State, Workload
+from resctrlmond.workloads.owners import OVERFLOW, SYSTEMD
+from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.settings import Settings
+from tests.truth.compare import ENERGY, TRAFFIC
+from tests.truth.crew import Crew
+from tests.truth.pools import PoolCheck
+from tests.truth.script import PIECE_NS
+from tests.truth.world import mounted
+from tests.workloads.conftest import Host, assignment
+
+# The use of one piece of CPU time: see ``script.PIECE_NS``.
+_JOULES, _BYTES = Decimal("0.078125"), 32 << 20
+_NOTHING: tuple[str, int] = ("", 0)
+_SWEEP_EACH = 3
+_PRIORITIES = (-1, -2, -3)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sizes of one play."""
+
+    units: int
+    rmids: int
+    seconds: int
+    reserve: int
+    shared: int
+    seed: int = 1
+
+
+@dataclass
+class Outcome:
+    """The counts of a play. ``wrong`` has a line for each broken promise."""
+
+    wrong: list[str] = field(default_factory=list)
+    runs: int = 0
+    taken: int = 0
+    containers: int = 0
+    pieces: int = 0
+    shared_pieces: int = 0
+    uncounted_pieces: int = 0
+    most_groups: int = 0
+    pools_exact: int = 0
+
+
+class _Play:
+    def __init__(self, plan: Plan, mountpoint: str, run: str, crew: Crew) -> None:
+        self.plan, self.crew = plan, crew
+        self.chance = random.Random(plan.seed)
+        self.host = Host(mountpoint, run)
+        settings = Settings(checkpoint_interval_s=1e-9, reserve=plan.reserve, overflow=plan.shared)
+        self.host.settings = self.host.manager.settings = settings
+        self.control = Control(mountpoint)
+        self.outcome = Outcome()
+        self.pools = PoolCheck(self.control, plan.rmids)
+        self.host.manager.on_finish(self.finished)
+        self.paths = {f"unit{number:03}.service": "" for number in range(plan.units)}
+        # By unit or container: its process.
+        self.pids: dict[str, int] = {}
+        # By key and generation: the pieces that were used in the group of that run.
+        self.used: Counter[tuple[str, int]] = Counter()
+        self.reported: dict[tuple[str, int], dict[str, Decimal]] = {}
+        self.qualities: dict[tuple[str, int], set[Quality]] = defaultdict(set)
+
+    def finished(self, workload: Workload) -> None:
+        """Keep the totals of a run that has ended."""
+        self.outcome.runs += 1
+        self.outcome.taken += "higher priority" in workload.reason and bool(workload.first.inodes)
+        run = workload.key, workload.generation
+        totals = {total.event.name: total for total in self.host.manager.final_totals(workload)}
+        self.reported[run] = {name: Decimal(total.number or 0) for name, total in totals.items()}
+        self.qualities[run] = {totals[name].quality for name in (ENERGY, TRAFFIC) if name in totals}
+
+    # -- units and containers
+
+    def start(self, key: str) -> None:
+        if not self.paths[key]:
+            self.paths[key] = self.crew.make_cgroup(key)
+        self.pids[key] = self.crew.start(0, self.paths[key])[0]
+        self.control.spawn(tid=self.pids[key])
+
+    def assign(self, key: str) -> None:
+        priority = _PRIORITIES[int(key[4:7]) % len(_PRIORITIES)]
+        request = Assignment(
+            key=key, owner=SYSTEMD, cgroup=self.paths[key], kind="unit", member=key, priority=priority
+        )
+        self.pools.add_group()
+        self.host.manager.assign(request)
+
+    def end(self, key: str) -> None:
+        pid = self.pids.pop(key)
+        self.control.exit(pid)
+        self.crew.end(pid)
+
+    def stop(self, key: str) -> None:
+        self.end(key)
+        self.host.manager.release(key, owner=SYSTEMD)
+
+    def container(self, number: int) -> None:
+        """Start a container, which must get an RMID at once, and end one that runs."""
+        key = f"box{number:04}"
+        self.pids[key] = self.crew.start()[0]
+        self.control.spawn(tid=self.pids[key])
+        self.pools.add_group()
+        workload = self.host.manager.assign(assignment(key, self.pids[key], "oci", member=key)).workload
+        self.outcome.containers += 1
+        if workload.state is not State.ACTIVE or workload.first.baseline is not Quality.EXACT:
+            self.outcome.wrong.append(f"{key} is {workload.state}: {workload.reason}")
+        running = [key for key in self.pids if key.startswith("box")]
+        if len(running) > max(self.plan.reserve // 2, 1):
+            self.end(running[0])
+            self.host.manager.record_ends(running[0])
+
+    # -- time
+
+    def use(self) -> None:
+        """Let tasks use CPU time, and note the groups in which they do."""
+        for _key, pid in sorted(self.pids.items()):
+            pieces = self.chance.randrange(4)
+            if not pieces:
+                continue
+            group = self.host.tree.membership(pid).group
+            workload = self.host.manager.find(group) if group else None
+            run = (group, workload.generation) if workload is not None else _NOTHING
+            self.control.run(pid, pieces * PIECE_NS)
+            self.used[run] += pieces
+            self.outcome.pieces += pieces
+            self.outcome.shared_pieces += pieces * group.startswith("overflow@")
+            self.outcome.uncounted_pieces += pieces * (not group)
+
+    def tick(self, second: int) -> None:
+        maintenance = self.host.manager.maintenance
+        maintenance.tick()
+        if second % _SWEEP_EACH == 0:
+            for workload in self.host.manager.unfinished():
+                if workload.state.has_group:
+                    maintenance.sweep(workload.key)
+        groups = len(self.host.marked_groups())
+        self.outcome.most_groups = max(self.outcome.most_groups, groups)
+        self.control.advance(1.0)
+
+    def play(self) -> Outcome:
+        for key in self.paths:
+            self.start(key)
+            self.assign(key)
+        for second in range(self.plan.seconds):
+            self.tick(second)
+            self.use()
+            self.change()
+            self.container(second)
+            if second % 5 == 0:
+                self.pools.check(self.host.manager.context.machine)
+        self.finish()
+        return self.outcome
+
+    def change(self) -> None:
+        """Stop, start and restart a tenth of the units."""
+        for key in self.chance.sample(sorted(self.paths), max(self.plan.units // 10, 1)):
+            if key not in self.pids:
+                self.start(key)
+                self.assign(key)
+            elif self.chance.random() < 0.5:
+                self.stop(key)
+            else:
+                # A restart within the same workload.
+                self.end(key)
+                if self.chance.random() < 0.5:
+                    self.host.manager.record_ends(key)
+                self.start(key)
+
+    def finish(self) -> None:
+        manager = self.host.manager
+        for key in list(self.pids):
+            if key in self.paths:
+                self.stop(key)
+            else:
+                self.end(key)
+                manager.record_ends(key)
+        for workload in manager.unfinished():
+            if workload.is_claimed_by(OVERFLOW):
+                manager.release(workload.key, owner=OVERFLOW)
+        manager.maintenance.tick()
+        if left := [found.path for found in self.host.marked_groups()]:
+            self.outcome.wrong.append(f"groups were left: {left}")
+        self.host.check_records(manager.workloads())
+        self.compare()
+        self.outcome.pools_exact = self.pools.exact
+        self.outcome.wrong += self.pools.problems
+
+    def compare(self) -> None:
+        for run, pieces in sorted(self.used.items()):
+            if run == _NOTHING:
+                continue
+            found = self.reported.get(run, {})
+            expected = {ENERGY: pieces * _JOULES, TRAFFIC: Decimal(pieces * _BYTES)}
+            for name, number in expected.items():
+                if name in found and found[name] != number:
+                    self.outcome.wrong.append(f"{run}: {found[name]} {name}, used in its group: {number}")
+            if not found:
+                self.outcome.wrong.append(f"{run}: no report, {pieces} pieces")
+        for run, qualities in sorted(self.qualities.items()):
+            of_unit = not run[0].startswith("box")
+            if of_unit and Quality.EXACT in qualities:
+                self.outcome.wrong.append(f"{run}: exact, although it ran before")
+            if not of_unit and qualities - {Quality.EXACT}:
+                self.outcome.wrong.append(f"{run}: {sorted(qualities)}, although it was in its group from its start")
+        counted = sum(found.get(TRAFFIC, Decimal(0)) for found in self.reported.values())
+        used = (self.outcome.pieces - self.used[_NOTHING]) * _BYTES
+        if counted != used:
+            self.outcome.wrong.append(f"all runs together have {counted} bytes, {used} were used in groups")
+
+
+def play(plan: Plan) -> Outcome:
+    """Play one plan, and compare. A unit may give up its RMID after three seconds, which are shorter here."""
+    before = rmid_transfer.MIN_RUN_S, overflow.LINGER_S
+    rmid_transfer.MIN_RUN_S, overflow.LINGER_S = 0.1, 0.5
+    try:
+        with mounted("intel-aet", plan.rmids, 7, lag_ms=0) as (simulation, top), Crew() as crew:
+            return _Play(plan, simulation.mountpoint, f"{top}/run", crew).play()
+    finally:
+        rmid_transfer.MIN_RUN_S, overflow.LINGER_S = before
+
+
+def main() -> int:
+    """Play, print what was counted, and return 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(prog="tests.truth.units", description=__doc__)
+    for name, default in (
+        ("units", 300),
+        ("rmids", 60),
+        ("seconds", 60),
+        ("reserve", 16),
+        ("shared", 4),
+        ("seed", 1),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help="default: %(default)s")
+    plan = Plan(**vars(parser.parse_args()))
+    started = time.monotonic()
+    found = play(plan)
+    for line in found.wrong:
+        sys.stdout.write(f"BROKEN: {line}\n")
+    sys.stdout.write(
+        f"{plan}: {found.runs} runs ended, {found.taken} of them for a higher priority; "
+        f"{found.containers} containers; at most {found.most_groups} groups\n"
+        f"{found.pieces} pieces of CPU time were used: {found.shared_pieces} in shared groups, "
+        f"{found.uncounted_pieces} in no group; {found.pools_exact} sums of the machine exact and right; "
+        f"{len(found.wrong)} promises broken; {time.monotonic() - started:.0f} s\n"
+    )
+    return 1 if found.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

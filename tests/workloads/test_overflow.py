@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units without an RMID of their own share a group: each task is counted once, and no figure is divided."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.workloads import overflow
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import State, Workload
+from resctrlmond.workloads.owners import OVERFLOW, SYSTEMD
+from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.settings import Settings
+from tests.workloads.conftest import UID, Host, assignment, join, own_host
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+SHARED = "overflow@-.slice"
+LONG = ("a.service", "b.service", "c.service", "d.service")
+
+
+class Units:
+    """Units with a process each, on a host with few RMIDs."""
+
+    def __init__(self, host: Host, top: str, process: Start) -> None:
+        self.host = host
+        self.top = top
+        self.process = process
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def path(self, key: str) -> str:
+        return os.path.join(self.top, key)
+
+    def run(self, key: str, class_: str = "") -> None:
+        """Start a process in the control group of a unit."""
+        os.makedirs(self.path(key), exist_ok=True)
+        self.children[key] = self.process()
+        if class_:
+            self.host.tree.write_task(class_, self.children[key].pid)
+        join(self.path(key), self.children[key].pid)
+
+    def start(self, key: str, priority: int = -1, **attributes: str) -> Workload:
+        if key not in self.children:
+            self.run(key)
+        request = Assignment(
+            key=key,
+            owner=SYSTEMD,
+            cgroup=self.path(key),
+            kind="unit",
+            member=key,
+            priority=priority,
+            attributes={"unit": key, **attributes},
+        )
+        return self.host.manager.assign(request).workload
+
+    def stop(self, key: str) -> None:
+        child = self.children.pop(key)
+        child.kill()
+        child.wait()
+        self.host.manager.release(key, owner=SYSTEMD)
+        os.rmdir(self.path(key))
+
+    def group(self, key: str) -> str:
+        return self.host.tree.membership(self.children[key].pid).group
+
+    def shared(self) -> list[str]:
+        """Return the living members of the shared group."""
+        return sorted(member.id for member in self.host.manager.get(SHARED).living)
+
+    def tick(self) -> None:
+        self.host.manager.maintenance.tick()
+
+
+@contextmanager
+def few(
+    top: Path, cgroup: str, process: Start, *, rmids: int = 5, shared: int = 1, profile: str = "monitoring-only"
+) -> Iterator[Units]:
+    """Yield units on a machine with these RMIDs, root's among them, and without limbo."""
+    with own_host(top, profile, rmids) as host:
+        host.settings = host.manager.settings = Settings(reserve=1, overflow=shared)
+        made = Units(host, cgroup, process)
+        yield made
+        host.check()
+        for key, child in made.children.items():
+            join(cgroup, child.pid)
+            os.rmdir(made.path(key))
+
+
+@pytest.fixture
+def units(tmp_path: Path, cgroup: str, process: Start) -> Iterator[Units]:
+    """Return units on a machine with two RMIDs for them, one for a shared group, and one for a container."""
+    with few(tmp_path, cgroup, process) as made:
+        yield made
+
+
+def test_units_without_an_rmid_share_a_group_and_each_task_is_counted_once(units: Units) -> None:
+    for key in LONG:
+        units.start(key)
+    units.tick()
+    assert [units.group(key) for key in LONG] == ["a.service", "b.service", SHARED, SHARED]
+    manager = units.host.manager
+    around = manager.get(SHARED)
+    assert [claim.owner for claim in around.claims] == [OVERFLOW]
+    assert around.attributes == {"kind": "overflow", "unit": "-.slice"}
+    assert {member.kind for member in around.living} == {"overflow"}
+    assert around.first.baseline is Quality.LATE
+    _, readings, totals = manager.read(SHARED)
+    assert readings
+    assert {total.quality for total in totals} == {Quality.LATE}
+    for key in ("c.service", "d.service"):
+        record, readings, totals = manager.read(key)
+        assert (record.state, readings) == (State.PENDING, [])
+        assert {total.quality for total in totals} == {Quality.UNKNOWN}
+        why = f"shared with 1 other in {SHARED}, because no RMID is free for it"
+        assert {total.reason for total in totals} == {why}
+    usages = {usage.workload.key: usage for usage in manager.read_all()}
+    assert {total.quality for total in usages["c.service"].totals} == {Quality.UNKNOWN}
+    # One RMID is left for a container.
+    assert manager.create("box", owner="oci").state is State.IDLE
+    for _ in range(3):
+        for key in (*LONG, SHARED):
+            if manager.get(key).state.has_group:
+                manager.maintenance.sweep(key)
+    assert [units.group(key) for key in LONG] == ["a.service", "b.service", SHARED, SHARED]
+    assert manager.get(SHARED).first.baseline is Quality.LATE
+
+
+def test_unit_that_gets_an_rmid_takes_its_tasks_and_is_late_with_a_bound(units: Units) -> None:
+    os.mkdir(units.path("c.service"))
+    burner = subprocess.Popen(["sh", "-c", "while :; do :; done"])
+    units.children["c.service"] = burner
+    join(units.path("c.service"), burner.pid)
+    for key in LONG:
+        units.start(key)
+    units.tick()
+    units.stop("a.service")
+    units.tick()
+    assert units.group("c.service") == "c.service"
+    assert units.shared() == ["d.service"]
+    record = units.host.manager.get("c.service")
+    assert record.first.baseline is Quality.LATE
+    assert any("had used up to" in reason for reason in record.first.baseline_reasons), record.first
+    # The shared group takes nothing back, and a task that starts outside goes to the unit.
+    units.run("c.service")
+    for _ in range(2):
+        for key in (SHARED, "c.service"):
+            units.host.manager.maintenance.sweep(key)
+        assert units.group("c.service") == "c.service"
+        assert units.host.tree.membership(burner.pid).group == "c.service"
+    burner.kill()
+    burner.wait()
+    reasons = units.host.manager.get(SHARED).first.baseline_reasons
+    assert not any("left the control group" in reason for reason in reasons)
+
+
+def test_shared_group_ends_some_time_after_its_last_member(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in LONG:
+        units.start(key)
+    units.tick()
+    units.stop("c.service")
+    units.stop("d.service")
+    units.tick()
+    assert units.shared() == []
+    assert units.host.manager.get(SHARED).state is State.IDLE
+    # A unit that waits again finds the same group.
+    units.start("e.service")
+    units.tick()
+    assert (units.group("e.service"), units.host.manager.get(SHARED).generation) == (SHARED, 1)
+    units.stop("e.service")
+    monkeypatch.setattr(overflow, "LINGER_S", 0.0)
+    units.tick()
+    assert units.host.manager.get(SHARED).state is State.COMPLETED
+    assert units.host.tree.free_rmids() == 2
+
+
+def test_without_a_budget_no_group_is_shared_and_a_reload_ends_it(units: Units) -> None:
+    for key in LONG:
+        units.start(key)
+    units.tick()
+    assert units.shared() == ["c.service", "d.service"]
+    units.host.manager.settings = Settings(reserve=1, overflow=0)
+    units.tick()
+    assert units.host.manager.get(SHARED).state is State.COMPLETED
+    # Its RMID is one for a unit now.
+    units.tick()
+    assert [units.group(key) for key in LONG] == ["a.service", "b.service", "c.service", ""]
+    assert units.host.manager.read("d.service")[2] == []
+
+
+def test_no_more_groups_are_shared_than_the_budget(tmp_path: Path, cgroup: str, process: Start) -> None:
+    with few(tmp_path, cgroup, process, rmids=6, profile="intel-rdt") as units:
+        units.host.make_class("gold")
+        for key in LONG:
+            units.start(key)
+        units.run("user-1000:e.service")
+        units.start("user-1000:e.service", user="1000")
+        units.run("f.service", "gold")
+        units.start("f.service")
+        for _ in range(2):
+            units.tick()
+        assert units.host.manager.find("overflow@user-1000.slice") is None
+        assert (units.group("user-1000:e.service"), units.group("f.service")) == ("", "")
+        assert units.host.tree.membership(units.children["f.service"].pid) == Membership("gold", "")
+        assert units.host.tree.free_rmids() == 1
+        assert units.shared() == ["c.service", "d.service"]
+
+
+def test_each_class_and_user_has_a_shared_group_of_its_own(tmp_path: Path, cgroup: str, process: Start) -> None:
+    with few(tmp_path, cgroup, process, rmids=9, shared=3, profile="intel-rdt") as units:
+        units.host.make_class("gold")
+        for key in ("a.service", "b.service", "c.service"):
+            units.start(key)
+        units.run("user-1000:e.service")
+        units.start("user-1000:e.service", user="1000")
+        units.run("f.service", "gold")
+        units.start("f.service")
+        units.start("g.service")
+        for _ in range(2):
+            units.tick()
+        where = {key: units.host.tree.membership(child.pid) for key, child in units.children.items()}
+        assert where["user-1000:e.service"] == Membership("", "overflow@user-1000.slice")
+        assert where["f.service"] == Membership("gold", SHARED)
+        assert where["g.service"] == Membership("", SHARED)
+        assert sorted(group.class_ for group in units.host.manager.get(SHARED).existing_groups) == ["", "gold"]
+
+
+def test_slice_that_is_counted_has_the_units_in_it(units: Units) -> None:
+    """The group of the slice counts them already."""
+    os.makedirs(units.path("web.slice"))
+    units.children["web.slice"] = units.process()
+    join(units.path("web.slice"), units.children["web.slice"].pid)
+    units.start("web.slice")
+    units.start("a.service")
+    inner = "web.slice/b.service"
+    units.run(inner)
+    request = Assignment(
+        key="b.service", owner=SYSTEMD, cgroup=units.path(inner), kind="unit", member="b.service", priority=-1
+    )
+    units.host.manager.assign(request)
+    units.tick()
+    units.host.manager.maintenance.sweep("web.slice")
+    assert units.host.manager.find(SHARED) is None
+    assert units.group(inner) == "web.slice"
+    join(units.top, units.children.pop(inner).pid)
+    os.rmdir(units.path(inner))
+
+
+def test_container_that_starts_in_the_shared_group_is_exact(units: Units) -> None:
+    for key in LONG:
+        units.start(key)
+    units.tick()
+    init = units.process()
+    join(units.path("c.service"), init.pid)
+    units.host.manager.maintenance.sweep(SHARED)
+    assert units.host.tree.membership(init.pid).group == SHARED
+    record = units.host.manager.assign(assignment(UID, init.pid, "oci", member="c1")).workload
+    assert (record.state, record.first.baseline) == (State.ACTIVE, Quality.EXACT)
+    for _ in range(2):
+        units.host.manager.maintenance.sweep(SHARED)
+        assert units.host.tree.membership(init.pid).group == UID
+    join(units.top, init.pid)
+
+
+def test_restarted_unit_returns_to_the_shared_group(units: Units) -> None:
+    for key in LONG:
+        units.start(key)
+    units.tick()
+    child = units.children["c.service"]
+    child.kill()
+    child.wait()
+    units.tick()
+    assert units.shared() == ["d.service"]
+    units.run("c.service")
+    units.tick()
+    assert (units.group("c.service"), units.shared()) == (SHARED, ["c.service", "d.service"])
+
+
+def test_units_that_a_reload_deselects_leave_the_shared_group(units: Units) -> None:
+    for key in LONG:
+        units.start(key)
+    units.tick()
+    units.host.manager.release("c.service", owner=SYSTEMD)
+    units.tick()
+    assert units.group("c.service") == ""
+    assert units.shared() == ["d.service"]
+
+
+def test_start_after_a_kill_keeps_the_shared_group(units: Units) -> None:
+    for key in LONG:
+        units.start(key)
+    units.tick()
+    units.host.restart()
+    units.tick()
+    assert [units.group(key) for key in LONG] == ["a.service", "b.service", SHARED, SHARED]
+    assert units.host.manager.get(SHARED).generation == 1
+
+
+def test_client_that_has_the_key_keeps_it(units: Units) -> None:
+    units.host.manager.create(SHARED, owner="me")
+    for key in LONG:
+        units.start(key)
+    units.tick()
+    assert [claim.owner for claim in units.host.manager.get(SHARED).claims] == ["me"]
+    assert "a client has claimed the key" in units.host.manager.problems[0]
+    units.host.manager.release(SHARED, owner="me")
+
+
+def test_storm_of_restarts_leaves_rmids_to_containers_and_no_groups(
+    units: Units, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [f"{number:02}.service" for number in range(12)]
+    for key in keys:
+        units.start(key)
+    units.tick()
+    for number in range(10):
+        for key in keys[2:]:
+            units.stop(key)
+        for key in keys[2:]:
+            units.start(key)
+        if number % 3 == 0:
+            units.tick()
+        box = units.host.manager.create(f"box{number}", owner="oci")
+        assert box.state is State.IDLE
+        units.host.manager.release(box.key, owner="oci")
+        assert len(units.host.marked_groups()) <= 3
+    units.tick()
+    assert len(units.shared()) == 10
+    for key in keys:
+        units.stop(key)
+    monkeypatch.setattr(overflow, "LINGER_S", 0.0)
+    units.tick()
+    assert units.host.marked_groups() == []
