@@ -16,17 +16,23 @@ SUFFIX = ".starting"
 
 # The first descriptor that systemd passes (sd_listen_fds(3)).
 _FIRST_PASSED = 3
+# FileDescriptorName= of the socket that hooks connect to.
+_NAME = "varlink"
 
 
 def path_for_passed_socket() -> str:
-    """Return the path of the lock for the socket that systemd passed to this process; "" if there is none.
+    """Return the path of the lock for the socket "varlink" that systemd passed to this process; "" if there is none.
 
     Callers wait only on a passed socket while the daemon does not run. Other sockets refuse connections at once.
     """
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return ""
+    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
+    if _NAME not in names:
+        return ""
     try:
-        passed = socket.socket(fileno=os.dup(_FIRST_PASSED))
+        # systemd passes the sockets of several units in any order.
+        passed = socket.socket(fileno=os.dup(_FIRST_PASSED + names.index(_NAME)))
     except OSError:
         return ""
     with passed:

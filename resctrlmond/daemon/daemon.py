@@ -127,8 +127,9 @@ class Daemon:
             if dbus is not None:
                 opened.push_async_callback(dbus.close)
             opened.push_async_callback(varlink.close)
-            listener, is_own = self._varlink_socket()
-            await varlink.start(listener)
+            listeners, is_own = self._varlink_sockets()
+            for listener in listeners:
+                await varlink.start(listener)
             if is_own:
                 await self._workers.run(Lane.UPKEEP, self._manager.search_left_out)
             if dbus is not None:
@@ -217,8 +218,8 @@ class Daemon:
 
     # -- interfaces
 
-    def _varlink_socket(self) -> tuple[socket.socket, bool]:
-        """Return the listening socket, and whether it is the daemon's own: nobody could connect before."""
+    def _varlink_sockets(self) -> tuple[list[socket.socket], bool]:
+        """Return the listening sockets, and whether the first is the daemon's own: nobody could connect before."""
         try:
             passed = sockets.passed_sockets()
         except ValueError as error:
@@ -234,7 +235,10 @@ class Daemon:
                 # Not a reason to measure nothing: only readers are affected.
                 why = error.strerror or str(error)
                 log.warning("members of the group of 'read_group' (%d) cannot connect to %s: %s", other, path, why)
-        return listener, given is None
+        # The socket that systemd-report(1) reads. All interfaces can be called on each of them.
+        report = passed.get("report")
+        listeners = [listener] if report is None else [listener, report]
+        return listeners, given is None
 
     def _dbus_server(self) -> DBusServer | None:
         if not self._config.dbus:

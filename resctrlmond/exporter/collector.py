@@ -16,11 +16,11 @@ from prometheus_client import Metric as Family
 from prometheus_client.registry import Collector
 
 from resctrlmond import __version__
+from resctrlmond.api.monotone import Monotone
 from resctrlmond.api.types import Latency, MachineReply, NameSums, StatusReply, Sum, SumsReply, Usage, Workload
 from resctrlmond.exporter import metrics
 from resctrlmond.exporter.families import Families, cut
 from resctrlmond.exporter.metrics import Type
-from resctrlmond.exporter.monotone import Monotone
 from resctrlmond.exporter.source import VERBS, Observation, Source
 from resctrlmond.workloads.names import names_of
 from resctrlmond.workloads.states import NameKind, Quality, State
@@ -41,7 +41,7 @@ class Exporter:
         self._process = ProcessCollector(registry=None)
         # Held while one observation is converted: the metrics of thousands of workloads take tens of MiB.
         self._guard = threading.Lock()
-        self._of_workloads, self._of_machine, self._of_sums = Monotone(), Monotone(), Monotone()
+        self._of_workloads, self._of_machine, self._of_sums = Monotone[float](), Monotone[float](), Monotone[float]()
 
     def render(self, encode: Callable[[CollectorRegistry], T], timeout_s: float, *, with_start_times: bool) -> T:
         """Read from the daemon, for ``timeout_s`` at most, and return what ``encode`` makes of all metrics."""

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond import config
+from resctrlmond.api.varlink import metrics
 from resctrlmond.config import Config, load, parse, parse_time_span
 from resctrlmond.config_file import MAX_BYTES, ConfigError, has_settings
 from resctrlmond.daemon.startup import group_settings
@@ -473,6 +474,9 @@ def test_units_and_bus_policy_have_the_same_defaults() -> None:
     socket = texts["resctrlmond.socket"]
     assert re.findall(r"^ListenStream=(.*)$", socket, re.M) == [defaults.varlink_socket]
     assert re.findall(r"^SocketGroup=(.*)$", socket, re.M) == [defaults.group]
+    report = texts["resctrlmond-report.socket"]
+    assert re.findall(r"^ListenStream=(.*)$", report, re.M) == [f"/run/systemd/report/{metrics.SOURCE}"]
+    assert re.findall(r"^SocketGroup=(.*)$", report, re.M) == [defaults.read_group]
     assert re.findall(r"^Where=(.*)$", texts["sys-fs-resctrl.mount"], re.M) == [defaults.resctrl]
     readers = [defaults.group, defaults.read_group]
     assert re.findall(r"^g ([\w-]+) ", texts["resctrlmond.sysusers.conf"], re.M) == readers

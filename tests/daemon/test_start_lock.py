@@ -8,10 +8,12 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from resctrlmond.api.varlink.client import Client
 from resctrlmond.daemon.startup import Exit
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
@@ -139,3 +141,32 @@ def test_hook_does_not_wait_for_a_start_that_hangs_in_the_kernel(
         _, stderr = run.communicate(timeout=60)
     assert b"gave up waiting for resctrlmond after 1 s" in stderr
     assert not machine.wait_for_notify("READY=1", 0.01), "the start no longer hangs"
+
+
+# Executes a command with two listening sockets, that of systemd-report first: systemd passes them in any order.
+TWO_SOCKETS = """\
+import fcntl, os, socket, sys
+high = []
+for path in sys.argv[1:3]:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    high.append(fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD, 10))
+for number, descriptor in enumerate(high, 3):
+    os.dup2(descriptor, number)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="2", LISTEN_FDNAMES="report:varlink")
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+def test_daemon_with_the_socket_of_systemd_report_serves_both(machine: Machine, process: StartProcess) -> None:
+    machine.run.mkdir(exist_ok=True)
+    report = str(machine.top / "org.resctrlmon.Workload")
+    machine.start(sys.executable, "-c", TWO_SOCKETS, report, machine.socket)
+    # The lock is beside the socket that hooks connect to.
+    assert os.path.exists(machine.socket + SUFFIX)
+    assert not os.path.exists(report + SUFFIX)
+    machine.call("Assign", key="web", pid=process().pid)
+    with Client(report) as client:
+        metrics = list(client.stream("io.systemd.Metrics.List"))
+        assert {metric["object"] for metric in metrics} == {"web"}

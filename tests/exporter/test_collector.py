@@ -9,9 +9,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resctrlmond.api.monotone import Monotone
 from resctrlmond.api.types import MachineReply, Member, SumsReply, Usage
 from resctrlmond.exporter.collector import Exporter
-from resctrlmond.exporter.monotone import Monotone
 from resctrlmond.exporter.source import Observation, Source
 
 START, LATER = "2026-11-24T08:00:00Z", "2026-11-24T09:00:00Z"
@@ -19,7 +19,7 @@ START, LATER = "2026-11-24T08:00:00Z", "2026-11-24T09:00:00Z"
 
 @given(st.lists(st.tuples(st.sampled_from([START, LATER]), st.integers(0, 5)), max_size=20))
 def test_values_of_one_start_never_fall(readings: list[tuple[str, int]]) -> None:
-    monotone, last = Monotone(), ("", 0.0)
+    monotone, last = Monotone[float](), ("", 0.0)
     for start, number in readings:
         value, is_held = monotone.next(("m", ("k", "0")), start, number)
         assert value >= number
@@ -32,7 +32,7 @@ def test_values_of_one_start_never_fall(readings: list[tuple[str, int]]) -> None
 
 
 def test_series_that_ended_are_forgotten() -> None:
-    monotone = Monotone()
+    monotone = Monotone[float]()
     for key in ("a", "b"):
         monotone.next(("m", (key, "0")), START, 5)
     monotone.forget_unless(lambda series: series[1][0] == "a")

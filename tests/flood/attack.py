@@ -24,6 +24,7 @@ LIST = json.dumps({"method": f"{MANAGER}.List", "more": True}).encode() + b"\0"
 STATUS = json.dumps({"method": f"{MANAGER}.Status"}).encode() + b"\0"
 WATCH = json.dumps({"method": f"{MANAGER}.Watch", "more": True}).encode() + b"\0"
 READ = json.dumps({"method": f"{MANAGER}.Read", "parameters": {"key": "long-0"}}).encode() + b"\0"
+METRICS = json.dumps({"method": "io.systemd.Metrics.List", "more": True}).encode() + b"\0"
 GARBAGE = json.dumps({"method": f"{MANAGER}.Create", "parameters": {"key": "x" * (2 << 20)}}).encode() + b"\0"
 
 
@@ -53,6 +54,20 @@ def calls(path: str, _bus: str) -> None:
                 missing = 50
                 while missing:
                     missing -= connection.recv(1 << 20).count(b"\0") or missing
+
+
+def metrics(path: str, _bus: str) -> None:
+    """List the metrics on 20 connections at once, and read the replies."""
+    held = [_connected(path) for _ in range(20)]
+    for connection in held:
+        connection.sendall(METRICS)
+    while True:
+        readable, _, _ = select.select(held, [], [])
+        for connection in readable:
+            with contextlib.suppress(OSError):
+                # The last reply has no "continues".
+                if connection.recv(1 << 20).rpartition(b"{")[2].find(b'"continues":true') < 0:
+                    connection.sendall(METRICS)
 
 
 def long_messages(path: str, _bus: str) -> None:
@@ -261,6 +276,7 @@ def _on_bus(address: str, signature: str, body: list[object], member: str, at_on
 FLOODS: dict[str, Callable[[str, str], Awaitable[None] | None]] = {
     "unread lists": unread_lists,
     "calls": calls,
+    "metrics": metrics,
     "long messages": long_messages,
     "connections": connections,
     "left reads": reads_left,

@@ -64,6 +64,41 @@ def test_varlinkctl_introspects_both_interfaces(host: Host) -> None:
     assert "resctrlmond" in host.out(f"varlinkctl info {SOCKET}")
 
 
+def test_systemd_report_can_read_the_metrics(host: Host) -> None:
+    """Debian 13 has no systemd-report; varlinkctl makes the same calls."""
+    report = "/run/systemd/report/org.resctrlmon.Workload"
+    assert host.out(f"stat -c '%a %U:%G' {report}") == "660 root:resctrlmon-read"
+    shown = host.out(f"varlinkctl introspect {report} io.systemd.Metrics")
+    assert "method List" in shown
+    host.run(f"varlinkctl introspect {report} io.systemd.Metrics >/tmp/shown && varlinkctl validate-idl /tmp/shown")
+    call = f"varlinkctl call --more -j {report} io.systemd.Metrics"
+    families = [json.loads(line.lstrip("\x1e")) for line in host.out(f"{call}.Describe '{{}}'").split("\n")]
+    assert "org.resctrlmon.Workload.CoreEnergyJoules" in [family["name"] for family in families]
+    pid = host.process("sleep 300")
+    host.call("Assign", key="metered", claim="me", pid=pid)
+    metrics = [json.loads(line.lstrip("\x1e")) for line in host.out(f"{call}.List '{{}}'").split("\n")]
+    names = {metric["name"].rpartition(".")[2] for metric in metrics if metric["object"] == "metered"}
+    assert {"LlcOccupancyBytes", "MbmTotalBytes"} <= names
+    host.run("useradd meter -G resctrlmon-read; useradd foreigner", check=False)
+    assert "metered" in host.out(f"runuser -u meter -- {call}.List '{{}}'")
+    assert host.run(f"runuser -u foreigner -- {call}.List '{{}}'", check=False).returncode != 0
+    host.call("Release", key="metered", claim="me")
+    host.run(f"kill {pid}")
+    assert host.out("readlink -f /run/varlink/registry/org.resctrlmon.Manager") == SOCKET
+    assert "cannot connect" not in host.out("journalctl -u resctrlmond --no-pager")
+
+
+def test_report_socket_starts_and_stops_with_the_other_one(host: Host) -> None:
+    host.run("systemctl stop resctrlmond.socket resctrlmond.service")
+    assert host.run("ls /run/systemd/report/org.resctrlmon.Workload", check=False).returncode != 0
+    assert host.run("ls /run/varlink/registry/org.resctrlmon.Manager", check=False).returncode != 0
+    host.run("systemctl start resctrlmond.socket")
+    report = "/run/systemd/report/org.resctrlmon.Workload"
+    assert "interface" in host.out(f"varlinkctl introspect {report} io.systemd.Metrics")
+    assert host.out("systemctl show -P ActiveState resctrlmond") in ("active", "activating")
+    host.start()
+
+
 def test_varlinkctl_follows_what_happens(host: Host) -> None:
     follow = f"varlinkctl call --more -j {SOCKET} org.resctrlmon.Manager.Watch {{}}"
     host.run(f"{follow} >/tmp/followed 2>&1 & {{ resctrlctl watch 'fol*' >/tmp/watched 2>&1 & }}")

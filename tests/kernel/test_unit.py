@@ -17,7 +17,7 @@ from .machine import Guest
 PROJECT = Path(__file__).parents[2]
 SYSTEMD = PROJECT / "systemd"
 UNITS = (
-    "resctrlmond.service resctrlmond.socket resctrlmon-nri.service "
+    "resctrlmond.service resctrlmond.socket resctrlmond-report.socket resctrlmon-nri.service "
     "resctrlmon-exporter.service resctrlmon-exporter.socket sys-fs-resctrl.mount"
 )
 EXAMPLE = PROJECT / "packaging" / "examples" / "nri-resctrl-mon.conf"

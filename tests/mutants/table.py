@@ -1165,7 +1165,7 @@ MUTANTS = (
     ),
     Mutant(
         "a counter falls while its start stays",
-        _EXPORTER + "monotone.py",
+        "resctrlmond/api/monotone.py",
         "and before[1] > value:",
         "and before[1] < 0:",
         "tests/exporter/test_collector.py",

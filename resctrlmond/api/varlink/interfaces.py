@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offer the verbs as the varlink interfaces org.resctrlmon.Manager and org.resctrlmon.Hook."""
+"""Offer the varlink interfaces: the verbs as org.resctrlmon.Manager and org.resctrlmon.Hook; io.systemd.Metrics."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from resctrlmond import __version__
 from resctrlmond.api import definitions
 from resctrlmond.api.access import Caller
+from resctrlmond.api.varlink import metrics
 from resctrlmond.api.varlink.messages import EXPECTED_MORE
 from resctrlmond.api.varlink.server import Interface, Method, Server, VarlinkError
 from resctrlmond.api.verbs import HOOK, MANAGER, VERBS, Service, Verb
@@ -23,7 +24,7 @@ def description(interface: str) -> str:
 
 
 def server(service: Service) -> Server:
-    """Return a varlink server with both interfaces. The caller starts it with a listening socket."""
+    """Return a varlink server with all interfaces. The caller starts it with listening sockets."""
     interfaces = [
         Interface(
             name=interface,
@@ -33,7 +34,7 @@ def server(service: Service) -> Server:
         for interface in (MANAGER, HOOK)
     ]
     return Server(
-        interfaces,
+        [*interfaces, metrics.interface(service)],
         vendor="resctrlmond",
         product="resctrlmond",
         version=__version__,

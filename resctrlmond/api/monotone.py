@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep counters from going back: Prometheus would take that for a restart from 0, and count the whole use again."""
+"""Keep counters from going back: a client would take that for a restart from 0, and count the whole use again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
+from typing import Generic, TypeVar
 
 # The name of a metric and the values of its labels.
 Series = tuple[str, tuple[str, ...]]
 
+N = TypeVar("N", float, Decimal)
 
-class Monotone:
+
+class Monotone(Generic[N]):
     """The last value of each counter, with its start.
 
     A figure of the daemon can go back a little while its start stays: the energy beyond the cores is a difference of
@@ -17,9 +21,9 @@ class Monotone:
     """
 
     def __init__(self) -> None:
-        self._last: dict[Series, tuple[str, float]] = {}
+        self._last: dict[Series, tuple[str, N]] = {}
 
-    def next(self, series: Series, start: str, value: float) -> tuple[float, bool]:
+    def next(self, series: Series, start: str, value: N) -> tuple[N, bool]:
         """Return the value to export, and whether it is held: the former value of the same start was higher."""
         before = self._last.get(series)
         if before is not None and before[0] == start and before[1] > value:
