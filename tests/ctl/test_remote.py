@@ -106,7 +106,7 @@ def has_ended(pid: int) -> bool:
     "arguments",
     [
         *(["list"], ["list", "--all", "--json"], ["list", "--pods"], ["list", "--units"], ["list", "-q"]),
-        *(["show", "web"], ["machine"], ["create", "new"], ["release", "web"], ["move", "web", "gold"]),
+        *(["show", "web"], ["machine"], ["sums"], ["create", "new"], ["release", "web"], ["move", "web", "gold"]),
         *(["profiles", "explain", "web"], ["top", "-b", "-n", "1", "-d", "0.5", "--json"]),
     ],
     ids=" ".join,
