@@ -14,10 +14,11 @@ def reasons(totals: Sequence[tuple[str, str]]) -> list[Sheet]:
 
     ``totals`` are the name of each event, and its reasons, which "; " separates; "" if the total is exact.
     """
-    events: dict[str, list[str]] = {}
+    # A daemon may state a reason twice: for two groups of a workload.
+    events: dict[str, dict[str, None]] = {}
     for name, texts in totals:
         for reason in texts.split("; ") if texts else ():
-            events.setdefault(format_message(reason), []).append(name)
+            events.setdefault(format_message(reason), {})[name] = None
     lines: dict[str, list[str]] = {}
     for reason, names in events.items():
         lines.setdefault("all" if len(names) == len(totals) > 1 else ", ".join(names), []).append(reason)

@@ -257,8 +257,8 @@ def _sum(of: Event, deltas: Sequence[_Delta | Total], baseline: Quality, caveat:
     """Return the total of an event; with a ``caveat`` it is estimated at best, because of that."""
     quality = worst(baseline, *(delta.quality for delta in deltas))
     known = [delta.number for delta in deltas if delta.number is not None]
-    # A lost group has the same reason for all its domains: state it once.
-    reasons = list(dict.fromkeys(delta.reason for delta in deltas if delta.reason))
+    # The domains of a lost group have the same reason, and so have the groups of a member: state it once.
+    reasons = list(dict.fromkeys(reason for delta in deltas if delta.reason for reason in delta.reason.split("; ")))
     number = None
     if baseline is Quality.UNKNOWN:
         reasons = [Reason.NO_BASELINE.text()]

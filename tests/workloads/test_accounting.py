@@ -123,6 +123,15 @@ def test_part_of_each_domain_has_the_caveats_of_the_total() -> None:
     assert [(part.number, part.quality) for part in of_two_classes.domains.values()] == [(4, Quality.LATE)] * 2
 
 
+def test_reason_of_several_groups_is_stated_once() -> None:
+    def late(*reasons: str) -> Total:
+        return replace(energy("1", "3", Quality.LATE), reason="; ".join(reasons))
+
+    groups = [late("a ran outside", "b ended"), late("a ran outside"), late("c stayed outside", "b ended")]
+    [total] = added([[group] for group in groups])
+    assert total.reason == "a ran outside; b ended; c stayed outside"
+
+
 def test_domains_are_computed_only_for_callers_that_need_them() -> None:
     computed = []
 
