@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
 from resctrlmond import __version__
 from resctrlmond.resctrl.errors import ResctrlError
@@ -12,6 +14,7 @@ from resctrlmond.sim.fuse.mount import serve
 from resctrlmond.sim.profiles import PROFILES, Kernel, Profile, profile_named
 
 PROGRAM = "resctrlmond-sim"
+Number = TypeVar("Number", int, float)
 
 
 def describe(profile: Profile) -> str:
@@ -35,8 +38,24 @@ def profiles() -> str:
     return "\n".join(f"{profile.name:{width}}  {describe(profile)}" for profile in PROFILES.values())
 
 
+def _integer(text: str) -> int:
+    # argparse would have the type of Python in its message.
+    return _converted(int, text, "a number")
+
+
+def _real(text: str) -> float:
+    return _converted(float, text, "a number")
+
+
 def _hexadecimal(text: str) -> int:
-    return int(text, 16)
+    return _converted(lambda digits: int(digits, 16), text, "a hexadecimal number")
+
+
+def _converted(convert: Callable[[str], Number], text: str, kind: str) -> Number:
+    try:
+        return convert(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {kind}") from None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,39 +76,43 @@ def parser() -> argparse.ArgumentParser:
         choices=[kernel.value for kernel in Kernel],
         help="the kernel version to simulate (default: %(default)s)",
     )
-    made.add_argument("--rmids", type=int, metavar="N", help="the number of RMIDs, including that of the root")
-    made.add_argument("--closids", type=int, metavar="N", help="the number of control groups, including the root")
-    made.add_argument("--domains", type=int, metavar="N", help="the number of L3 caches and packages")
+    made.add_argument("--rmids", type=_integer, metavar="N", help="the number of RMIDs, including that of the root")
     made.add_argument(
-        "--counters", type=int, metavar="N", help="the number of assignable bandwidth counters in an L3"
+        "--closids", type=_integer, metavar="N", help="the number of control groups, including the root"
+    )
+    made.add_argument("--domains", type=_integer, metavar="N", help="the number of L3 caches and packages")
+    made.add_argument(
+        "--counters", type=_integer, metavar="N", help="the number of assignable bandwidth counters in an L3"
     )
     made.add_argument(
         "--lag-ms",
-        type=float,
+        type=_real,
         metavar="MS",
         help="the interval of telemetry pushes; above 2, no figure is exact (default: 2)",
     )
-    made.add_argument("--telemetry-bits", type=int, metavar="N", help="where telemetry wraps (default: 63)")
-    made.add_argument("--mbm-bits", type=int, metavar="N", help="where a bandwidth counter wraps (default: 32)")
-    made.add_argument("--cbm-bits", type=int, metavar="N", help="the number of bits in the mask of a class")
+    made.add_argument("--telemetry-bits", type=_integer, metavar="N", help="where telemetry wraps (default: 63)")
+    made.add_argument("--mbm-bits", type=_integer, metavar="N", help="where a bandwidth counter wraps (default: 32)")
+    made.add_argument("--cbm-bits", type=_integer, metavar="N", help="the number of bits in the mask of a class")
     made.add_argument(
         "--shareable-bits", type=_hexadecimal, metavar="MASK", help="the bits that the hardware uses too, hexadecimal"
     )
-    made.add_argument("--sparse-masks", type=int, metavar="0|1", help="whether a mask may have holes (default: 0)")
+    made.add_argument(
+        "--sparse-masks", type=_integer, metavar="0|1", help="whether a mask may have holes (default: 0)"
+    )
     made.add_argument("--events", metavar="NAMES", help="the events of an L3, separated by commas: llc_occupancy,...")
     made.add_argument(
         "--debug", action="store_true", help="as with mount -o debug: groups have mon_hw_id, ctrl_hw_id"
     )
-    made.add_argument("--cpus", type=int, metavar="N", help="the number of CPUs (default: that of this machine)")
+    made.add_argument("--cpus", type=_integer, metavar="N", help="the number of CPUs (default: that of this machine)")
     made.add_argument(
         "--residue",
-        type=int,
+        type=_integer,
         metavar="SEED",
         help="start telemetry with a pseudo-random history of every RMID, instead of Unavailable",
     )
     made.add_argument(
         "--virtual",
-        type=int,
+        type=_integer,
         metavar="CPUS",
         help="use virtual tasks on CPUS virtual CPUs; orders create and run them",
     )

@@ -222,6 +222,18 @@ def test_numbers_that_cannot_be_simulated(
     assert "cannot be simulated" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "kind"),
+    [("--rmids", "a number"), ("--lag-ms", "a number"), ("--shareable-bits", "a hexadecimal number")],
+)
+def test_text_in_the_place_of_a_number(
+    mountpoint: Path, capsys: pytest.CaptureFixture[str], option: str, kind: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([str(mountpoint), option, "xyz"])
+    assert f"argument {option}: 'xyz' is not {kind}\n" in capsys.readouterr().err
+
+
 def test_a_machine_that_the_kernel_could_not_drive_is_refused(
     mountpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
