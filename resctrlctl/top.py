@@ -162,7 +162,10 @@ def _print(take: Callable[[], Sample], view: View, args: argparse.Namespace, out
         else:
             if not is_first:
                 output.print_line("")
-            _print_lines(screen(rows, sample.status, view, output.width, machine=sample.machine), output)
+            lines = screen(rows, sample.status, view, output.width, machine=sample.machine)
+            if not output.legend:
+                del lines[: [line.is_heading for line in lines].index(True) + 1]
+            _print_lines(lines, output)
         is_first = False
         left = None if left is None else left - 1
     return OK

@@ -39,6 +39,12 @@ def test_batch_prints_a_table_for_each_interval(manager: FakeManager, ctl: Ctl) 
         assert [line.split()[0] for line in table.splitlines() if line][-1] == "k"
 
 
+def test_batch_without_legend_has_only_the_rows(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("k")
+    done = ctl("top", "--no-legend", "-n", "2", "-d", "0.5")
+    assert [line.split()[:1] for line in done.stdout.splitlines()] == [["k"], [], ["k"]]
+
+
 def test_output_to_a_pipe_has_no_control_characters(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("k")
     done = ctl("top", "-n", "1", "-d", "0.5")
