@@ -61,6 +61,8 @@ examples:
   resctrlctl run --unit web.service sleep 10
 """
 _JSON = "--json"
+# The limit of the daemon, in resctrlmond.workloads.validation.
+MAX_PRIORITY = 1000
 _WORKLOAD = (
     "the workload: its name in the list, its key (pod UID, container id, unit, ...), or the beginning of an id"
 )
@@ -89,7 +91,8 @@ _TOP_SORTS = ("name", "workloads", "power", "bandwidth", "llc", "energy", "age",
 
 
 # argparse looks for translations of its texts, which do not exist: that takes as long as the rest of the parser.
-vars(argparse).update(_=str)
+# A text may be None: then argparse prints none.
+vars(argparse).update(_=lambda text: text)
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -171,12 +174,34 @@ def _check_combination(args: argparse.Namespace) -> None:
         args.parser.error("argument --csv: not allowed with --json")
     if args.verb == "plot" and args.json != "off":
         args.parser.error("argument --json: the recording itself is JSON")
-    if args.verb == "list" and args.units and (args.pods or args.columns):
-        args.parser.error("argument --units: not allowed with --pods and --columns")
+    if args.verb == "list":
+        _check_list(args)
     if args.verb == "show" and args.value and not args.property:
         args.parser.error("argument --value: needs -p NAME")
+    if args.verb == "show" and args.property and args.json != "off":
+        args.parser.error("argument -p/--property: not allowed with --json")
     if args.verb == "assign" and args.tree and args.pid is None:
         args.parser.error("argument --tree: not allowed with --cgroup, which includes all control groups below it")
+    if args.verb == "units" and args.action != "status" and not args.glob:
+        args.parser.error(f"{args.action}: GLOB is missing, for example: resctrlctl units {args.action} '*.service'")
+    if args.verb == "units" and args.action == "status" and args.glob:
+        args.parser.error("status: an argument is not allowed: it shows all globs")
+
+
+def _check_list(args: argparse.Namespace) -> None:
+    if args.units and (args.pods or args.columns):
+        args.parser.error("argument --units: not allowed with --pods and --columns")
+    # The list of pods has no figures and columns of its own: an option that it ignores would give a wrong list.
+    excluded = {
+        "--all": args.all,
+        "--columns": args.columns,
+        "--filter": args.filter,
+        "--rate": args.rate,
+        "--sort": args.sort,
+    }
+    found = [name for name, value in excluded.items() if value]
+    if args.pods and found:
+        args.parser.error(f"argument --pods: not allowed with {found[0]}")
 
 
 def _check_remote(args: argparse.Namespace) -> None:
@@ -674,14 +699,15 @@ def _pending(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--no-pending", action="store_true", help="fail if no RMID is free, instead of waiting for one")
     verb.add_argument(
         "--priority",
-        type=int,
+        type=_priority,
         metavar="N",
-        help="the order in which pending workloads get free RMIDs: -1000 to 1000, the highest first",
+        help=f"the order in which pending workloads get free RMIDs: -{MAX_PRIORITY} to {MAX_PRIORITY}, highest first",
     )
 
 
 def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
+    # An empty list would mean all: that is not what a script with an unset variable asks for.
+    return [word for word in text.split(",") if word] or [not_empty("")]
 
 
 def _filter(text: str) -> tuple[str, str]:
@@ -703,22 +729,33 @@ def _seconds(text: str) -> float:
 
 
 def _milliseconds(text: str) -> int:
-    milliseconds = _count(text)
+    milliseconds = _number(text)
     if not 10 <= milliseconds <= 86_400_000:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds from 10 to 86400000")
     return milliseconds
 
 
 def _count(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 2**31:
+    if not 0 < _number(text) < 2**31:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
     return int(text)
 
 
 def _process_id(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 2**31:
+    if not 0 < _number(text) < 2**31:
         raise argparse.ArgumentTypeError(f"{text!r} is not a process id")
     return int(text)
+
+
+def _priority(text: str) -> int:
+    if text.removeprefix("-") != "0" and not 0 < _number(text.removeprefix("-")) <= MAX_PRIORITY:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+    return int(text)
+
+
+def _number(text: str) -> int:
+    """Return the number; 0 if the text is not one, or has so many digits that Python does not convert it."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else 0
 
 
 def _name_and_value(text: str) -> tuple[str, str]:

@@ -176,7 +176,7 @@ def list_workloads(args: argparse.Namespace, output: Output) -> int:
     """Print the workloads with what they use; return the exit status."""
     source = Source(args, output)
     if args.pods:
-        return _list_pods(source, output)
+        return _list_pods(args, source, output)
     if output.quiet and output.json is Json.OFF and not (args.filter or args.sort or args.watch or args.units):
         # Completion asks for the keys with each key that is pressed: no counter is read for them.
         for workload in sorted(source.workloads().workloads, key=lambda workload: workload.key):
@@ -218,7 +218,7 @@ def _print_list(
         for line in found:
             output.print_line(printable(line.workload.key))
     else:
-        blocks: list[Block] = [workload_table.table(found, args.columns, output.width)]
+        blocks: list[Block] = [workload_table.table(found, args.columns, output.width, nothing=_nothing_listed(args))]
         if foreign and not args.filter:
             from resctrlctl.render import render_foreign_list  # noqa: PLC0415 - a list of workloads does not need it
 
@@ -241,12 +241,20 @@ def _print_units(args: argparse.Namespace, output: Output, found: list[workload_
             if use.path:
                 output.print_line(use.path[-1])
     else:
-        block = unit_tree.table(found, order, has_blocks=has_blocks())
+        block = unit_tree.table(found, order, has_blocks=has_blocks(), nothing=_nothing_listed(args))
         output.print_blocks([block], is_screen=bool(args.watch))
 
 
-def _list_pods(source: Source, output: Output) -> int:
-    reply = source.pods()
+def _list_pods(args: argparse.Namespace, source: Source, output: Output) -> int:
+    _print_pods(args, source.pods(), output)
+    while args.watch:
+        time.sleep(args.watch)
+        source.refresh()
+        _print_pods(args, source.pods(), output)
+    return OK
+
+
+def _print_pods(args: argparse.Namespace, reply: ListPodsReply, output: Output) -> None:
     if output.json is not Json.OFF:
         output.print_json(reply)
     elif output.quiet:
@@ -255,8 +263,13 @@ def _list_pods(source: Source, output: Output) -> int:
     else:
         from resctrlctl.render import render_pods  # noqa: PLC0415 - a list of workloads does not need it
 
-        output.print_blocks(render_pods(reply))
-    return OK
+        output.print_blocks(render_pods(reply), is_screen=bool(args.watch))
+
+
+def _nothing_listed(args: argparse.Namespace) -> str:
+    """Return the footer of an empty list."""
+    text = "No workload matches the filter." if args.filter else "No workload."
+    return text if args.all else f"{text} 'resctrlctl list --all' also lists those that have ended."
 
 
 def show(args: argparse.Namespace, output: Output) -> int:

@@ -82,8 +82,11 @@ def uses(found: Iterable[Line], order: View) -> UnitList:
     )
 
 
-def table(found: Sequence[Line], order: View, *, has_blocks: bool) -> Table:
-    """Return the tree as a table: in each unit, the units in it and then its other workloads."""
+def table(found: Sequence[Line], order: View, *, has_blocks: bool, nothing: str = NOTHING_LISTED) -> Table:
+    """Return the tree as a table: in each unit, the units in it and then its other workloads.
+
+    ``nothing`` is the footer if there is no workload.
+    """
     units = entries(found, order)
     rows = list(_drawn(found, units, order, _LINES if has_blocks else _ASCII))
     has_energy = any(row.energy is not None for _, row in rows)
@@ -92,7 +95,7 @@ def table(found: Sequence[Line], order: View, *, has_blocks: bool) -> Table:
     return Table(
         (Column("UNIT", name_width=_NAME_WIDTH), *headings),
         tuple(Row((label, *(_COLUMNS[name](row) for name in names)), row.tone) for label, row in rows),
-        _footer(found, units),
+        _footer(found, units) if found else nothing,
     )
 
 
@@ -135,7 +138,5 @@ def _number(value: Decimal | None, unit: str) -> str:
 
 
 def _footer(found: Sequence[Line], units: Iterable[Entry]) -> str:
-    if not found:
-        return NOTHING_LISTED
     count = sum(row.name != NO_UNIT for row in units)
     return f"{format_count(count, 'unit')}, {format_count(len(found), 'workload')}."

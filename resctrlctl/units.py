@@ -8,7 +8,7 @@ import os
 import subprocess
 from collections.abc import Iterable
 
-from resctrlctl.errors import OK, CommandError
+from resctrlctl.errors import OK, USAGE, CommandError
 from resctrlctl.layout import Column, Row, Table
 from resctrlctl.output import Json, Output
 from resctrlctl.structs import Struct
@@ -41,13 +41,9 @@ class Units(Struct):
 
 def units(args: argparse.Namespace, output: Output) -> int:
     """Add globs to the drop-in, or remove them, and reload the daemon; or show all globs. Return the exit status."""
-    if args.action != "status" and not args.glob:
-        raise CommandError(
-            f"units {args.action} needs a glob, for example: resctrlctl units {args.action} '*.service'"
-        )
-    if args.action == "status" and args.glob:
-        raise CommandError("units status has no arguments: it shows all globs")
-    failed = {"enable": "cannot watch units", "disable": "cannot stop watching units"}.get(args.action, "")
+    failed = {"enable": "cannot watch units", "disable": "cannot stop watching units"}.get(
+        args.action, "cannot show the globs"
+    )
     try:
         match args.action:
             case "enable":
@@ -62,6 +58,8 @@ def units(args: argparse.Namespace, output: Output) -> int:
         message = f"{failed}: access to {printable(str(error.filename))} is denied. Run resctrlctl as root"
         raise CommandError(message, DENIED) from error
     except OSError as error:
+        if error.filename is None:
+            raise  # the output cannot be written
         raise CommandError(f"{failed}: {printable(str(error.filename))}: {error.strerror}") from error
     return OK
 
@@ -69,7 +67,7 @@ def units(args: argparse.Namespace, output: Output) -> int:
 def _enable(globs: Iterable[str], output: Output) -> None:
     for glob in globs:
         if problem := problem_of(glob):
-            raise CommandError(f"{printable(glob)!r} is {problem}")
+            raise CommandError(f"{printable(glob)!r} is {problem}", USAGE)
     own, set_in = _own(), {of.glob: of.path for of in _globs()}
     new = [glob for glob in dict.fromkeys(globs) if glob not in set_in]
     if new:
@@ -122,11 +120,15 @@ def _write(globs: list[str]) -> None:
     # In single quotes a backslash is a backslash; no glob has a quote.
     text = _HEAD + "units:\n" + "".join(f"- '{glob}'\n" for glob in globs)
     temporary = os.path.join(config.DROP_INS, f".{FILE}.new")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+    except OSError as error:
+        # A write has no name of a file in its error, ENOSPC for example.
+        raise OSError(error.errno, error.strerror, path) from error
 
 
 def _reload(output: Output) -> None:

@@ -224,11 +224,17 @@ def in_order(found: Iterable[Line], name: str) -> list[Line]:
     return [*(line for _, line in known), *unknown]
 
 
-def table(found: Sequence[Line], columns: Sequence[str] = (), width: int | None = None) -> Table:
+def table(
+    found: Sequence[Line],
+    columns: Sequence[str] = (),
+    width: int | None = None,
+    *,
+    nothing: str = NOTHING_LISTED,
+) -> Table:
     """Return the table with these columns.
 
     Without ``columns``, it has those that suit the workloads and fit into ``width``; the footer names what was left
-    out. No text that a user may copy is cut.
+    out. No text that a user may copy is cut. ``nothing`` is the footer if there is no workload.
     """
     names = list(columns) or _suitable(found)
     dropped = [] if columns or width is None else _drop(names, found, width)
@@ -241,7 +247,7 @@ def table(found: Sequence[Line], columns: Sequence[str] = (), width: int | None 
         )
         for name in names
     )
-    return Table(headings, tuple(rows), _footer(found, dropped))
+    return Table(headings, tuple(rows), _footer(found, dropped) if found else nothing)
 
 
 def check_columns(names: Iterable[str]) -> None:
@@ -291,8 +297,6 @@ def _fitting(widths: Mapping[str, int], width: int, rank: int) -> list[str] | No
 
 
 def _footer(found: Sequence[Line], dropped: Sequence[str]) -> str:
-    if not found:
-        return NOTHING_LISTED
     texts = ["1 workload." if len(found) == 1 else f"{len(found)} workloads."]
     if dropped:
         texts.append(f"Too wide for this terminal: {', '.join(sorted(dropped))} (--full shows them).")

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl.arguments import VERBS, Parser, build, parse
+from resctrlctl.arguments import MAX_PRIORITY, VERBS, Parser, build, parse
 from resctrlctl.defaults import SOCKET
 from resctrlmond import __version__
 from resctrlmond.api.errors import ERRORS
+from resctrlmond.workloads import validation
 from resctrlmond.workloads.model import State
 from tests.ctl.conftest import ROOT, Ctl
 from tests.ctl.fake_manager import FakeManager
@@ -104,6 +105,7 @@ def test_help_of_each_verb(verb: list[str], capsys: pytest.CaptureFixture[str]) 
     if not verb:
         assert all(re.search(rf"^    {name} ", out, re.MULTILINE) for name in VERBS)
         assert "examples:\n  resctrlctl list" in out
+    assert "None" not in out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,6 +170,23 @@ def test_two_dashes_end_the_options_of_every_verb() -> None:
         ["list", "--socket", ""],
         ["list", "--root", ""],
         ["hooks", "status", "--hooks-dir", ""],
+        ["list", "--columns", ""],
+        ["list", "--pods", "--filter", "namespace=shop"],
+        ["list", "--pods", "--sort", "key"],
+        ["list", "--pods", "--columns", "key"],
+        ["list", "--pods", "--rate"],
+        ["list", "--pods", "--all"],
+        ["show", "k", "-p", ""],
+        ["show", "k", "-p", ","],
+        ["show", "k", "-p", "key", "-j"],
+        ["create", "k", "--priority", "high"],
+        ["create", "k", "--priority", "1001"],
+        ["create", "k", "--priority", "-1001"],
+        ["create", "k", "--priority", "--5"],
+        ["top", "-n", "9" * 5000],
+        ["units", "enable"],
+        ["units", "disable"],
+        ["units", "status", "x"],
     ],
     ids=" ".join,
 )
@@ -181,10 +200,18 @@ def test_wrong_command_line_prints_one_line_and_exits_with_2(
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("resctrlctl")
     assert "--help'" in err
+    assert "invalid int" not in err
+    assert "invalid _" not in err
 
 
-@pytest.mark.parametrize("option", ["--key", "--output", "--class"])
-def test_run_refuses_an_empty_key_file_or_class(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_priority_has_the_limits_of_the_daemon() -> None:
+    assert MAX_PRIORITY == validation.MAX_PRIORITY
+    for priority in (-MAX_PRIORITY, -5, 0, MAX_PRIORITY):
+        assert parse(["create", "k", "--priority", str(priority)]).priority == priority
+
+
+@pytest.mark.parametrize("option", ["--key", "--output", "--class", "--events"])
+def test_run_refuses_an_empty_key_file_class_or_event(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(["run", option, "", "--", "true"])
     assert ended.value.code == 125

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
 from resctrlmond.api.types import Member
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.pods import ContainerState, ReportedContainer, ReportedSandbox, Sandbox
-from tests.ctl.conftest import Ctl
+from tests.ctl.conftest import Ctl, command
 from tests.ctl.fake_manager import NOW, FakeManager
 
 POD = "6ca11e00-5ad0-4c0b-9f0e-0123456789ab"
@@ -117,6 +118,17 @@ def test_hostile_names_cannot_control_the_terminal(manager: FakeManager, ctl: Ct
     shown = ctl("list", "--pods").stdout
     assert all(character.isprintable() or character == "\n" for character in shown)
     assert len(shown.splitlines()) == 4
+
+
+def test_pods_are_listed_again_with_watch(manager: FakeManager, environment: dict[str, str]) -> None:
+    populate(manager)
+    words = command(manager.socket, "list", "--pods", "-j", "--watch=0.5")
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as listing:
+        assert listing.stdout is not None
+        first, second = json.loads(listing.stdout.readline()), json.loads(listing.stdout.readline())
+        listing.terminate()
+    assert first == second
+    assert [pod["name"] for pod in first["pods"]] == ["cart-0", "debug", "old"]
 
 
 @pytest.mark.parametrize("is_reported", [False, True])

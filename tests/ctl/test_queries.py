@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from resctrlctl.layout import Sheet
 from resctrlctl.queries import runtimes_without_hook
+from resctrlctl.reasons import reasons
 from resctrlctl.render import render_status
 from resctrlmond.api import types
 from resctrlmond.api.types import Claim, Member
@@ -106,6 +107,21 @@ def test_list_without_legend_and_quiet(manager: FakeManager, ctl: Ctl) -> None:
 def test_empty_list_names_the_option_for_more(ctl: Ctl) -> None:
     assert ctl("list").stdout == "No workload. 'resctrlctl list --all' also lists those that have ended.\n"
     assert ctl("list", "--no-legend").stdout == ""
+
+
+@pytest.mark.parametrize("words", [("list",), ("list", "--units")], ids=" ".join)
+def test_empty_list_states_that_a_filter_matches_nothing(ctl: Ctl, words: tuple[str, ...]) -> None:
+    filtered = (*words, "--filter", "state=actve")
+    hint = " 'resctrlctl list --all' also lists those that have ended."
+    assert ctl(*filtered).stdout == f"No workload matches the filter.{hint}\n"
+    assert ctl(*filtered, "--all").stdout == "No workload matches the filter.\n"
+    assert ctl(*words, "--all").stdout == "No workload.\n"
+
+
+def test_reason_of_two_groups_names_each_event_once() -> None:
+    twice = "tasks stayed outside; tasks stayed outside"
+    [sheet] = reasons([("core_energy", twice), ("mbm_total_bytes", twice)])
+    assert sheet.fields == (("all", ("tasks stayed outside",)),)
 
 
 def test_list_as_json_is_the_reply(manager: FakeManager, ctl: Ctl) -> None:

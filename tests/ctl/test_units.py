@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from resctrlctl.command import main
+from resctrlctl.errors import USAGE
 from resctrlmond import config
 from resctrlmond.api.exit_codes import DENIED
+from tests.ctl.conftest import command
 
 
 @pytest.fixture
@@ -80,18 +84,38 @@ def test_globs_of_other_files_are_shown_and_not_changed(folder: Path, capsys: py
     [
         (["enable", "ok.service", "nginx"], "Did you mean nginx.service?"),
         (["enable", "a b"], "not the name or glob of a unit"),
-        (["enable"], "units enable needs a glob"),
-        (["disable"], "units disable needs a glob"),
-        (["status", "x"], "has no arguments"),
+        (["enable"], "enable: GLOB is missing"),
+        (["disable"], "disable: GLOB is missing"),
+        (["status", "x"], "an argument is not allowed"),
     ],
 )
 def test_wrong_requests_change_nothing(
     arguments: list[str], error: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["units", *arguments]) == 1
+    assert main(["units", *arguments]) == USAGE
     assert error in capsys.readouterr().err
     assert not folder.exists()
     assert called(folder) == []
+
+
+def test_output_that_cannot_be_written_is_not_taken_for_a_file(environment: dict[str, str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        words = command("/none", "units")
+        done = subprocess.run(words, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "resctrlctl: cannot write the output: No space left on device\n")
+
+
+def test_drop_in_that_cannot_be_written_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    assert main(["units", "enable", "*.scope"]) == 1
+    path = folder / "units.yaml"
+    assert capsys.readouterr().err == f"resctrlctl: cannot watch units: {path}: No space left on device\n"
+    assert not path.exists()
 
 
 def test_wrong_file_is_reported_with_its_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
