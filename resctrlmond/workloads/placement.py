@@ -307,7 +307,7 @@ def _group_in(ctx: Context, txn: Transaction, class_: str, moved: Moved) -> Grou
         except ResctrlError as error:
             log.info("%s: its group cannot follow to class %s: %s", txn.key, class_ or "/", error)
         else:
-            log.info("%s: another program moved it to class %s, and its group followed", txn.key, class_ or "/")
+            log.info("%s: its tasks are in class %s now, and its group followed", txn.key, class_ or "/")
             return workload.first
     return group_ops.add(ctx, txn, class_)
 

@@ -50,7 +50,10 @@ def by_cgroup(cgroup: str, **more: object) -> Assignment:
     return Assignment(key=UID, owner="unit", cgroup=cgroup, **more)  # type: ignore[arg-type]
 
 
-def test_group_follows_a_workload_whose_tasks_all_moved(host: Host, process: Start, cgroup: str, gold: str) -> None:
+def test_group_follows_a_workload_whose_tasks_all_moved(
+    host: Host, process: Start, cgroup: str, gold: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     first, second = process(), process()
     before = host.manager.assign(container(cgroup, first, second)).workload
     host.manager.maintenance.tick()
@@ -61,6 +64,8 @@ def test_group_follows_a_workload_whose_tasks_all_moved(host: Host, process: Sta
     # The same directory, with its RMID and its counters.
     assert (record.first.class_, record.first.nonce, record.groups[1:]) == (gold, before.first.nonce, ())
     assert (record.state, record.generation, record.first.baseline) == (State.ACTIVE, 1, Quality.LATE)
+    # Another workload that took the tasks over may have moved them: the log does not name another program.
+    assert f"{UID}: its tasks are in class {gold} now, and its group followed" in caplog.messages
     for child in (first, second):
         assert host.tree.membership(child.pid) == Membership(gold, UID)
     host.check()
