@@ -185,7 +185,7 @@ _WORKLOAD_LINES: dict[str, tuple[str, Callable[[Workload], Iterable[str]]]] = {
 _HEAD = ("state", "workload", "companion", "created_at", "completed_at")
 # Each fact in the line of a member, by its field; "" is left out.
 _MEMBER_FACTS: dict[str, Callable[[Member], str]] = {
-    "kind": lambda member: f"{member.kind} of {member.owner}",
+    "kind": lambda member: f"{_kind_text(member)} of {member.owner}",
     "pid": lambda member: f"process {member.pid}" if member.pid else "",
     "cgroup": lambda member: member.cgroup,
     "ended_at": lambda member: f"ended {format_time(member.ended_at)}" if member.ended_at else "",
@@ -194,6 +194,11 @@ _MEMBER_FACTS: dict[str, Callable[[Member], str]] = {
     "tasks_outside": lambda member: _outside_text(member.tasks_outside, "task", "stayed outside"),
     "reason": lambda member: member.reason if member.reason != "ended" else "",
 }
+
+
+def _kind_text(member: Member) -> str:
+    # "process" is the kind of a member whose caller gave none, as resctrlctl assign --cgroup.
+    return "control group" if member.kind == "process" and member.cgroup and not member.pid else member.kind
 
 
 def render_foreign_list(foreign: Iterable[Foreign]) -> Table:

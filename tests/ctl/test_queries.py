@@ -240,6 +240,14 @@ def test_show_prints_the_average_over_the_life_of_a_workload(manager: FakeManage
     assert "  Completed: 2026-11-21 11:13:32" in lines
 
 
+def test_show_names_the_control_group_of_an_assign_without_a_kind(manager: FakeManager, ctl: Ctl) -> None:
+    group = Member("batch", "process", "cli", cgroup="/sys/fs/cgroup/batch.slice", started_at=NOW)
+    manager.add("k", members=(group, Member("pid-7", "process", "cli", pid=7, started_at=NOW)))
+    shown = ctl("show", "k").stdout
+    assert "batch: control group of cli, /sys/fs/cgroup/batch.slice\n" in shown
+    assert "pid-7: process of cli, process 7\n" in shown
+
+
 def test_show_prints_the_use_of_each_domain_if_there_are_several(manager: FakeManager, ctl: Ctl) -> None:
     workload = manager.add("k")
     total = types.Total(event="core_energy", unit="joules", value="30", quality=Quality.EXACT)
