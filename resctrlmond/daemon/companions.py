@@ -365,6 +365,7 @@ async def stop_all(folder: str, address: str | None = None) -> str:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(changed.wait(), 1)
                     changed.clear()
+                await systemd.stop(SLICE)
             finally:
                 await systemd.close()
         for key in files.runs():

@@ -557,3 +557,81 @@ def test_failure_is_described(result: str, code: int, status: int, expected: str
 
 def test_format_names_its_file() -> None:
     assert [format_.file_name for format_ in Format] == ["config.yaml", "config.json", "config"]
+
+
+class Killed(BaseException):
+    """The end of a daemon that is killed."""
+
+
+class Steps:
+    """Kills the daemon before or after its ``fatal``th step: a write of files, or a request to systemd."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self.fatal = -1
+        module = importlib.import_module("resctrlmond.daemon.companions")
+        for name in ("write", "remove"):
+            monkeypatch.setattr(module.CompanionFiles, name, self._counted(getattr(module.CompanionFiles, name)))
+        for name in ("start_transient", "stop", "reset_failed"):
+            monkeypatch.setattr(module.Systemd, name, self._awaited(getattr(module.Systemd, name)))
+
+    def _step(self) -> None:
+        self.count += 1
+        if self.count == self.fatal:
+            raise Killed
+
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            self._step()
+            result = function(*args)
+            self._step()
+            return result
+
+        return call
+
+    def _awaited(self, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def call(*args: Any) -> Any:
+            self._step()
+            result = await function(*args)
+            self._step()
+            return result
+
+        return call
+
+
+def test_daemon_that_is_killed_at_any_step_leaks_and_repeats_no_companion(
+    site: Site, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container lives and ends, and the daemon is killed at each step of that once, and starts again."""
+    steps = Steps(monkeypatch)
+    children = [process() for _ in range(20)]
+
+    async def killed_or(condition: Callable[[], object], companions: Any) -> None:
+        await site.until(lambda: companions._task.done() or condition())
+
+    async def live(key: str, child: subprocess.Popen[bytes], fatal: int) -> None:
+        steps.count, steps.fatal = 0, fatal
+        async with site.running() as companions:
+            site.start(key, child, "simple")
+            await killed_or(lambda: site.status(key) == "running", companions)
+        async with site.running() as companions:
+            await killed_or(lambda: site.status(key) == "running", companions)
+            site.end(key)
+            await killed_or(lambda: not site.folder.exists(), companions)
+        async with site.running():
+            await site.until(lambda: not site.folder.exists())
+
+    async def test() -> None:
+        async with site.systemd as systemd:
+            fatal, was_killed = 0, True
+            while was_killed:
+                fatal += 1
+                key = f"{fatal:064x}"
+                await live(key, children[fatal], fatal)
+                was_killed = steps.count >= fatal
+                assert systemd.units == {}
+                assert [name for name, _ in systemd.transient] == [unit_of(key)], f"killed at step {fatal}"
+                systemd.transient.clear()
+            assert fatal > 8, "each of the four steps, before and after it"
+
+    run(test)
