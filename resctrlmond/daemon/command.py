@@ -138,28 +138,29 @@ def _release_all(options: argparse.Namespace, loaded: Config, gid: int) -> int:
         if error.exit not in (Exit.NOT_MOUNTED, Exit.NO_MONITORING):
             raise
         log.info("there is no monitoring group to remove: %s", error)
-        return Exit.OK
-    try:
-        problems = setup.manager.release_all()
-        if problem := _stop_companions(loaded, session_bus() if options.simulate else None):
-            problems.append(problem)
-    finally:
-        os.close(setup.lock)
+        problems = []
+    else:
+        try:
+            problems = setup.manager.release_all()
+        finally:
+            os.close(setup.lock)
+    problems += _stop_companions(loaded, session_bus() if options.simulate else None)
     for problem in problems:
         log.error("cannot release: %s", problem)
     return Exit.FAILURE if problems else Exit.OK
 
 
-def _stop_companions(loaded: Config, bus: str | None) -> str:
-    """Stop all companions. Return the problem; "" if there is none."""
-    if not CompanionFiles(loaded.runtime_dir).exists:
-        return ""
+def _stop_companions(loaded: Config, bus: str | None) -> list[str]:
+    """Stop all companions. Return the problems, [] if none of them runs."""
+    if bus == "" or not CompanionFiles(loaded.runtime_dir).exists:
+        return []
     try:
         # Not at the top: it needs the D-Bus library.
         from resctrlmond.daemon.companions import stop_all  # noqa: PLC0415
     except ImportError as error:
-        return f"companions: {error}"
-    return asyncio.run(stop_all(loaded.runtime_dir, bus))
+        return [f"companions: {error}"]
+    problem = asyncio.run(stop_all(loaded.runtime_dir, bus))
+    return [problem] if problem else []
 
 
 def _check_config(options: argparse.Namespace) -> int:

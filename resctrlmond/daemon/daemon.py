@@ -277,6 +277,8 @@ class Daemon:
 
     def _start_companions(self) -> None:
         """Start the companions that the profiles define, and stop those of workloads that have ended."""
+        if self._bus == "":
+            return  # a simulation without a session bus must not start programs of the host
         if self._companions is None:
             has_some = any(profile.companion for profile in self._manager.profiles.by_name.values())
             if not has_some and not CompanionFiles(self._config.runtime_dir).exists:

@@ -44,7 +44,7 @@ class FakeSystemd:
     """
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self.address = address
         self.units: dict[str, Unit] = {}
         self.calls: list[str] = []
         self.hangs = False
@@ -52,7 +52,7 @@ class FakeSystemd:
         self.transient: list[tuple[str, dict[str, Any]]] = []
 
     async def __aenter__(self) -> Self:
-        self._bus = await dbus_fast.aio.MessageBus(bus_address=self._address).connect()
+        self._bus = await dbus_fast.aio.MessageBus(bus_address=self.address).connect()
         self._bus.add_message_handler(self._handle)
         await self._bus.request_name(NAME)
         return self
