@@ -264,6 +264,8 @@ class Companions:
         """Write the files of a companion, and create its unit. Raises BusUnavailable, DBusError, ResctrlError."""
         assert self._runs is not None
         key, run, unit = workload.key, run_of(workload), unit_of(workload.key)
+        # Before the first write, so that what a failure leaves is removed at the end.
+        self._runs.setdefault(key, "")
         try:
             rendered = await self._call(self._prepare, workload, companion)
         except TemplateError as error:
@@ -277,7 +279,8 @@ class Companions:
         except DBusError as error:
             if error.type != UNIT_EXISTS:
                 raise
-            self._look_at(key)
+            # A unit file of an administrator, perhaps; one that has just been created is found by the next try.
+            self._fail(key, f"there is a unit {unit} already", is_retried=True)
         else:
             log.info("%s: started its companion %s", key, unit, extra=journal.fields(key=key))
             self._loaded[key] = run

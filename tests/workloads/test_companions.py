@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import importlib
 import os
 import stat
@@ -30,7 +31,7 @@ from resctrlmond.workloads.reports import Facts
 from resctrlmond.workloads.requests import Assignment
 from tests.api.private_bus import PrivateBus
 from tests.workloads.conftest import UID, Host, join, own_host
-from tests.workloads.fake_systemd import FakeSystemd
+from tests.workloads.fake_systemd import NAME, FakeSystemd
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 FIRST, SECOND = "5e" * 32, "c0" * 32
@@ -350,10 +351,11 @@ def test_refusal_of_systemd_is_reported_and_tried_again(site: Site, process: Sta
     run(test)
 
 
-def test_many_changes_cause_no_further_tries(site: Site, process: Start) -> None:
+@pytest.mark.parametrize("refusal", ["org.freedesktop.DBus.Error.AccessDenied", f"{NAME}.UnitExists"])
+def test_many_changes_cause_no_further_tries(site: Site, process: Start, refusal: str) -> None:
     async def test() -> None:
         async with site.systemd as systemd, site.running() as companions:
-            systemd.refusal = "org.freedesktop.DBus.Error.AccessDenied"
+            systemd.refusal = refusal
             site.start(FIRST, process(), "simple")
             await site.until_status(FIRST, "failed")
             begun, before = time.monotonic(), systemd.calls.count("StartTransientUnit")
@@ -438,6 +440,31 @@ def test_restart_by_systemd_is_shown_with_its_cause(site: Site, process: Start) 
             await site.until_status(FIRST, "starting: again: it was killed by SIGSEGV")
             systemd.set(unit_of(FIRST), active="active", sub="running")
             await site.until_status(FIRST, "running")
+
+    run(test)
+
+
+def test_files_that_cannot_be_written_are_removed_at_the_end(
+    site: Site, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("resctrlmond.daemon.companions")
+    written = module.CompanionFiles.write
+
+    def write(files: Any, key: str, run: str, name: str, text: str | None) -> None:
+        written(files, key, run, name, text)
+        (site.folder / key / ".run").unlink()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module.CompanionFiles, "write", write)
+
+    async def test() -> None:
+        async with site.systemd as systemd, site.running():
+            site.start(FIRST, process(), "simple")
+            await site.until_status(FIRST, "failed")
+            assert "ENOSPC" in site.status(FIRST)
+            site.end(FIRST)
+            await site.until(lambda: not site.folder.exists())
+            assert systemd.transient == []
 
     run(test)
 
