@@ -56,6 +56,8 @@ class Session:
         self._unanswered: dict[asyncio.Future[Any], asyncio.TimerHandle] = {}
         self._configured = configured
         self._is_only = is_only
+        # Whether the log states that this connection lacks events.
+        self._has_warned = False
         self._is_over = False
         # Whether this side has ended the connection.
         self._is_ended = False
@@ -89,7 +91,8 @@ class Session:
         if not self._is_outdated():
             return
         if self._is_only:
-            if not self._has_creations:
+            if not self._has_creations and not self._has_warned:
+                self._has_warned = True
                 log.warning(
                     "the profiles set limits of memory from now on, but the runtime does not report containers "
                     "before it creates them: restart the runtime, which launches this plugin again"

@@ -245,11 +245,15 @@ def test_plugin_that_the_runtime_launched_keeps_its_only_connection(caplog: pyte
             plugin.switch.is_wanted = True
             plugin.resubscribe()
             assert await continues(session)
-            assert (await asyncio.to_thread(peer.call, "Shutdown", b"")).status.code == 0
+            for number in (1, 2):
+                peer.send("StateChange", EVENT)
+                await plugin.received(number)
+                plugin.waiting[-1].set_result(None)
+                assert (await asyncio.to_thread(peer.answer))[1].status.code == 0
         await ended(session)
 
     asyncio.run(run())
-    assert "restart the runtime" in caplog.text
+    assert caplog.text.count("restart the runtime") == 1
 
 
 # -- reloads
