@@ -32,7 +32,7 @@ _ACCURACY = 1e-9
 
 # The labels and the values of the counters of one metric at the end of their workload.
 Ends = dict[str, dict[frozenset[tuple[str, str]], float]]
-# What the workloads of each namespace used, by the metric and the labels of its sum.
+# The actual use of the workloads of each namespace, by the metric and the labels of its sum.
 Truth = dict[tuple[str, frozenset[tuple[str, str]]], Decimal]
 
 

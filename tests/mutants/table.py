@@ -414,8 +414,8 @@ MUTANTS = (
     Mutant(
         "the RMID queue goes on after a refusal",
         _WORKLOADS + "rmid_queue.py",
-        "                    return\n",
-        "                    continue\n",
+        "                rmid_transfer.take(ctx, queue, guard)\n            return\n",
+        "                rmid_transfer.take(ctx, queue, guard)\n            continue\n",
         "tests/workloads/test_rmid_queue.py tests/workloads",
     ),
     Mutant(
