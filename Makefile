@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make         set up the development environment and compile the OCI hook
+# make         set up the development environment, and compile the OCI hook and the program for services
 # make demo    the main job on a simulated resctrl, shown step by step
 # make check   all tests, on the simulator and on a real kernel in a virtual machine
 # make conformance [CONFORMANCE="--seed N --operations N"]   random operations, compared between kernel and simulator
@@ -27,9 +27,9 @@ INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
 .PHONY: bench churn crash flood fuzz mutants nri-all soak record starved truth units-budget views interfaces proto lint man pictures deb wheel install install-modules install-files clean
-.PHONY: check-host hook uninstall uninstall-files
+.PHONY: check-host hook unit-exec uninstall uninstall-files
 
-all: setup hook
+all: setup hook unit-exec
 
 # The Debian packages that the tests need are installed by tests/host-packages as root; other users get their names.
 setup: $(READY)
@@ -189,7 +189,23 @@ CFLAGS ?= -O2 -fstack-protector-strong
 LDFLAGS ?= -Wl,-z,relro,-z,now
 WARNINGS ?= -Wall -Wextra -Werror
 
+# The program before the commands of services is static: a sandbox may hide the libraries. Tests compile it with a socket
+# in the working directory, and with sanitizers, which cannot be static.
+UNIT_EXEC = build/resctrlmon-unit-exec
+TESTED_UNIT_EXEC = $(UNIT_EXEC)-tested $(UNIT_EXEC)-sanitized
+
 hook: $(COMPILED_HOOK)
+
+unit-exec: $(UNIT_EXEC)
+
+$(TESTED_UNIT_EXEC): SOCKET = -DSOCKET='"unit.socket"'
+$(UNIT_EXEC) $(UNIT_EXEC)-tested: LINK = -static-pie
+$(UNIT_EXEC)-sanitized: LINK = -pie
+$(UNIT_EXEC)-sanitized: CPPFLAGS =
+$(UNIT_EXEC)-sanitized: CFLAGS = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
+$(UNIT_EXEC) $(TESTED_UNIT_EXEC): hook/unit_exec.c Makefile
+	@mkdir -p build
+	$(CC) -std=c11 $(WARNINGS) $(CPPFLAGS) $(SOCKET) $(CFLAGS) -fPIE $< $(LINK) $(LDFLAGS) -o $@.$$$$ && mv $@.$$$$ $@
 
 $(SANITIZED_HOOK): CPPFLAGS =
 $(SANITIZED_HOOK): CFLAGS = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
@@ -229,6 +245,7 @@ OLD_HOOK = resctrlmon-poststop.json
 HOOK_LINKS = $(DESTDIR)/usr/share/containers/oci/hooks.d
 SYSUSERS = $(DESTDIR)$(PREFIX)/lib/sysusers.d/resctrlmond.conf
 HOOK = $(DESTDIR)$(PREFIX)/libexec/resctrlmon-oci-hook
+INSTALLED_UNIT_EXEC = $(DESTDIR)$(PREFIX)/libexec/resctrlmon-unit-exec
 CATALOGDIR = $(DESTDIR)$(PREFIX)/lib/systemd/catalog
 POLICY = $(DESTDIR)$(PREFIX)/share/dbus-1/system.d/org.resctrlmon1.conf
 ACTIVATION = $(DESTDIR)$(PREFIX)/share/dbus-1/system-services/org.resctrlmon1.service
@@ -262,6 +279,10 @@ endif
 	if command -v $(firstword $(CC)) >/dev/null && $(MAKE) --no-print-directory hook; then hook=$(COMPILED_HOOK); \
 	  else echo "the OCI hook cannot be compiled here: its Python form is installed, which takes longer" >&2; \
 	  hook=resctrlmond/oci_hook.py; fi && $(INSTALL) -D -m 755 $$hook $(HOOK).new && mv -f $(HOOK).new $(HOOK)
+	if command -v $(firstword $(CC)) >/dev/null && $(MAKE) --no-print-directory unit-exec; then \
+	  $(INSTALL) -D -m 755 $(UNIT_EXEC) $(INSTALLED_UNIT_EXEC).new && \
+	  mv -f $(INSTALLED_UNIT_EXEC).new $(INSTALLED_UNIT_EXEC); \
+	  else echo "resctrlmon-unit-exec cannot be compiled here: 'resctrlctl units exact' needs it" >&2; fi
 	$(INSTALL) -D -m 644 -t $(DESTDIR)$(UNITDIR) $(UNITS)
 	$(INSTALL) -D -m 644 -t $(CATALOGDIR) $(CATALOGS)
 	$(INSTALL) -D -m 644 systemd/org.resctrlmon1.dbus.conf $(POLICY)
@@ -279,15 +300,20 @@ endif
 	$(INSTALL) -D -m 644 resctrlctl/completions/_resctrlctl $(ZSH_COMPLETION)
 	$(INSTALL) -D -m 644 resctrlctl/completions/resctrlctl.fish $(FISH_COMPLETION)
 
+# The drop-ins of 'resctrlctl units exact'. A service that runs through a program that is missing does not start.
+EXACT_DROP_INS = $(wildcard /etc/systemd/system/*.service.d/zz-resctrlmon-exact.conf)
+
 # In the order of the Debian package's prerm: the hook's JSON files first, and no group remains without an owner.
 # A changed configuration file remains, as with apt remove.
 uninstall:
 ifeq ($(DESTDIR),)
 	[ ! -x $(PREFIX)/bin/resctrlctl ] || resctrlctl --quiet hooks disable || \
 	  { echo "nothing was removed: a runtime that calls a hook that is missing starts no container" >&2; exit 1; }
-	if [ -d /run/systemd/system ]; then \
+	rm -f $(EXACT_DROP_INS)
+	rmdir $(dir $(EXACT_DROP_INS)) 2>/dev/null || :
+	if [ -d /run/systemd/system ]; then systemctl daemon-reload && \
 	  systemctl --quiet disable --now resctrlmon-nri.service resctrlmon-exporter.socket resctrlmon-exporter.service \
-	    resctrlmond.socket resctrlmond.service || :; fi
+	    resctrlmond.socket resctrlmond-unit.socket resctrlmond.service || :; fi
 	[ ! -x $(PREFIX)/bin/resctrlmond ] || resctrlmond --release-all || echo "some monitoring groups still stand" >&2
 endif
 	$(MAKE) uninstall-files
@@ -299,7 +325,7 @@ uninstall-files:
 	for name in resctrlmond nri; do ! cmp -s systemd/$$name.yaml $(DESTDIR)/etc/resctrlmond/$$name.yaml || \
 	  rm $(DESTDIR)/etc/resctrlmond/$$name.yaml || exit 1; done
 	rm -rf $(MODULES) $(SHARED)
-	rm -f $(SYSUSERS) $(TMPFILES) $(HOOK) $(POLICY) $(ACTIVATION) $(COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
+	rm -f $(SYSUSERS) $(TMPFILES) $(HOOK) $(INSTALLED_UNIT_EXEC) $(POLICY) $(ACTIVATION) $(COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
 	rm -f $(addprefix $(DESTDIR)$(UNITDIR)/,$(notdir $(UNITS))) $(addprefix $(CATALOGDIR)/,$(notdir $(CATALOGS)))
 	for command in $(COMMANDS); do rm -f $(DESTDIR)$(PREFIX)/bin/$${command%=*} || exit 1; done
 	for page in $(INSTALLED_PAGES); do rm -f $(MANDIR)/man$${page##*.}/$${page##*/} || exit 1; done

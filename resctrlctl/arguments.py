@@ -183,7 +183,8 @@ def _check_combination(args: argparse.Namespace) -> None:
     if args.verb == "assign" and args.tree and args.pid is None:
         args.parser.error("argument --tree: not allowed with --cgroup, which includes all control groups below it")
     if args.verb == "units" and args.action != "status" and not args.glob:
-        args.parser.error(f"{args.action}: GLOB is missing, for example: resctrlctl units {args.action} '*.service'")
+        needed, example = ("SERVICE", "nginx.service") if "exact" in args.action else ("GLOB", "'*.service'")
+        args.parser.error(f"{args.action}: {needed} is missing, for example: resctrlctl units {args.action} {example}")
     if args.verb == "units" and args.action == "status" and args.glob:
         args.parser.error("status: an argument is not allowed: it shows all globs")
 
@@ -606,8 +607,8 @@ def _hooks(verb: argparse.ArgumentParser) -> None:
 
 
 def _units(verb: argparse.ArgumentParser) -> None:
-    actions = ("enable", "disable", "status")
-    verb.add_argument("action", choices=actions, nargs="?", default="status", help="the action on globs of units")
+    actions = ("enable", "disable", "exact", "inexact", "status")
+    verb.add_argument("action", choices=actions, nargs="?", default="status", help="the action on units")
     verb.add_argument(
         "glob", metavar="GLOB", nargs="*", help="units, such as nginx.service, '*.service' or '!getty@*'"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verb ``units``: add and remove globs of systemd units that the daemon watches, or show them."""
+"""The verb ``units``: select the systemd units that the daemon watches, make services exact, or show both."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import os
 import subprocess
 from collections.abc import Iterable
 
+from resctrlctl import exact_units
 from resctrlctl.errors import OK, USAGE, CommandError
-from resctrlctl.layout import Column, Row, Table
+from resctrlctl.exact_units import ExactUnit
+from resctrlctl.layout import Block, Column, Row, Table
 from resctrlctl.output import Json, Output
 from resctrlctl.structs import Struct
-from resctrlmond import config
+from resctrlmond import config, unit_exec
 from resctrlmond.api.exit_codes import DENIED
 from resctrlmond.config_file import ConfigError
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.unit_globs import problem_of
+from resctrlmond.unit_globs import UnitGlobs, problem_of
 
 # The drop-in that this verb writes.
 FILE = "units.yaml"
@@ -24,6 +26,13 @@ _HEAD = "# Written by 'resctrlctl units'. See resctrlmond.yaml(5).\n"
 _SERVICE = "resctrlmond.service"
 # systemctl waits for the bus, which may hang, and for the daemon's READY=1.
 _SYSTEMCTL_TIMEOUT_S = 60
+_FAILED = {
+    "enable": "cannot watch units",
+    "disable": "cannot stop watching units",
+    "exact": "cannot make services exact",
+    "inexact": "cannot make services inexact",
+    "status": "cannot show the globs",
+}
 
 
 class Glob(Struct):
@@ -34,22 +43,25 @@ class Glob(Struct):
 
 
 class Units(Struct):
-    """All globs, in their order."""
+    """All globs, in their order, and the services that are exact."""
 
     globs: list[Glob]
+    exact: list[ExactUnit]
 
 
 def units(args: argparse.Namespace, output: Output) -> int:
-    """Add globs to the drop-in, or remove them, and reload the daemon; or show all globs. Return the exit status."""
-    failed = {"enable": "cannot watch units", "disable": "cannot stop watching units"}.get(
-        args.action, "cannot show the globs"
-    )
+    """Change the globs of the drop-in, or the drop-ins of services, or show all of them. Return the exit status."""
+    failed = _FAILED[args.action]
     try:
         match args.action:
             case "enable":
                 _enable(args.glob, output)
             case "disable":
                 _disable(args.glob, output)
+            case "exact":
+                _make_exact(list(dict.fromkeys(args.glob)), output)
+            case "inexact":
+                _make_inexact(args.glob, output)
         if args.action == "status" or output.json is not Json.OFF:
             _show(output)
     except ConfigError as error:
@@ -85,6 +97,61 @@ def _disable(globs: Iterable[str], output: Output) -> None:
     if left != own:
         _write(left)
     _confirm(globs, [glob for glob in own if glob not in left], "disabled", output)
+
+
+def _make_exact(names: list[str], output: Output) -> None:
+    """Write the drop-ins of services, watch the services, and reload systemd."""
+    if not os.access(unit_exec.PROGRAM, os.X_OK):
+        raise CommandError(
+            f"{unit_exec.PROGRAM} is not installed, and a service that runs through it would not start. Install "
+            "resctrlmond again (package, or 'make install' in the source, with a C compiler)"
+        )
+    # All of them before the first is written.
+    texts = {name: exact_units.drop_in_for(name) for name in names}
+    globs = [of.glob for of in _globs()]
+    new: list[str] = []
+    for name in names:
+        if UnitGlobs([*globs, *new]).rank(exact_units.sample_of(name)) is not None:
+            continue
+        glob = exact_units.glob_of(name)
+        if UnitGlobs([*globs, glob]).rank(exact_units.sample_of(name)) is None:
+            raise CommandError(f"{name} cannot be exact: a glob with '!' excludes it. See: resctrlctl units status")
+        new.append(glob)
+    changed = [name for name in names if exact_units.write(name, texts[name])]
+    if changed:
+        _reload_systemd()
+    if new:
+        _write([*_own(), *new])
+        _reload(output)
+    if output.json is Json.OFF:
+        for name in names:
+            output.confirm(f"{name}: exact{'' if name in changed else ' already'}")
+    if changed:
+        output.note(f"this applies at the next start: systemctl restart {' '.join(changed)}")
+
+
+def _make_inexact(patterns: list[str], output: Output) -> None:
+    """Remove the drop-ins of services, and reload systemd."""
+    removed = exact_units.remove(patterns)
+    if removed:
+        _reload_systemd()
+    if output.json is Json.OFF:
+        for name in removed:
+            output.confirm(f"{name}: inexact, and still watched")
+        if not removed:
+            output.confirm("no service that matches is exact")
+
+
+def _reload_systemd() -> None:
+    try:
+        done = _systemctl("daemon-reload", unit="")
+        why = printable(done.stderr.strip()) if done.returncode else ""
+    except (OSError, subprocess.SubprocessError) as error:
+        why = str(error)
+    if why:
+        raise CommandError(
+            f"the drop-ins are changed, but systemd was not reloaded: {why}. Run: systemctl daemon-reload"
+        )
 
 
 def _confirm(globs: Iterable[str], changed: list[str], state: str, output: Output) -> None:
@@ -145,9 +212,9 @@ def _reload(output: Output) -> None:
         raise CommandError(f"{failed}: {printable(done.stderr.strip())}. See: systemctl status resctrlmond")
 
 
-def _systemctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _systemctl(*arguments: str, unit: str = _SERVICE) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["systemctl", *arguments, _SERVICE],
+        ["systemctl", *arguments, *([unit] if unit else [])],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -158,12 +225,16 @@ def _systemctl(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _show(output: Output) -> None:
-    found = _globs()
+    found, exact = _globs(), exact_units.exact_units()
     if output.json is not Json.OFF:
-        output.print_json(Units(found))
+        output.print_json(Units(found, exact))
         return
     if not found:
         output.confirm("no units are watched. Watch some: resctrlctl units enable '*.service'")
         return
     columns = (Column("GLOB"), Column("SET IN"))
-    output.print_blocks([Table(columns, tuple(Row((printable(of.glob), printable(of.path))) for of in found))])
+    blocks: list[Block] = [Table(columns, tuple(Row((printable(of.glob), printable(of.path))) for of in found))]
+    if exact:
+        columns = (Column("EXACT SERVICE"), Column("DROP-IN"))
+        blocks.append(Table(columns, tuple(Row((printable(of.unit), printable(of.path))) for of in exact)))
+    output.print_blocks(blocks)

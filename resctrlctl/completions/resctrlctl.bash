@@ -199,8 +199,11 @@ _resctrlctl() {
             run:0)
                 mapfile -t COMPREPLY < <(compgen -c -- "$current")
                 ;;
-            hooks:0 | units:0)
+            hooks:0)
                 __resctrlctl_words $'enable\ndisable\nstatus' "$current"
+                ;;
+            units:0)
+                __resctrlctl_words $'enable\ndisable\nexact\ninexact\nstatus' "$current"
                 ;;
             profiles:0)
                 __resctrlctl_words $'list\nshow\ncheck\nexplain' "$current"

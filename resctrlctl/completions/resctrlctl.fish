@@ -202,7 +202,7 @@ complete -c resctrlctl -n '__resctrlctl_is move 0' -k -a '(__resctrlctl_workload
 complete -c resctrlctl -n '__resctrlctl_is move 1' -a '(__resctrlctl_classes)'
 complete -c resctrlctl -n '__resctrlctl_is hooks' -l hooks-dir -xa '(__fish_complete_directories)' -d 'the directory that the runtimes read'
 complete -c resctrlctl -n '__resctrlctl_is hooks 0' -a 'enable disable status'
-complete -c resctrlctl -n '__resctrlctl_is units 0' -a 'enable disable status'
+complete -c resctrlctl -n '__resctrlctl_is units 0' -a 'enable disable exact inexact status'
 complete -c resctrlctl -n '__resctrlctl_is profiles' -l profiles-dir -xa '(__fish_complete_directories)' -d 'the directory to read instead of those of the daemon'
 complete -c resctrlctl -n '__resctrlctl_is profiles 0' -a 'list show check explain'
 complete -c resctrlctl -n '__resctrlctl_is profiles 1' -a '(__resctrlctl_profile_subjects)'

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from resctrlctl.defaults import SOCKET
-from resctrlctl.doctor import energy, kernel, resctrl, rivals, runtimes, service
+from resctrlctl.doctor import energy, exact_units, kernel, resctrl, rivals, runtimes, service
 from resctrlctl.doctor.finding import Finding, Report, Severity
 from resctrlctl.doctor.host import Host
 from resctrlctl.errors import DOCTOR_ERROR, DOCTOR_WARNING, OK
@@ -31,6 +31,7 @@ CHECKS: tuple[tuple[str, Callable[[Host], Iterator[Finding]]], ...] = (
     ("daemon", service.check_unit),
     ("socket", service.check_socket),
     ("bus", service.check_bus),
+    ("exact-units", exact_units.check),
     ("hooks", runtimes.check_hooks),
     ("nri", runtimes.check_nri),
     ("runtime-groups", runtimes.check_runtime_groups),

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access control: root may call every verb; members of two Unix groups may call the verbs that read."""
+"""Access control: root may call every verb; members of two Unix groups may call the verbs that read.
+
+Every user may call the verbs about the caller's own process, which have a socket of their own.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from resctrlmond.resctrl.processes import Descriptor
 
 
 class Access(enum.Enum):
-    """Whether a verb only reads, or changes something."""
+    """Whether a verb only reads, changes something, or concerns the caller's own process only."""
 
     READ = "read"
     WRITE = "write"
+    SELF = "self"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class Caller:
     number of nested PID namespaces in which the caller has a pid, beginning with the daemon's own: 1 is the daemon's
     own, 0 is unknown. ``descriptors`` came with the message, which was received at ``received_ns`` (``boot_ns()``; 0
     if that is unknown). ``waits`` returns whether the caller still waits for the reply; it can be called from any
-    thread.
+    thread. ``is_held``: a pidfd holds the process, so that ``pid`` is its number as long as ``waits`` returns True.
     """
 
     uid: int
@@ -37,6 +41,7 @@ class Caller:
     pid_namespaces: int = 0
     descriptors: tuple[Descriptor, ...] = ()
     received_ns: int = 0
+    is_held: bool = False
 
     def check_pid(self, pid: int, remedy: str) -> None:
         """Raise PermissionDenied unless the caller is in the daemon's PID namespace and uses the same pids."""
@@ -65,7 +70,7 @@ class Policy:
 
     def check(self, caller: Caller, access: Access, verb: str) -> None:
         """Raise PermissionDenied unless the caller may call a verb with this access."""
-        if is_privileged(caller.uid):
+        if is_privileged(caller.uid) or access is Access.SELF:
             return
         if access is Access.READ and self._readers & caller.groups:
             return

@@ -185,8 +185,8 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     ),
     NotWatched: ErrorName(
         "NotWatched",
-        "The profile of the container or pod excludes it: no group was created, and nothing is counted. See "
-        "*resctrlmond-profiles*(5).",
+        "The profile of the container or pod excludes it (*resctrlmond-profiles*(5)), or *units* in "
+        "*resctrlmond.yaml*(5) does not select the unit: no group was created, and nothing is counted.",
     ),
     TooSlow: ErrorName(
         "TooSlow",

@@ -55,8 +55,12 @@ class Presence:
                 self._pidfd = -1
 
 
-def caller_of(connection: socket.socket, peer: tuple[int, int, int]) -> tuple[Caller, Presence]:
+def caller_of(
+    connection: socket.socket, peer: tuple[int, int, int], *, holds_all: bool = False
+) -> tuple[Caller, Presence]:
     """Return the process that connected, with its ``credentials`` at that moment, and its presence.
+
+    ``holds_all``: hold the process of each user by a pidfd, not only those of root.
 
     A peer with more than 256 supplementary groups has only its primary group. Raises OSError if the credentials
     cannot be read.
@@ -64,12 +68,13 @@ def caller_of(connection: socket.socket, peer: tuple[int, int, int]) -> tuple[Ca
     pid, uid, gid = peer
     pidfd, namespaces = -1, 0
     # Other users may only read: saves system calls in a flood of connections.
-    if is_privileged(uid):
+    if holds_all or is_privileged(uid):
         pidfd = _pidfd(connection)
         namespaces = _pid_namespaces(pid, pidfd)
     presence = Presence(connection, pidfd)
     groups = _groups(connection) | {gid}
-    return Caller(uid, groups, pid, waits=presence.waits, pid_namespaces=namespaces), presence
+    is_held = pidfd >= 0
+    return Caller(uid, groups, pid, waits=presence.waits, pid_namespaces=namespaces, is_held=is_held), presence
 
 
 def credentials(connection: socket.socket) -> tuple[int, int, int]:

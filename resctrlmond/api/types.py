@@ -903,6 +903,16 @@ class RunReply(Reply, frozen=True, kw_only=True):
     """
 
 
+class AssignSelfReply(Reply, frozen=True, kw_only=True):
+    """The answer of org.resctrlmon.Unit.AssignSelf."""
+
+    key: str
+    state: str
+    """The *State* of the workload."""
+    exact: bool
+    """Whether all processes of the service were in its group from their first instruction, so far."""
+
+
 class ErrorParameters(Reply, frozen=True, kw_only=True):
     """The fields of every error but *InternalError*."""
 

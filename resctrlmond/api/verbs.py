@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -44,6 +44,7 @@ from resctrlmond.resctrl.errors import (
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads import owners, plan
+from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.caveats import lacking_sentence
 from resctrlmond.workloads.clock import seconds_since_ns
 from resctrlmond.workloads.errors import (
@@ -70,6 +71,7 @@ T = TypeVar("T")
 
 MANAGER = "org.resctrlmon.Manager"
 HOOK = "org.resctrlmon.Hook"
+UNIT = "org.resctrlmon.Unit"
 INTERFACES = {
     MANAGER: """
 Monitoring groups of Linux resctrl on this host: one for each workload (a pod, container, service or command), kept as
@@ -86,6 +88,11 @@ the name of the errno, the kernel's explanation from last_cmd_status (status), a
     HOOK: """
 The interface of the OCI hook, resctrlmon-oci-hook. Its errors are those of org.resctrlmon.Manager.
 """,
+    UNIT: """
+The interface of resctrlmon-unit-exec, on a socket of its own. Its errors are those of org.resctrlmon.Manager.
+
+Every user may call it.
+""",
 }
 
 # The most concurrent calls of all readers, and of one reader's user. The lanes of these calls have four threads.
@@ -95,6 +102,7 @@ _READERS, _OF_ONE_READER = 3, 2
 class Verb(msgspec.Struct, frozen=True):
     """A verb. ``run`` is the blocking call; it runs in a thread of ``lane``, for callers with ``access``.
 
+    ``handle`` is a coroutine function in the place of ``run``, which it calls if needed.
     ``pages`` yields the reply in several parts, for calls with *more* over varlink. ``follow`` yields replies without
     end, in the event loop: such a verb is only for calls with *more*. ``errors`` are the errors of this verb other
     than ``COMMON_ERRORS``. ``description`` is for the interfaces and the manual page, in the markup of
@@ -109,6 +117,7 @@ class Verb(msgspec.Struct, frozen=True):
     run: Callable[[Manager, Any, Caller], types.Reply]
     pages: Callable[[Manager, Any], Iterator[types.Reply]] | None = None
     follow: Callable[[Service, Caller], AsyncGenerator[types.Reply, None]] | None = None
+    handle: Callable[[Service, Caller], Awaitable[types.Reply]] | None = None
     interface: str = MANAGER
     errors: tuple[type[ResctrlError], ...] = ()
     description: str = ""
@@ -121,7 +130,7 @@ class Verb(msgspec.Struct, frozen=True):
     @property
     def reply_bytes(self) -> int:
         """Return the bytes to reserve for the reply before the call; 0 for verbs that change something or follow."""
-        if self.access is Access.WRITE or self.follow:
+        if self.access is not Access.READ or self.follow:
             return 0
         return MAX_PAGES_BYTES if self.pages else MAX_LIST_BYTES
 
@@ -143,6 +152,8 @@ class Service:
             on_end=partial(manager.latencies.add, CallKind.HOOK),
         )
         manager.postpone_checkpoints(lambda: self.hooks.has_waiting)
+        # Set by the daemon if it watches units: put the process of a caller into the workload of its unit.
+        self.assign_unit: Callable[[Caller], Awaitable[Workload]] | None = None
         self.watches = Watches(manager, workers, partial(reported, manager))
         self._readers = asyncio.Semaphore(_READERS)
         # A semaphore exists as long as a call of its user runs.
@@ -152,6 +163,8 @@ class Service:
         """Run a verb for a caller that may call it. Raises ResctrlError."""
         begun = time.monotonic()
         try:
+            if verb.handle is not None:
+                return await verb.handle(self, caller)
             return await self.run(caller, verb.lane, verb.run, self.manager, request, caller)
         finally:
             if verb.lane is not Lane.HOOKS:  # the queue counts these
@@ -409,6 +422,18 @@ def _read_foreign(manager: Manager, request: types.ForeignRequest, _caller: Call
     return types.ReadForeignReply(
         foreign=translate.foreign(found), readings=[translate.reading(reading) for reading in readings]
     )
+
+
+def _assign_self(_manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.AssignSelfReply:
+    raise AssertionError("AssignSelf is not a blocking call")
+
+
+async def _assign_unit(service: Service, caller: Caller) -> types.AssignSelfReply:
+    if service.assign_unit is None:
+        raise NotWatched("no systemd unit is watched", remedy="Select units: resctrlctl units enable '*.service'")
+    workload = await service.assign_unit(caller)
+    exact = workload.state.has_group and all(group.baseline is Quality.EXACT for group in workload.groups)
+    return types.AssignSelfReply(key=workload.key, state=workload.state, exact=exact)
 
 
 def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.StatusReply:
@@ -769,6 +794,22 @@ Handle one stage of a container's life, for *resctrlmon-oci-hook*(8).
 
 If many containers start at once, a call has to wait. With *more*, it then gets a reply with *queueTimeoutMs* at once
 and every 2 seconds, and the other fields in the last reply.
+""",
+    ),
+    Verb(
+        "AssignSelf",
+        Lane.COMMANDS,
+        types.NoParameters,
+        types.AssignSelfReply,
+        Access.SELF,
+        _assign_self,
+        handle=_assign_unit,
+        interface=UNIT,
+        errors=_ASSIGN_ERRORS,
+        description="""
+Put the calling process into the workload of its own systemd service, before it executes a command of the service,
+for *resctrlmon-unit-exec*(8). The caller is the process that has connected. It must be the process that systemd has
+started for the command, and *units* in *resctrlmond.yaml*(5) must select the service.
 """,
     ),
 )

@@ -32,11 +32,12 @@ class Lane(enum.Enum):
     ENDS = ("ends", 4)  # detected ends of members and pods
     WRITES = ("writes", 1)  # the reaction to writes of other programs to resctrl
     UNITS = ("units", 1)  # starts and ends of systemd units
+    COMMANDS = ("commands", 4)  # commands of systemd services, which wait for the reply
     UPKEEP = ("upkeep", 4)  # ticks; several run only if one hangs
 
 
 # The lanes of calls that change one workload. Other calls change many, and may hang at one of them.
-_SHORT = frozenset({Lane.CHANGE, Lane.HOOKS, Lane.ENDS})
+_SHORT = frozenset({Lane.CHANGE, Lane.HOOKS, Lane.ENDS, Lane.COMMANDS})
 
 
 class Workers:

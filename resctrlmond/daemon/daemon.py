@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from resctrlmond import journal
+from resctrlmond import journal, unit_exec
 from resctrlmond.api import sockets
 from resctrlmond.api.access import Policy
 from resctrlmond.api.varlink import interfaces as varlink_interfaces
@@ -93,6 +93,8 @@ class Daemon:
         self._companions: Companions | None = None
         # Called with the key of a workload whose companion has another state.
         self._on_companion: Callable[[str], None] = lambda _key: None
+        # The sockets that systemd passed, by name.
+        self._passed: dict[str, socket.socket] = {}
         self._stopping = asyncio.Event()
         self._reloading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -130,6 +132,7 @@ class Daemon:
             listeners, is_own = self._varlink_sockets()
             for listener in listeners:
                 await varlink.start(listener)
+            await self._start_unit_server(opened)
             if is_own:
                 await self._workers.run(Lane.UPKEEP, self._manager.search_left_out)
             if dbus is not None:
@@ -218,14 +221,25 @@ class Daemon:
 
     # -- interfaces
 
+    async def _start_unit_server(self, opened: contextlib.AsyncExitStack) -> None:
+        """Serve org.resctrlmon.Unit: on the socket that systemd passed, or on one of its own if units are watched."""
+        listener = self._passed.get("unit")
+        if listener is None and not self._passed and self._config.units:
+            path = os.path.join(self._config.runtime_dir, os.path.basename(unit_exec.SOCKET))
+            listener = sockets.listen(path, 0o666)
+        if listener is not None:
+            server = varlink_interfaces.unit_server(self._service)
+            opened.push_async_callback(server.close)
+            await server.start(listener)
+
     def _varlink_sockets(self) -> tuple[list[socket.socket], bool]:
         """Return the listening sockets, and whether the first is the daemon's own: nobody could connect before."""
         try:
-            passed = sockets.passed_sockets()
+            self._passed = sockets.passed_sockets()
         except ValueError as error:
             raise ResctrlError(str(error)) from error
         gid = self._setup.gid
-        given = passed.get("varlink")
+        given = self._passed.get("varlink")
         listener = given or sockets.listen(self._config.varlink_socket, 0o660, gid)
         path = str(listener.getsockname())
         for other in self._config.reader_ids(gid) - {gid}:
@@ -235,8 +249,8 @@ class Daemon:
                 # Not a reason to measure nothing: only readers are affected.
                 why = error.strerror or str(error)
                 log.warning("members of the group of 'read_group' (%d) cannot connect to %s: %s", other, path, why)
-        # The socket that systemd-report(1) reads. All interfaces can be called on each of them.
-        report = passed.get("report")
+        # The socket that systemd-report(1) reads. All interfaces but Unit can be called on each of them.
+        report = self._passed.get("report")
         listeners = [listener] if report is None else [listener, report]
         return listeners, given is None
 
@@ -269,9 +283,14 @@ class Daemon:
         globs = self._config.units
         if self._units is None and globs:
             # Not at the top: it needs the D-Bus library.
+            from resctrlmond.daemon.unit_starts import UnitStarts  # noqa: PLC0415
             from resctrlmond.daemon.units import UnitWatch  # noqa: PLC0415
 
-            self._units = UnitWatch(self._manager, self._workers, folder=self._config.runtime_dir, address=self._bus)
+            self._units = watch = UnitWatch(
+                self._manager, self._workers, folder=self._config.runtime_dir, address=self._bus
+            )
+            starts = UnitStarts(self._manager, self._workers, lambda: watch.systemd, watch.assignment)
+            self._service.assign_unit = starts.assign
         if self._units is not None:
             self._units.configure(globs)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from resctrlmond.api.dbus.library import BUS_NAME, Bus, DBusError, Message, MessageType, Variant
+from resctrlmond.daemon.unit_commands import Command, Service
 
 NAME = "org.freedesktop.systemd1"
 ROOT = "/org/freedesktop/systemd1"
@@ -29,6 +30,9 @@ _SIGNALS = (
 )
 _INTERFACES = {".service": f"{NAME}.Service", ".scope": f"{NAME}.Scope", ".slice": f"{NAME}.Slice"}
 _ENDED = ("inactive", "failed")
+# The type of the properties with commands: path, arguments, whether a failure is ignored, the times of start and end
+# (CLOCK_REALTIME and CLOCK_MONOTONIC, in microseconds), process, code and status.
+_COMMANDS = "a(sasbttttuii)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,18 @@ class Systemd:
         except DBusError as error:
             if error.type != NO_SUCH_UNIT:
                 raise DBusError(error.type, f"{name}: {error.text}") from error
+
+    async def service(self, name: str) -> Service:
+        """Return a loaded service with its commands. Raises BusUnavailable, DBusError."""
+        path = await self._ask(ROOT, MANAGER, "GetUnit", "s", name)
+        found = await self._ask(path, PROPERTIES, "GetAll", "s", _INTERFACES[".service"])
+        commands = [
+            Command(setting, program, pid, started / 1e6, bool(ended))
+            for setting, value in found.items()
+            if value.signature == _COMMANDS
+            for program, _, _, _, started, _, ended, pid, _, _ in value.value
+        ]
+        return Service(name, str(found["ControlGroup"].value), bool(found["Delegate"].value), tuple(commands))
 
     async def _ask(self, path: str, interface: str, member: str, signature: str = "", *body: Any) -> Any:
         try:

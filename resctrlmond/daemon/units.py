@@ -7,23 +7,30 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import os
 import re
+import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 from resctrlmond.api.dbus.library import BusUnavailable, DBusError
 from resctrlmond.api.workers import Lane, Workers
+from resctrlmond.daemon import unit_commands
 from resctrlmond.daemon.systemd import Systemd, Unit
+from resctrlmond.daemon.unit_commands import Service, reasons
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, ResctrlError
 from resctrlmond.unit_globs import UnitGlobs, is_of_user, is_valid_name
+from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.errors import AlreadyMonitored
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import State, Workload
 from resctrlmond.workloads.owners import SYSTEMD
+from resctrlmond.workloads.placement import COMMAND_GRACE_S
 from resctrlmond.workloads.profiles import Choice, Watch
+from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.units import is_overflow, is_unit
 from resctrlmond.workloads.validation import MAX_KEY_LENGTH, MAX_PRIORITY
@@ -39,6 +46,8 @@ _BATCH_S = 0.05
 # All units are looked at so often: a slice may have got its first task, and no signal reports units of users.
 _LOOK_AT_ALL_S = 60.0
 _LOOK_AT_USERS_S = 5.0
+# The next look at a unit of which a process is about to call.
+_CALL_PAUSE_S = 1.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 # The unit of a user's service manager, below which that has created the control groups of the user's units.
@@ -100,6 +109,7 @@ class UnitWatch:
         self._workers = workers
         self._folder = folder
         self._address = address
+        self._systemd: Systemd | None = None
         self._globs = UnitGlobs(())
         # The units to look at, and whether to look at all.
         self._changed: set[str] = set()
@@ -148,6 +158,19 @@ class UnitWatch:
                 self._contested.add(other)
                 self._look_at(other)
 
+    @property
+    def systemd(self) -> Systemd | None:
+        """The connection to systemd; None while there is none."""
+        return self._systemd
+
+    async def assignment(self, name: str, cgroup: str) -> Assignment | None:
+        """Return the request that assigns a service; None if no glob selects it, or its profile leaves it out."""
+        rank = self._globs.rank(name)
+        if rank is None:
+            return None
+        (unit,) = await self._workers.run(Lane.COMMANDS, self._with_profiles, [_RunningUnit(name, cgroup, rank)])
+        return None if unit.choice.watch is Watch.NONE else unit.assignment
+
     async def close(self) -> None:
         """Stop watching. The claims stay for the next start."""
         if self._task is not None:
@@ -188,10 +211,11 @@ class UnitWatch:
     async def _connect_and_serve(self) -> None:
         """Follow the changes of units until no glob is left. Raises BusUnavailable, DBusError."""
         self._was_connected = False
-        systemd = await Systemd.open(self._address, self._folder, self._look_at)
+        self._systemd = systemd = await Systemd.open(self._address, self._folder, self._look_at)
         try:
             await self._serve(systemd)
         finally:
+            self._systemd = None
             await systemd.close()
 
     def _log_trouble(self, trouble: str) -> None:
@@ -244,14 +268,71 @@ class UnitWatch:
         units = await systemd.units(globs.of_system if selected is None else selected)
         living = {unit.name: unit for unit in units if globs.rank(unit.name) is not None and not unit.has_ended}
         known = [key for key in self._claimed() if not is_of_user(key)] if names is None else names
+        loaded = {unit.name for unit in units}
         for key in known:
             if key not in living:
+                await self._check_end(systemd, key, is_loaded=key in loaded)
                 await self._end(key)
         if names is None:
             self._forget_failures(living, of_users=False)
             self._manager.unwatched.keep_units(lambda key: globs.rank(key) is not None)
         running = [await self._running(systemd, unit) for unit in living.values()]
-        await self._assign(unit for unit in running if unit.cgroup)
+        ready = [unit for unit in running if unit.cgroup and await self._is_ready(systemd, unit)]
+        await self._assign(ready)
+
+    async def _is_ready(self, systemd: Systemd, unit: _RunningUnit) -> bool:
+        """Return whether to assign a unit now, if it has to be assigned: none of its processes is about to call.
+
+        For a unit that has its workload, check that all its commands began in the group.
+        """
+        workload = self._manager.find(unit.key)
+        member = workload.member(unit.key) if workload is not None else None
+        is_exact = member is not None and bool(member.commands)
+        if not is_exact and not await self._call(_is_new, unit.cgroup):
+            return True
+        if (service := await self._service(systemd, unit.key)) is None:
+            return True
+        now = time.monotonic()
+        if service.may_call(now) and not (member and service.knows_all(member.commands)):
+            asyncio.get_running_loop().call_later(_CALL_PAUSE_S, self._look_at, unit.key)
+        if workload is None or member is None or not _has(workload, unit):
+            return not service.may_call(now)
+        if is_exact and not unit_commands.is_other_start(service, member.commands):
+            await self._downgrade(workload, Quality.LATE, reasons(service, unit.key, member.commands, now))
+        return True
+
+    async def _check_end(self, systemd: Systemd, key: str, *, is_loaded: bool) -> None:
+        """Make a unit that has ended late if a command of it may have run outside its group."""
+        workload = self._manager.find(key)
+        member = workload.member(key) if workload is not None and not workload.state.is_over else None
+        if workload is None or member is None or not member.commands:
+            return
+        service = await self._service(systemd, key) if is_loaded else None
+        if service is None or unit_commands.is_other_start(service, member.commands):
+            found = unit_commands.reasons_of_stop(member)
+        else:
+            found = reasons(service, key, member.commands, math.inf)
+        await self._downgrade(workload, Quality.LATE, found)
+
+    async def _service(self, systemd: Systemd, key: str) -> Service | None:
+        """Return a service as systemd describes it; None for another unit, or one that is not loaded any more."""
+        if not key.endswith(".service") or is_of_user(key):
+            return None
+        try:
+            return await systemd.service(key)
+        except DBusError as error:
+            log.debug("%s: %s", key, error)
+            return None
+
+    async def _downgrade(self, workload: Workload, quality: Quality, found: Sequence[str]) -> None:
+        member = workload.member(workload.key)
+        known = workload.group_of(member).baseline_reasons if member is not None else ()
+        if not (new := [why for why in found if why not in known]):
+            return
+        try:
+            await self._call(self._manager.downgrade, workload.key, workload.key, quality, new)
+        except ResctrlError as error:
+            self._log_failure(workload.key, error)
 
     async def _running(self, systemd: Systemd, unit: Unit) -> _RunningUnit:
         rank = self._globs.rank(unit.name)
@@ -325,7 +406,10 @@ class UnitWatch:
         workload = self._manager.find(key)
         if workload is None or not workload.is_claimed_by(SYSTEMD) or workload.is_finished:
             return
+        member = workload.member(key)
         try:
+            if member is not None and member.commands and await self._call(cgroups.is_populated, member.cgroup):
+                await self._downgrade(workload, Quality.ESTIMATED, [Reason.RAN_ON.text(member=key)])
             await self._call(self._manager.release, key, owner=SYSTEMD, reason=reason)
         except ResctrlError as error:
             self._log_failure(key, error)
@@ -358,6 +442,15 @@ def _has(workload: Workload | None, unit: _RunningUnit) -> bool:
         return False
     member = workload.member(unit.key)
     return member is not None and member.is_living and member.cgroup == unit.cgroup
+
+
+def _is_new(path: str) -> bool:
+    """Return whether the control group was created so recently that its first process may be about to call."""
+    try:
+        # The change time of a directory of kernfs is that of its creation, or of a later change of its children.
+        return time.time() - os.stat(path).st_ctime < COMMAND_GRACE_S
+    except OSError:
+        return False
 
 
 def _path_of(inner: str) -> str:

@@ -101,7 +101,7 @@ def assign(
         if member.late or member.tasks_outside or why:
             stayed = Reason.STAYED_OUTSIDE.text(member=member.id) if member.tasks_outside else ""
             workload = workload.with_late(member, why or stayed)
-        return Assigned(txn.save(workload), moved, member.descendants_outside)
+        return Assigned(txn.save(_with_reasons(workload, member, assignment)), moved, member.descendants_outside)
     except Exception:
         # The group must not keep tasks of a member that was rejected.
         used = _put_back(ctx, txn, origins)
@@ -155,7 +155,12 @@ def _known_member(workload: Workload | None, member: Member) -> Member:
         is_same = (known.pid, known.start_time) == (member.pid, member.start_time)
     else:
         is_same = known.cgroup == member.cgroup
-    return replace(known, cgroup=known.cgroup or member.cgroup) if is_same else member
+    if not is_same:
+        return member
+    known = replace(known, cgroup=known.cgroup or member.cgroup)
+    if member.commands:
+        known = replace(known, commands=member.commands, commands_at_stop=member.commands_at_stop)
+    return known
 
 
 def _joined(workload: Workload, member: Member, assignment: Assignment) -> Workload:
@@ -239,6 +244,10 @@ def _with_lateness(
         outside = outside_of(ctx, workload, target.descendants())
         member = replace(member, descendants_outside=len(outside))
     if moved_again is not None:
+        if assignment.unit_command is not None and not late:
+            # Another command of a service, whose process was held outside until now.
+            is_held = assignment.is_awaited()
+            return replace(member, late=member.late or not is_held), "" if is_held else _not_awaited(member)
         if late:
             return replace(member, late=True), ran_before(member)
         if not moved_again:
@@ -251,7 +260,18 @@ def _with_lateness(
     if not member.late and not is_given_up and used_ns is None:
         return member, _hides_joiners(member)
     member = replace(member, late=True, cpu_time_before_ns=used_ns or 0)
-    return member, Reason.NOT_AWAITED.text(member=member.id) if is_given_up else ran_before(member)
+    return member, _not_awaited(member) if is_given_up else ran_before(member)
+
+
+def _not_awaited(member: Member) -> str:
+    return Reason.NOT_AWAITED.text(member=member.id)
+
+
+def _with_reasons(workload: Workload, member: Member, assignment: Assignment) -> Workload:
+    """Return the workload with the reasons for which the service of a command is late."""
+    for reason in assignment.unit_command.reasons if assignment.unit_command is not None else ():
+        workload = workload.with_late(member, reason)
+    return workload
 
 
 def _undo(

@@ -34,7 +34,8 @@ class Memory(msgspec.Struct):
     why a container of a pod is not counted in the group of the pod, by the key of the pod; it lacks containers that
     were started before ``since_ns`` (``clock.boot_ns``). ``taken_ns`` is when RMIDs were taken from units that no
     waiting group has got yet (``rmid_transfer.py``). ``empty_since_ns`` is when an overflow workload lost its last
-    member, by key (``overflow.py``).
+    member, by key (``overflow.py``). ``returns`` is, by key, when the dormant member of a service ended, and since when
+    its control group has tasks again.
     """
 
     mounted_on: dict[int, Mounting] = msgspec.field(default_factory=dict)
@@ -45,6 +46,7 @@ class Memory(msgspec.Struct):
     since_ns: int = msgspec.field(default_factory=boot_ns)
     taken_ns: list[int] = msgspec.field(default_factory=list)
     empty_since_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    returns: dict[str, tuple[str, int]] = msgspec.field(default_factory=dict)
 
 
 class Reloadable(msgspec.Struct):

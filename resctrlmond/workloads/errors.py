@@ -47,7 +47,7 @@ class NotWritten(ResctrlError):
 
 
 class NotWatched(ResctrlError):
-    """The profile of the container or pod excludes it from its group, or from all groups."""
+    """The profile of the container or pod excludes it from a group, or the configuration does not select the unit."""
 
 
 class TooSlow(ResctrlError):

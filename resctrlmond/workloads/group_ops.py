@@ -626,6 +626,7 @@ def _close(ctx: Context, txn: Transaction, group: Group, state: GroupState, reas
         ctx.memory.mounted_on.pop(over.nonce, None)
         ctx.memory.stale_links.discard(workload.subfolder(over))
     ctx.memory.checkpoints.pop(txn.key, None)
+    ctx.memory.returns.pop(txn.key, None)
 
 
 def closed(ctx: Context, workload: Workload) -> Workload:

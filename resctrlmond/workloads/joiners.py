@@ -43,9 +43,10 @@ class Joiners:
         """Record the CPU time that the control group of a new member used before, without that of the member's init.
 
         ``process`` is that init, if the caller has opened it. Make the group late if the control group has no CPU
-        time (cgroup v1).
+        time (cgroup v1). The processes of a service whose commands begin in the group have no common parent to tell
+        them from others: systemd states what it has started (``daemon.unit_commands``).
         """
-        if not member.cgroup or member.id in workload.other_cpu_ns:
+        if not member.cgroup or member.commands or member.id in workload.other_cpu_ns:
             return workload
         tree = self._tree(member, opened=process) if member.pid else cpu_time.NOTHING
         # Read after the tree: CPU time that is used in between counts as earlier use, not as that of a joiner.

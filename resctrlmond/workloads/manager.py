@@ -24,7 +24,7 @@ from resctrlmond.resctrl.package_energy import DEFAULT_FOLDER, PackageEnergy
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.workloads import apart, ends, group_ops, nested, observed, overflow, placement, profiled, target
-from resctrlmond.workloads.accounting import Total
+from resctrlmond.workloads.accounting import Quality, Total
 from resctrlmond.workloads.assign import assign
 from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.companions import CompanionStatus
@@ -411,9 +411,21 @@ class Manager:
             turn = self.context.take_over.turn() if takes else contextlib.nullcontext()
             with turn, self._store.transaction(key) as txn, self.context.interference.unreported():
                 assigned = assign(self.context, txn, opened, where, assignment)
-                if opened.process is not None:
+                # A service is watched by its control group.
+                if opened.process is not None and assignment.unit_command is None:
                     self.on_assigned(key, opened.process.detach())
                 return assigned
+
+    def downgrade(self, key: str, member: str, quality: Quality, reasons: Iterable[str]) -> Workload | None:
+        """Give the group of a member no better a baseline than ``quality``; return None if the run has ended."""
+        with self._store.transaction(canonical_key(key)) as txn:
+            workload = txn.find()
+            found = workload.member(member) if workload is not None else None
+            if workload is None or found is None or workload.state.is_over:
+                return None
+            for why in reasons:
+                workload = workload.downgraded(workload.group_of(found), quality, why)
+            return txn.save(workload)
 
     def _observe(self, found: Found, opened: target.Target, assignment: Assignment) -> Assigned:
         key, whole = canonical_key(found.ref.name), canonical_key(assignment.key)

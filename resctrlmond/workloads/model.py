@@ -80,6 +80,8 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     ``dormant``: the member is a control group, for example of a service, and has ended because the control group is
     empty or gone. If tasks appear at its path, they are moved into the group.
     ``init``: the process is the first of a PID namespace, so the kernel ends all other processes of that with it.
+    ``commands``: the member is a service, and these processes of its commands were put into the group before they
+    executed them (``daemon.unit_commands``); ``commands_at_stop`` is the number of commands that run when it stops.
     ``profile`` is the name of its profile, "" for none, and ``profile_source`` the annotation or rule that selected
     it, "" if none was selected. ``keeps_class``: the profile of a unit names the class of its group, so tasks that
     the unit starts later are moved to that class too.
@@ -105,6 +107,8 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     descendants_outside: int = 0
     dormant: bool = False
     init: bool = False
+    commands: tuple[str, ...] = ()
+    commands_at_stop: int = 0
     profile: str = ""
     profile_source: str = ""
     keeps_class: bool = False

@@ -24,7 +24,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import CgroupTasks, Moved, MoveOptions, Origins, ProcessTasks, Tasks, move
 from resctrlmond.workloads import group_ops, nested, units
-from resctrlmond.workloads.clock import utc_now
+from resctrlmond.workloads.clock import boot_ns, seconds_since_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import Group, GroupState, Member, State, Workload, replace
@@ -33,6 +33,9 @@ from resctrlmond.workloads.reasons import Reason, ran_before
 from resctrlmond.workloads.store import Transaction
 
 log = logging.getLogger(__name__)
+
+# The process of a command that runs through resctrlmon-unit-exec has called, or given up, after this time (s).
+COMMAND_GRACE_S = 5.0
 
 
 def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bool = False) -> None:
@@ -69,13 +72,16 @@ def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bo
 
 def sweep_last(ctx: Context, txn: Transaction) -> None:
     """Move tasks that have joined since the last sweep, because the workload ends now. Its totals become late."""
-    wake_dormant(ctx, txn)
+    wake_dormant(ctx, txn, is_last=True)
     if txn.workload.living or units.is_unit(txn.workload):
         sweep(ctx, txn, is_last=True)
 
 
-def wake_dormant(ctx: Context, txn: Transaction) -> None:
-    """Let members continue whose control group has tasks again, for example after the restart of a service."""
+def wake_dormant(ctx: Context, txn: Transaction, *, is_last: bool = False) -> None:
+    """Let members continue whose control group has tasks again, for example after the restart of a service.
+
+    ``is_last``: the workload ends now.
+    """
     workload = txn.find()
     if workload is None or workload.state not in (State.PENDING, State.ACTIVE, State.IDLE):
         return
@@ -90,6 +96,8 @@ def wake_dormant(ctx: Context, txn: Transaction) -> None:
         if not is_populated:
             txn.save(ctx.joiners.look_at_empty(txn.workload, member))
             continue
+        if member.commands and not is_last and not _has_waited(ctx, txn, member):
+            continue  # a command of the service, whose process is about to call
         # Its tasks have run outside until now. This is on disk before the first of them is moved.
         back = replace(
             member, ended_at="", dormant=False, started_at=utc_now(), late=True, tasks_outside=0, reason=""
@@ -98,6 +106,15 @@ def wake_dormant(ctx: Context, txn: Transaction) -> None:
         text = "%s: control group %s has tasks again; they are moved into the group, and the baseline is late"
         log.info(text, txn.key, printable(member.cgroup))
         _sweep_and_record(ctx, txn, back)
+
+
+def _has_waited(ctx: Context, txn: Transaction, member: Member) -> bool:
+    """Return whether the control group of a dormant member has had tasks for COMMAND_GRACE_S."""
+    ended_at, since = ctx.memory.returns.get(txn.key, ("", 0))
+    if ended_at != member.ended_at:
+        since = boot_ns()
+        ctx.memory.returns[txn.key] = member.ended_at, since
+    return seconds_since_ns(since) >= COMMAND_GRACE_S
 
 
 def adopt(ctx: Context, txn: Transaction, group: Group) -> None:

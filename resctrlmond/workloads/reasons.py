@@ -58,6 +58,31 @@ class Reason(enum.Enum):
         "another program moved tasks out of the group, and what they use outside is not counted",
     )
 
+    # Commands of a service that runs through resctrlmon-unit-exec.
+    COMMAND_NOT_EXACT = (
+        Quality.LATE,
+        "systemd runs {program} ({setting}) for {member} outside the group: 'resctrlctl units exact' was not applied "
+        "to it",
+    )
+    COMMAND_OUTSIDE = (
+        Quality.LATE,
+        "{program} ({setting}) of {member} was started outside the group, because resctrlmond did not put it there "
+        "in time",
+    )
+    STOP_UNSEEN = (
+        Quality.LATE,
+        "commands of {member} that run at its stop may have run outside the group",
+    )
+    DELEGATED = (
+        Quality.LATE,
+        "{member} has control groups of its own (Delegate=), and processes that join them from outside are not "
+        "detected",
+    )
+    RAN_ON = (
+        Quality.ESTIMATED,
+        "processes of {member} ran on after its end, and their use since then is not counted",
+    )
+
     # Tasks may be outside unseen.
     HIDES_JOINERS = (
         Quality.LATE,

@@ -21,6 +21,20 @@ from resctrlmond.workloads.states import FOLLOW
 CONTAINERS = frozenset({"container", "sandbox"})
 
 
+class UnitCommand(msgspec.Struct, frozen=True):
+    """The command of a service that the process of an Assign is about to execute.
+
+    ``commands`` are those of ``Member`` with it, and ``at_stop`` is the number of those that run when the service
+    stops. ``others`` are the processes of commands that are about to call too. ``reasons`` are those for which the
+    baseline is late.
+    """
+
+    commands: tuple[str, ...]
+    at_stop: int = 0
+    others: frozenset[int] = frozenset()
+    reasons: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """The request of Assign.
@@ -36,7 +50,8 @@ class Assignment:
     cannot repeat the request with less: attributes over the limit are left out, and the reserve of records is used.
     Its ``own_cgroup`` is what the kernel states for the process. ``nested``: if the process is in the group of
     another workload, the new workload begins inside that one, which is then not downgraded.
-    Its ``own_cgroup`` is what the kernel states for the process. ``facts`` are those by which a profile is selected,
+    ``unit_command``: the process is held before a command of a service, and the member is the control group of the
+    service, which ``own_cgroup`` names. ``facts`` are those by which a profile is selected,
     None for no selection; ``choice`` is then the profile of the container, and ``choice_of_workload`` that of its
     pod.
     """
@@ -62,6 +77,7 @@ class Assignment:
     priority: int | None = None
     is_from_runtime: bool = False
     nested: bool = False
+    unit_command: UnitCommand | None = None
     facts: Facts | None = None
     choice: Choice | None = None
     choice_of_workload: Choice | None = None

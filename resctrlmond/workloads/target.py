@@ -20,7 +20,7 @@ from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup, InvalidRequest
 from resctrlmond.workloads.model import Member, Workload
 from resctrlmond.workloads.owners import OF_UNITS, SYSTEMD
-from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.requests import Assignment, UnitCommand
 from resctrlmond.workloads.states import FOLLOW
 from resctrlmond.workloads.validation import check_word
 
@@ -119,6 +119,9 @@ def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
         is_known = assignment.is_from_runtime and assignment.is_awaited()
         if own and not is_known and not cgroups.member_test(own)(process.pid):
             raise InvalidRequest(f"process {process.pid} is not in the control group of ownCgroup: {own}")
+        if assignment.unit_command is not None:
+            yield _UnitCommand(tree, process, own, ProcessTasks(process), assignment.unit_command)
+            return
         yield _Process(tree, process, own, ProcessTasks(process, assignment.include_descendants))
 
 
@@ -169,6 +172,46 @@ class _Process(msgspec.Struct, frozen=True):
             init=processes.is_namespace_init(self.process.pid),
             profile=assignment.choice.name if assignment.choice else "",
             profile_source=assignment.choice.source if assignment.choice else "",
+        )
+
+
+class _UnitCommand(msgspec.Struct, frozen=True):
+    """The process of a service's command, as a part of the control group of the service."""
+
+    _tree: Tree
+    process: Process
+    _cgroup: str
+    tasks: ProcessTasks
+    _command: UnitCommand
+
+    def membership(self) -> Membership:
+        return self._tree.membership(self.process.pid)
+
+    def cpu_time_ns(self) -> int:
+        # With what the process itself used, which is systemd's code before the command.
+        return cgroups.cpu_time_ns(self._cgroup) or 0
+
+    def children(self) -> list[int]:
+        # All other tasks of the service, because none of them may be outside.
+        held = {tid for pid in (self.process.pid, *self._command.others) for tid in processes.threads(pid)}
+        return [tid for tid in cgroups.tasks(self._cgroup) if tid not in held]
+
+    def descendants(self) -> list[int]:
+        return []  # they are in the control group
+
+    def member(self, assignment: Assignment) -> Member:
+        return Member(
+            id=assignment.member or assignment.key,
+            kind=assignment.kind,
+            owner=assignment.owner,
+            cgroup=self._cgroup,
+            started_at=utc_now(),
+            late=bool(assignment.late),
+            profile=assignment.choice.name if assignment.choice else "",
+            profile_source=assignment.choice.source if assignment.choice else "",
+            keeps_class=assignment.class_ != FOLLOW,
+            commands=self._command.commands,
+            commands_at_stop=self._command.at_stop,
         )
 
 

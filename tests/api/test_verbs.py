@@ -24,7 +24,7 @@ from resctrlmond.api import errors, exit_codes, types
 from resctrlmond.api.access import Access, Caller, Policy
 from resctrlmond.api.dbus.server import NameTaken
 from resctrlmond.api.varlink.interfaces import description
-from resctrlmond.api.verbs import HOOK, MANAGER, VERBS, Service
+from resctrlmond.api.verbs import HOOK, MANAGER, UNIT, VERBS, Service
 from resctrlmond.api.workers import Workers
 from resctrlmond.config_file import ConfigError
 from resctrlmond.daemon.startup import StartupError
@@ -106,12 +106,12 @@ def fields_of(struct: type[msgspec.Struct]) -> Shape:
     return shapes
 
 
-@pytest.mark.parametrize("name", [MANAGER, HOOK])
+@pytest.mark.parametrize("name", [MANAGER, HOOK, UNIT])
 def test_description_has_the_name_of_its_interface(name: str) -> None:
     assert parsed(name).name == name
 
 
-@pytest.mark.parametrize("interface", [MANAGER, HOOK])
+@pytest.mark.parametrize("interface", [MANAGER, HOOK, UNIT])
 def test_each_interface_has_its_verbs_and_no_others(interface: str) -> None:
     methods = {name for name, member in parsed(interface).members.items() if isinstance(member, scanner._Method)}
     assert methods == {verb.name for verb in VERBS.values() if verb.interface == interface}
@@ -221,12 +221,12 @@ ROOT, OWNER, READER, NOBODY = (
 @pytest.mark.parametrize(
     ("caller", "allowed"),
     [
-        (ROOT, {Access.READ, Access.WRITE}),
-        (OWNER, {Access.READ, Access.WRITE}),
-        (READER, {Access.READ}),
-        (NOBODY, set()),
+        (ROOT, set(Access)),
+        (OWNER, set(Access)),
+        (READER, {Access.READ, Access.SELF}),
+        (NOBODY, {Access.SELF}),
         # Root's group is not root.
-        (Caller(65534, frozenset({0}), 1), set()),
+        (Caller(65534, frozenset({0}), 1), {Access.SELF}),
     ],
 )
 @pytest.mark.parametrize("access", Access)
@@ -258,7 +258,10 @@ def test_only_verbs_that_read_are_for_readers() -> None:
         "Watch",
     }
     assert {name for name, verb in VERBS.items() if verb.access is Access.READ} == readers
-    assert {name for name, verb in VERBS.items() if verb.access is Access.WRITE} == set(VERBS) - readers
+    # Each user may have the calling process assigned, and nothing else.
+    assert {name for name, verb in VERBS.items() if verb.access is Access.SELF} == {"AssignSelf"}
+    others = set(VERBS) - readers - {"AssignSelf"}
+    assert {name for name, verb in VERBS.items() if verb.access is Access.WRITE} == others
 
 
 def test_required_fields_of_a_group_are_always_sent() -> None:

@@ -58,7 +58,7 @@ def test_enable_disable_and_status(folder: Path, capsys: pytest.CaptureFixture[s
     assert main(["units", "status", "--json"]) == 0
     path = str(folder / "units.yaml")
     expected = [{"glob": glob, "path": path} for glob in ("nginx.service", "*.scope")]
-    assert json.loads(capsys.readouterr().out) == {"globs": expected}
+    assert json.loads(capsys.readouterr().out) == {"globs": expected, "exact": []}
     assert main(["units", "disable", "nginx.service", "*.scope", "--quiet"]) == 0
     assert list(folder.iterdir()) == []
 

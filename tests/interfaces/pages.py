@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from resctrlmond.api.dbus import interfaces as bus
 from resctrlmond.api.dbus.values import signature
 from resctrlmond.api.types import ErrorParameters, Workload
-from resctrlmond.api.verbs import HOOK, MANAGER
+from resctrlmond.api.verbs import HOOK, MANAGER, UNIT
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.states import Quality
 from tests.interfaces import dbus, declaration, varlink
@@ -29,6 +29,7 @@ def blocks() -> dict[str, list[str]]:
         "types": [line for one in declaration.named_types(MANAGER) for line in _type(one)],
         "errors": _errors(declaration.all_errors()),
         "hook": [line for one in declaration.methods(HOOK) for line in _method(one)],
+        "unit": [line for one in declaration.methods(UNIT) for line in _method(one)],
     }
 
 

@@ -64,6 +64,7 @@ def test_files_of_each_package(built: Path) -> None:
     daemon, modules = files(deb(built, "resctrlmond")), files(deb(built, "python3-resctrlmond"))
     wanted = {
         *("/usr/bin/resctrlmond", "/usr/bin/resctrlctl", "/usr/libexec/resctrlmon-oci-hook"),
+        "/usr/libexec/resctrlmon-unit-exec",
         *(f"/usr/lib/systemd/system/resctrlmond.{kind}" for kind in ("service", "socket")),
         *("/usr/lib/systemd/system/sys-fs-resctrl.mount", "/usr/lib/sysusers.d/resctrlmond.conf"),
         *("/usr/share/dbus-1/system.d/org.resctrlmon1.conf", "/etc/resctrlmond/resctrlmond.yaml"),
@@ -83,6 +84,10 @@ def test_hook_of_the_package_is_compiled(built: Path, tmp_path: Path) -> None:
     assert (tmp_path / "usr/libexec/resctrlmon-oci-hook").read_bytes().startswith(b"\x7fELF")
     depends = tool(["dpkg-deb", "--field", deb(built, "resctrlmond"), "Depends"])
     assert re.search(r"\blibc6\b", depends)
+    # The program for services contains the C library.
+    assert (tmp_path / "usr/libexec/resctrlmon-unit-exec").read_bytes().startswith(b"\x7fELF")
+    sources = tool(["dpkg-deb", "--field", deb(built, "resctrlmond"), "Built-Using"])
+    assert re.fullmatch(r"glibc \(= [^)]+\)", sources.strip())
 
 
 def test_every_page_unit_and_command_is_in_a_package(built: Path) -> None:
@@ -112,7 +117,7 @@ def test_no_maintainer_script_starts_the_daemon_or_touches_the_mount(built: Path
     called = [line for text in scripts.values() for line in text.splitlines() if "deb-systemd-invoke" in line]
     assert [line.split()[1:-2] for line in called] == [
         ["try-restart", "resctrlmond.service"],
-        ["stop", "resctrlmond.socket", "resctrlmond.service"],
+        ["stop", "resctrlmond.socket", "resctrlmond-unit.socket", "resctrlmond.service"],
     ]
     for text in scripts.values():
         assert not re.search(r"\bu?mount\b(?!')", re.sub(r"#.*|sys-fs-resctrl\.mount", "", text))

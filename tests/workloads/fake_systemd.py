@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import dbus_fast
@@ -19,8 +19,18 @@ PROPERTIES = "org.freedesktop.DBus.Properties"
 
 
 @dataclass(frozen=True)
+class Command:
+    """A command of a service, with its process; ``started`` and ``ended`` are times of ``time.monotonic``."""
+
+    program: str
+    pid: int = 0
+    started: float = 0
+    ended: float = 0
+
+
+@dataclass(frozen=True)
 class Unit:
-    """A loaded unit: its control group relative to the root, and its states."""
+    """A loaded unit: its control group relative to the root, and its states; of a service, also its commands."""
 
     cgroup: str
     active: str = "active"
@@ -29,6 +39,8 @@ class Unit:
     result: str = "success"
     code: int = 0
     status: int = 0
+    delegate: bool = False
+    commands: dict[str, list[Command]] = field(default_factory=dict)
 
 
 def path_of(name: str) -> str:
@@ -99,8 +111,13 @@ class FakeSystemd:
             case "ListUnitsByPatterns":
                 return reply(message, "a(ssssssouso)", [self._listed(message.body[1])])
             case "Get":
-                named = {path_of(name): unit for name, unit in self.units.items()}
-                return reply(message, "v", [_property(named[message.path or ""], message.body[1])])
+                return reply(message, "v", [_property(self._at(message.path), message.body[1])])
+            case "GetUnit" if message.body[0] in self.units:
+                return reply(message, "o", [path_of(message.body[0])])
+            case "GetUnit":
+                return dbus_fast.Message.new_error(message, f"{NAME}.NoSuchUnit", "Unit is not loaded.")
+            case "GetAll":
+                return reply(message, "a{sv}", [_properties(self._at(message.path))])
             case "StartTransientUnit":
                 return self._start(message)
             case "StopUnit" | "ResetFailedUnit":
@@ -110,6 +127,9 @@ class FakeSystemd:
                 self.set(name)
                 return reply(message, "o", ["/"]) if message.member == "StopUnit" else reply(message)
         return None
+
+    def _at(self, path: str | None) -> Unit:
+        return {path_of(name): unit for name, unit in self.units.items()}[path or ""]
 
     def _start(self, message: dbus_fast.Message) -> dbus_fast.Message:
         name, _, properties, _ = message.body
@@ -136,3 +156,31 @@ def _property(unit: Unit, name: str) -> dbus_fast.Variant:
         "ExecMainStatus": ("i", unit.status),
     }
     return dbus_fast.Variant(*found[name])
+
+
+def _properties(unit: Unit) -> dict[str, dbus_fast.Variant]:
+    """Return the properties of a service, as systemd does: each command also in a property of another type."""
+    settings = (
+        "ExecCondition",
+        "ExecStartPre",
+        "ExecStart",
+        "ExecStartPost",
+        "ExecReload",
+        "ExecStop",
+        "ExecStopPost",
+    )
+    found = {
+        "ControlGroup": dbus_fast.Variant("s", unit.cgroup),
+        "Delegate": dbus_fast.Variant("b", unit.delegate),
+        "MemoryMax": dbus_fast.Variant("t", 2**64 - 1),
+    }
+    for setting in settings:
+        commands = unit.commands.get(setting, [])
+        values: list[list[Any]] = [
+            [one.program, [one.program], False, 0, round(one.started * 1e6), 0, round(one.ended * 1e6), one.pid, 0, 0]
+            for one in commands
+        ]
+        found[setting] = dbus_fast.Variant("a(sasbttttuii)", values)
+        extended = [[*value[:2], [], *value[3:]] for value in values]
+        found[f"{setting}Ex"] = dbus_fast.Variant("a(sasasttttuii)", extended)
+    return found

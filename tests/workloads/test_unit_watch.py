@@ -143,10 +143,10 @@ def site(library: str, host: Host, bus: PrivateBus, cgroup: str, process: Start)
     site = Site(host, bus, cgroup, library)
     site.run_in("mark.service", process())
     yield site
-    _remove_below(cgroup)
+    remove_below(cgroup)
 
 
-def _remove_below(top: str) -> None:
+def remove_below(top: str) -> None:
     for folder, _, _ in os.walk(top, topdown=False):
         if folder != top:
             for pid in Path(folder, "cgroup.procs").read_text().split():

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offer the varlink interfaces: the verbs as org.resctrlmon.Manager and org.resctrlmon.Hook; io.systemd.Metrics."""
+"""Offer the varlink interfaces: the verbs as org.resctrlmon.Manager, Hook and Unit; io.systemd.Metrics."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -11,8 +12,8 @@ from resctrlmond.api import definitions
 from resctrlmond.api.access import Caller
 from resctrlmond.api.varlink import metrics
 from resctrlmond.api.varlink.messages import EXPECTED_MORE
-from resctrlmond.api.varlink.server import Interface, Method, Server, VarlinkError
-from resctrlmond.api.verbs import HOOK, MANAGER, VERBS, Service, Verb
+from resctrlmond.api.varlink.server import Interface, Limits, Method, Server, VarlinkError
+from resctrlmond.api.verbs import HOOK, MANAGER, UNIT, VERBS, Service, Verb
 from resctrlmond.api.workers import Lane
 
 URL = "https://github.com/resctrlmon/resctrlmond"
@@ -23,23 +24,56 @@ def description(interface: str) -> str:
     return definitions.read(f"{interface}.varlink")
 
 
+# Any user may connect to the socket of org.resctrlmon.Unit. The program sends its short call at once, and few
+# services of one user start at the same time.
+_UNIT_LIMITS = Limits(
+    message_bytes=4096,
+    message_bytes_of_others=4096,
+    connections=512,
+    connections_per_uid=16,
+    reserved_for_root=256,
+    connections_per_process=16,
+    idle_s=1.0,
+    receive_timeout_s=2.0,
+    send_timeout_s=2.0,
+)
+
+
 def server(service: Service) -> Server:
-    """Return a varlink server with all interfaces. The caller starts it with listening sockets."""
+    """Return a varlink server with all interfaces but Unit. The caller starts it with listening sockets."""
+    return _server(service, (MANAGER, HOOK), [metrics.interface(service)])
+
+
+def unit_server(service: Service) -> Server:
+    """Return a varlink server with the interface Unit, for a socket to which every user may connect."""
+    return _server(service, (UNIT,), limits=_UNIT_LIMITS, holds_all=True)
+
+
+def _server(
+    service: Service,
+    names: tuple[str, ...],
+    others: Iterable[Interface] = (),
+    *,
+    limits: Limits | None = None,
+    holds_all: bool = False,
+) -> Server:
     interfaces = [
         Interface(
             name=interface,
             description=description(interface),
             methods={verb.name: _method(service, verb) for verb in VERBS.values() if verb.interface == interface},
         )
-        for interface in (MANAGER, HOOK)
+        for interface in names
     ]
     return Server(
-        [*interfaces, metrics.interface(service)],
+        [*interfaces, *others],
         vendor="resctrlmond",
         product="resctrlmond",
         version=__version__,
         url=URL,
         budget=service.budget,
+        limits=limits,
+        holds_all=holds_all,
     )
 
 

@@ -50,7 +50,10 @@ class Server:
         limits: Limits | None = None,
         internal_error: str = "org.resctrlmon.Manager.InternalError",
         budget: ReplyBudget | None = None,
+        holds_all: bool = False,
     ) -> None:
+        """Create the server. ``holds_all`` is that of ``caller_of``."""
+        self._holds_all = holds_all
         self._budget = budget or ReplyBudget()
         self._interfaces = with_service(interfaces, vendor=vendor, product=product, version=version, url=url)
         self._limits = limits or Limits()
@@ -138,7 +141,7 @@ class Server:
                 self._warn("full", f"refused a connection of uid {uid}: too many are open")
                 connection.close()
                 return
-            caller, presence = caller_of(connection, peer)
+            caller, presence = caller_of(connection, peer, holds_all=self._holds_all)
         except OSError as error:
             self._warn("credentials", f"refused a connection: its peer is unknown: {error}")
             connection.close()

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that systemd runs for a service, and whether all of them began in the group of the unit.
+
+``resctrlctl units exact`` has systemd run each command of a service through resctrlmon-unit-exec, which has the
+daemon put its process into the group and executes the command after that. Systemd states the commands, and the last
+process of each. A command that does not run through the program, or whose process has not called, ran outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from resctrlmond.resctrl.errors import printable
+from resctrlmond.unit_exec import is_program
+from resctrlmond.workloads.model import Member
+from resctrlmond.workloads.placement import COMMAND_GRACE_S
+from resctrlmond.workloads.reasons import Reason
+
+# The settings of commands that run while a service stops.
+_AT_STOP = ("ExecStop", "ExecStopPost")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of a service: its setting, and its program in the unit file.
+
+    ``pid`` is its process since the last start of the service, 0 for none; ``started_s`` is the time of that
+    (``time.monotonic``), and ``has_ended`` whether systemd has seen its end.
+    """
+
+    setting: str
+    program: str
+    pid: int = 0
+    started_s: float = 0.0
+    has_ended: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of this process of the command in the record of a member."""
+        return f"{self.setting}={self.pid}"
+
+    def may_call(self, now_s: float) -> bool:
+        """Return whether the process may still call: it runs through the program, and has not run for long."""
+        is_running = bool(self.pid) and not self.has_ended
+        return is_running and is_program(self.program) and now_s - self.started_s < COMMAND_GRACE_S
+
+    def ran_outside(self, known: Collection[str], now_s: float) -> bool:
+        """Return whether the command was started, and its process is not known and cannot call any more."""
+        return bool(self.pid) and self.name not in known and not self.may_call(now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service: its name, its control group relative to the root, and its commands.
+
+    ``is_delegated``: the service has control groups of its own below that one (Delegate=).
+    """
+
+    name: str
+    cgroup: str
+    is_delegated: bool
+    commands: tuple[Command, ...]
+
+    def may_call(self, now_s: float) -> bool:
+        """Return whether a process of a command may still call to be put into the group."""
+        return any(command.may_call(now_s) for command in self.commands)
+
+    def knows_all(self, known: Collection[str]) -> bool:
+        """Return whether all processes that systemd has started for commands are known."""
+        return all(command.name in known for command in self.commands if command.pid)
+
+    def command_of(self, pid: int) -> Command | None:
+        """Return the command whose process this is; None if systemd has not started it for a command."""
+        running = (one for one in self.commands if one.pid == pid and not one.has_ended and is_program(one.program))
+        return next(running, None)
+
+    @property
+    def at_stop(self) -> int:
+        """The number of commands that run while the service stops."""
+        return sum(command.setting in _AT_STOP for command in self.commands)
+
+
+def reasons(service: Service, member: str, known: Collection[str], now_s: float) -> list[str]:
+    """Return why tasks of the unit ran outside its group; [] if all commands that were started began in it.
+
+    ``known`` are the names of the processes that were put into the group by their call. A process that may still call
+    is not a reason yet.
+    """
+    found = []
+    for command in service.commands:
+        what = {"member": member, "program": printable(command.program), "setting": f"{command.setting}="}
+        if not is_program(command.program):
+            found.append(Reason.COMMAND_NOT_EXACT.text(**what))
+        elif command.ran_outside(known, now_s):
+            found.append(Reason.COMMAND_OUTSIDE.text(**what))
+    if service.is_delegated:
+        found.append(Reason.DELEGATED.text(member=member))
+    return list(dict.fromkeys(found))
+
+
+def reasons_of_stop(member: Member) -> list[str]:
+    """Return why commands of a stop may have run outside, about which systemd has no statement any more."""
+    seen = sum(name.startswith(tuple(f"{setting}=" for setting in _AT_STOP)) for name in member.commands)
+    return [Reason.STOP_UNSEEN.text(member=member.id)] if seen < member.commands_at_stop else []
+
+
+def is_other_start(service: Service, known: Collection[str]) -> bool:
+    """Return whether the service was started again since the known processes: systemd has forgotten them all."""
+    return bool(known) and not any(command.name in known for command in service.commands)
+
+
+def kept(service: Service, known: Iterable[str], more: Command) -> tuple[str, ...]:
+    """Return the names of the known processes that systemd still states, and of one more."""
+    current = {command.name for command in service.commands}
+    return (*(name for name in known if name in current and name != more.name), more.name)

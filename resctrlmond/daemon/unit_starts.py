@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handle org.resctrlmon.Unit.AssignSelf: put the process of a service's command into the group before it executes it.
+
+Any user may call, at any time and many times. The caller names nothing: the kernel states its process and its control
+group, and systemd whether it has started just this process for a command of just this service. Any other caller is
+refused, and after some refusals callers from that control group are refused without asking systemd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+import weakref
+from collections.abc import Awaitable, Callable
+
+from resctrlmond.api.access import Caller
+from resctrlmond.api.dbus.library import BusUnavailable, DBusError
+from resctrlmond.api.workers import Lane, Workers
+from resctrlmond.daemon import unit_commands
+from resctrlmond.daemon.systemd import Systemd
+from resctrlmond.daemon.unit_commands import Command, Service
+from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied, ResctrlError, printable
+from resctrlmond.resctrl.processes import Descriptor
+from resctrlmond.unit_exec import LONGEST_WAIT_S
+from resctrlmond.unit_globs import is_valid_name
+from resctrlmond.workloads.errors import LimitExceeded, NotWatched
+from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.requests import Assignment, UnitCommand
+
+# The control group of commands other than ExecStart= in a service with Delegate= (systemd.exec(5)).
+_CONTROL = "/.control"
+# A caller does not wait longer for systemd: its command must begin.
+_SYSTEMD_TIMEOUT_S = LONGEST_WAIT_S / 2
+# A process that calls so long after its start was not held by the program.
+_OLDEST_S = 30.0
+_MAX_REFUSALS, _REFUSALS_S = 16, 10.0
+
+
+class UnitStarts:
+    """Assigns the processes of commands. Belongs to the event loop.
+
+    ``systemd`` returns the connection of the watch, if there is one. ``assignment`` returns the request by which the
+    watch would assign a unit with that control group; None if it would not.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        workers: Workers,
+        systemd: Callable[[], Systemd | None],
+        assignment: Callable[[str, str], Awaitable[Assignment | None]],
+    ) -> None:
+        self._manager = manager
+        self._workers = workers
+        self._systemd = systemd
+        self._assignment = assignment
+        # The calls of one service run one after another. A lock exists as long as one of them runs.
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        # By service: the time of the first refusal in a row, and their number.
+        self._refusals: dict[str, tuple[float, int]] = {}
+
+    async def assign(self, caller: Caller) -> Workload:
+        """Put the caller's process into the workload of its service, and return that. Raises ResctrlError."""
+        path, inner = await self._workers.run(Lane.COMMANDS, _cgroup_of, caller)
+        name = os.path.basename(inner).removeprefix("_")
+        is_service = name.endswith(".service") and is_valid_name(name)
+        assignment = await self._assignment(name, path) if is_service else None
+        if assignment is None:
+            raise NotWatched(
+                f"the control group of process {caller.pid} is not that of a service that is watched: "
+                f"{printable(path) or '/'}",
+                remedy="Select the service: resctrlctl units enable NAME.service",
+            )
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        async with lock:
+            workload = self._manager.find(name)
+            member = workload.member(name) if workload is not None and not workload.state.is_over else None
+            if workload is not None and member is not None and _is_known(member.commands, caller.pid):
+                return workload
+            self._check_refusals(name)
+            try:
+                service, command = await self._stated(name, inner, caller)
+            except ResctrlError:
+                self._count_refusal(name)
+                raise
+            known = member.commands if member is not None else ()
+            return await self._assign(caller, assignment, service, command, known)
+
+    async def _stated(self, name: str, inner: str, caller: Caller) -> tuple[Service, Command]:
+        """Return what systemd states about the caller. Raises PermissionDenied, NotWatched."""
+        systemd = self._systemd()
+        if systemd is None:
+            raise NotWatched("systemd is not connected to resctrlmond now", remedy="See: resctrlctl doctor")
+        try:
+            async with asyncio.timeout(_SYSTEMD_TIMEOUT_S):
+                service = await systemd.service(name)
+        except (BusUnavailable, DBusError, TimeoutError) as error:
+            why = str(error) or f"no reply within {_SYSTEMD_TIMEOUT_S:g} s"
+            raise NotWatched(f"systemd does not describe {name}: {why}") from error
+        command = service.command_of(caller.pid) if service.cgroup == inner else None
+        if command is None:
+            raise PermissionDenied(
+                f"process {caller.pid} is not one that systemd has started through resctrlmon-unit-exec for {name}"
+            )
+        return service, command
+
+    async def _assign(
+        self, caller: Caller, assignment: Assignment, service: Service, command: Command, known: tuple[str, ...]
+    ) -> Workload:
+        now, name = time.monotonic(), service.name
+        reasons: list[str] = []
+        if unit_commands.is_other_start(service, known):
+            previous = self._manager.get(name).member(name)
+            reasons += unit_commands.reasons_of_stop(previous) if previous is not None else []
+            known = ()
+        current = unit_commands.kept(service, known, command)
+        reasons += unit_commands.reasons(service, name, current, now)
+        has_run = any(other.ran_outside(current, now) for other in service.commands)
+        others = {other.pid for other in service.commands if other.may_call(now)}
+        request = dataclasses.replace(
+            assignment,
+            cgroup=None,
+            own_cgroup=assignment.cgroup or "",
+            late=has_run or now - command.started_s > _OLDEST_S,
+            is_awaited=caller.waits,
+            unit_command=UnitCommand(
+                commands=current,
+                at_stop=service.at_stop,
+                others=frozenset(others - {caller.pid}),
+                reasons=tuple(reasons),
+            ),
+        )
+        return await self._workers.run(Lane.COMMANDS, _assign_held, self._manager, request, caller)
+
+    def _check_refusals(self, name: str) -> None:
+        since, count = self._refusals.get(name, (0.0, 0))
+        if count >= _MAX_REFUSALS and time.monotonic() - since < _REFUSALS_S:
+            raise LimitExceeded(f"processes of {name} have called AssignSelf too often without a right to it")
+
+    def _count_refusal(self, name: str) -> None:
+        now = time.monotonic()
+        since, count = self._refusals.get(name, (now, 0))
+        self._refusals[name] = (now, 1) if now - since >= _REFUSALS_S else (since, count + 1)
+
+
+def _cgroup_of(caller: Caller) -> tuple[str, str]:
+    """Return the control group of the caller's process, of a service also if the process is in ``_CONTROL``.
+
+    As an absolute path, and relative to the root. Raises NoSuchProcess, PermissionDenied, NotRead.
+    """
+    if not caller.is_held:
+        raise PermissionDenied("the kernel does not identify the calling process (Linux before 6.5), or it has ended")
+    path = cgroups.cgroup_of(caller.pid).removesuffix(_CONTROL)
+    return path, cgroups.below_mount(path)
+
+
+def _assign_held(manager: Manager, request: Assignment, caller: Caller) -> Workload:
+    try:
+        pidfd = Descriptor(os.pidfd_open(caller.pid))
+    except OSError as error:
+        raise NoSuchProcess(f"process {caller.pid} has ended", errno=error.errno or 0) from error
+    try:
+        # The number was that of the caller when it was opened, because the caller has not ended since.
+        if not caller.waits():
+            raise NoSuchProcess(f"process {caller.pid} has ended, or does not wait for the reply")
+        return manager.assign(dataclasses.replace(request, pidfd=pidfd)).workload
+    finally:
+        pidfd.close()
+
+
+def _is_known(commands: tuple[str, ...], pid: int) -> bool:
+    return any(name.endswith(f"={pid}") for name in commands)

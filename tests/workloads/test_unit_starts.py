@@ -1,0 +1,561 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands of services that call the daemon before they are executed: real processes, and a fake systemd on a bus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resctrlmond.api.access import Policy
+from resctrlmond.api.sockets import listen
+from resctrlmond.api.varlink.interfaces import unit_server
+from resctrlmond.api.verbs import Service
+from resctrlmond.api.workers import Workers
+from resctrlmond.daemon.unit_starts import UnitStarts
+from resctrlmond.unit_exec import PROGRAM
+from resctrlmond.workloads import placement
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import State
+from tests.api.private_bus import PrivateBus
+from tests.hook.forms import ROOT
+from tests.workloads.conftest import Host, join
+from tests.workloads.fake_systemd import Command, Unit
+from tests.workloads.test_unit_watch import Site, remove_below, run
+
+SHOP, OTHER = "shop.service", "other.service"
+NOBODY = 65534
+
+
+class Services(Site):
+    """A site whose daemon also serves org.resctrlmon.Unit, and services with processes that the test starts."""
+
+    def __init__(self, host: Host, bus: PrivateBus, top: str, folder: Path) -> None:
+        super().__init__(host, bus, top, "dbus_fast")
+        self.folder = folder
+        self.path = str(folder / "unit.socket")
+        self.children: list[subprocess.Popen[str]] = []
+
+    @contextlib.asynccontextmanager
+    async def serving(self, *globs: str) -> AsyncIterator[None]:
+        """Watch units and serve the calls of their commands, as the daemon does."""
+        async with self.systemd, self.watching(*globs):
+            watch = self.watch
+            await self.until(lambda: watch.systemd is not None)
+            with contextlib.closing(Workers()) as workers:
+                service = Service(self.host.manager, Policy(), workers)
+                starts = UnitStarts(self.host.manager, workers, lambda: watch.systemd, watch.assignment)
+                service.assign_unit = starts.assign
+                server = unit_server(service)
+                await server.start(listen(self.path, 0o666))
+                try:
+                    yield
+                finally:
+                    await server.close()
+
+    def spawn(self, name: str, *words: str, below: str = "", user: int | None = None) -> subprocess.Popen[str]:
+        """Start a process in the control group of the service, which executes the words when it gets a line."""
+        command = ["/bin/sh", "-c", 'read _; exec "$0" "$@"', *words]
+        options: dict[str, Any] = {} if user is None else {"user": user, "group": user, "extra_groups": []}
+        child = subprocess.Popen(
+            command, cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
+        )
+        self.children.append(child)
+        os.makedirs(os.path.join(self.top, name, below), exist_ok=True)
+        join(os.path.join(self.top, name, below), child.pid)
+        return child
+
+    def through(self, name: str, *words: str, **options: Any) -> subprocess.Popen[str]:
+        """As ``spawn``, through the program."""
+        return self.spawn(name, str(self.folder / "program"), *words, **options)
+
+    def state(self, name: str, **commands: list[Command]) -> None:
+        """Let systemd state the commands of a service."""
+        self.systemd.set(name, Unit(self.inner(name), commands=commands))
+
+    def quality(self, name: str = SHOP) -> Quality:
+        return self.host.manager.get(name).first.baseline
+
+    def reasons(self, name: str = SHOP) -> tuple[str, ...]:
+        return self.host.manager.get(name).first.baseline_reasons
+
+    def in_group(self, child: subprocess.Popen[str]) -> str:
+        return self.host.tree.membership(child.pid).group
+
+
+def started(child: subprocess.Popen[str], *, ended: bool = False, program: str = PROGRAM) -> Command:
+    """Return a command as systemd states it after it has started this process."""
+    now = time.monotonic()
+    return Command(program, child.pid, started=now, ended=now if ended else 0)
+
+
+def go(child: subprocess.Popen[str]) -> None:
+    """Let a process that ``spawn`` has started execute its command."""
+    assert child.stdin is not None
+    child.stdin.write("\n")
+    child.stdin.flush()
+
+
+async def ended(child: subprocess.Popen[str]) -> None:
+    """Wait for the end of a process."""
+    await asyncio.to_thread(child.wait, 60)
+
+
+async def output(child: subprocess.Popen[str]) -> str:
+    """Wait for the end of a process, and return its output."""
+    return (await asyncio.to_thread(child.communicate, timeout=60))[0]
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[PrivateBus]:
+    with tempfile.TemporaryDirectory() as folder:
+        bus = PrivateBus(Path(folder))
+        yield bus
+        bus.stop()
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A folder that each user can read, with the program, whose socket is in the working directory."""
+    name = "build/resctrlmon-unit-exec-tested"
+    subprocess.run(["make", "-s", "-C", str(ROOT), name], check=True, timeout=300, stdout=subprocess.DEVNULL)
+    with tempfile.TemporaryDirectory() as path:
+        os.chmod(path, 0o755)
+        Path(path, "program").write_bytes((ROOT / name).read_bytes())
+        Path(path, "program").chmod(0o755)
+        yield Path(path)
+
+
+@pytest.fixture
+def site(host: Host, bus: PrivateBus, cgroup: str, folder: Path, process: Any) -> Iterator[Services]:
+    bus.start()
+    site = Services(host, bus, cgroup, folder)
+    site.run_in("mark.service", process())
+    yield site
+    for child in site.children:
+        child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                pipe.close()
+    remove_below(cgroup)
+
+
+def test_service_is_exact_and_stays_so(site: Services) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sh", "-c", "sleep 600 & wait")
+            site.state(SHOP, ExecStart=[started(main)])
+            await site.looked()
+            assert site.claimed() == []  # the watch waits for the call
+            go(main)
+            await site.until(lambda: site.claimed() == [SHOP])
+            assert site.in_group(main) == SHOP
+            await site.looked()
+            site.host.manager.maintenance.tick()
+            workload = site.host.manager.get(SHOP)
+            assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+            assert workload.attributes == {"unit": SHOP}
+            (member,) = workload.members
+            assert (member.id, member.kind, member.pid, member.late) == (SHOP, "unit", 0, False)
+            os.kill(main.pid, signal.SIGTERM)
+            await ended(main)
+            site.systemd.set(SHOP, active="inactive", sub="dead")
+            await site.until(lambda: not site.claimed())
+        assert site.host.manager.get(SHOP).state is State.COMPLETED
+        # The sleep of the shell ran on.
+        assert site.quality() is Quality.ESTIMATED
+        assert "ran on after its end" in site.reasons()[0]
+
+    run(test)
+
+
+def test_each_command_of_a_service_is_counted(site: Services) -> None:
+    """A service with commands before, after and beside its main process, which is restarted."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            first = site.through(SHOP, "/bin/true")
+            site.state(
+                SHOP, ExecStartPre=[started(first)], ExecStart=[Command(PROGRAM)], ExecReload=[Command(PROGRAM)]
+            )
+            go(first)
+            await ended(first)
+            assert site.quality() is Quality.EXACT
+            before = started(first, ended=True)
+            site.host.manager.record_ends(SHOP)
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStartPre=[before], ExecStart=[started(main)], ExecReload=[Command(PROGRAM)])
+            # Its control group has tasks again, and the watch and the tick wait for the call.
+            await site.looked()
+            site.host.manager.maintenance.tick()
+            go(main)
+            await site.until(lambda: site.in_group(main) == SHOP)
+            assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+            reload = site.through(SHOP, "/bin/true")
+            both = {"ExecStartPre": [before], "ExecStart": [started(main)]}
+            site.state(SHOP, **both, ExecReload=[started(reload)])
+            go(reload)
+            await ended(reload)
+            site.state(SHOP, **both, ExecReload=[started(reload, ended=True)])
+            await site.looked()
+            assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+            assert site.host.manager.get(SHOP).generation == 1
+            # The service is restarted.
+            main.kill()
+            await ended(main)
+            site.host.manager.record_ends(SHOP)
+            again = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStartPre=[Command(PROGRAM)], ExecStart=[started(again)])
+            go(again)
+            await site.until(lambda: site.in_group(again) == SHOP)
+            await site.looked()
+            assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+            again.kill()
+            await ended(again)
+            site.systemd.set(SHOP, active="inactive", sub="dead")
+            await site.until(lambda: not site.claimed())
+            assert (site.quality(), site.host.manager.get(SHOP).generation) == (Quality.EXACT, 1)
+
+    run(test)
+
+
+@pytest.mark.parametrize("setting", ["ExecCondition", "ExecStartPre", "ExecStartPost", "ExecReload", "ExecStop"])
+def test_service_with_a_command_that_does_not_run_through_the_program_is_late(site: Services, setting: str) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)], **{setting: [Command("/bin/true")]})
+            go(main)
+            await site.until(lambda: site.claimed() == [SHOP])
+            assert site.in_group(main) == SHOP
+            assert site.quality() is Quality.LATE
+            assert f"systemd runs /bin/true ({setting}=)" in site.reasons()[0]
+
+    run(test)
+
+
+@pytest.mark.parametrize("setting", ["ExecStartPre", "ExecStartPost", "ExecReload", "ExecStopPost"])
+@pytest.mark.parametrize("when", ["before", "later", "at the end"])
+def test_command_that_gave_up_makes_the_service_late(site: Services, setting: str, when: str) -> None:
+    """Its program ran outside: for example, the daemon was hanging."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            other = site.spawn(SHOP, "/bin/true")
+            go(other)
+            await ended(other)
+            main = site.through(SHOP, "/bin/sleep", "600")
+            missed = {setting: [started(other, ended=True)]}
+            own = {"ExecStart": [started(main)]}
+            site.state(SHOP, **own, **(missed if when == "before" else {setting: [Command(PROGRAM)]}))
+            go(main)
+            await site.until(lambda: site.claimed() == [SHOP])
+            if when != "before":
+                assert site.quality() is Quality.EXACT
+            if when == "later":
+                site.state(SHOP, **own, **missed)
+            elif when == "at the end":
+                main.kill()
+                await ended(main)
+                site.systemd.set(SHOP, commands={**own, **missed}, active="failed", sub="failed")
+                await site.until(lambda: not site.claimed())
+            await site.until(lambda: site.quality() is Quality.LATE)
+            assert f"({setting}=) of {SHOP} was started outside the group" in " ".join(site.reasons())
+
+    run(test)
+
+
+def test_stop_commands_of_a_service_that_is_not_loaded_any_more_are_not_known(site: Services) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            for name, setting in ((SHOP, "ExecStop"), (OTHER, "ExecReload")):
+                main = site.through(name, "/bin/sleep", "600")
+                site.state(name, ExecStart=[started(main)], **{setting: [Command(PROGRAM)]})
+                go(main)
+                await site.until(lambda name=name: name in site.claimed())  # type: ignore[misc]
+                assert site.quality(name) is Quality.EXACT
+                main.kill()
+                await ended(main)
+                site.systemd.set(name)
+            await site.until(lambda: not site.claimed())
+            assert (site.quality(SHOP), site.quality(OTHER)) == (Quality.LATE, Quality.EXACT)
+            assert "run at its stop" in site.reasons(SHOP)[0]
+
+    run(test)
+
+
+def test_two_commands_that_start_at_once_are_both_exact(site: Services) -> None:
+    """As ExecStartPost= of a service with Type=simple does."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main, post = site.through(SHOP, "/bin/sleep", "600"), site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)], ExecStartPost=[started(post)])
+            go(post)
+            await site.until(lambda: site.claimed() == [SHOP])
+            assert site.in_group(post) == SHOP
+            assert site.quality() is Quality.EXACT
+            go(main)
+            await site.until(lambda: site.in_group(main) == SHOP)
+            await site.looked()
+            assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+
+    run(test)
+
+
+def test_other_process_in_the_control_group_makes_the_service_late(site: Services, process: Any) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            other = process()
+            main = site.through(SHOP, "/bin/sleep", "600")
+            join(os.path.join(site.top, SHOP), other.pid)
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            await site.until(lambda: site.claimed() == [SHOP])
+            assert site.quality() is Quality.LATE
+            assert f"{SHOP} ran" in site.reasons()[0]
+            assert "before it was put into the group" in site.reasons()[0]
+
+    run(test)
+
+
+def test_delegated_service_is_late(site: Services) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.systemd.set(SHOP, Unit(site.inner(SHOP), delegate=True, commands={"ExecStart": [started(main)]}))
+            go(main)
+            await site.until(lambda: site.claimed() == [SHOP])
+            assert (site.in_group(main), site.quality()) == (SHOP, Quality.LATE)
+            assert "Delegate=" in site.reasons()[0]
+
+    run(test)
+
+
+def test_process_that_joins_later_makes_the_service_late(site: Services, process: Any) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            await site.until(lambda: site.claimed() == [SHOP])
+            join(os.path.join(site.top, SHOP), process().pid)
+            with site.host.manager.context.store.transaction(SHOP) as txn:
+                placement.sweep(site.host.manager.context, txn)
+            assert site.quality() is Quality.LATE
+
+    run(test)
+
+
+def test_command_that_never_calls_is_assigned_by_the_watch(site: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.spawn(SHOP, "/bin/sleep", "600")
+            long_ago = time.monotonic() - placement.COMMAND_GRACE_S
+            site.state(SHOP, ExecStart=[Command(PROGRAM, main.pid, started=long_ago)])
+            await site.until(lambda: site.claimed() == [SHOP])
+            assert (site.in_group(main), site.quality()) == (SHOP, Quality.LATE)
+
+    run(test)
+
+
+def test_program_does_not_wait_for_a_systemd_that_hangs(site: Services) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/echo", "ran")
+            site.state(SHOP, ExecStart=[started(main)])
+            await site.looked()
+            site.systemd.hangs = True
+            go(main)
+            assert await output(main) == "ran\n"
+            site.systemd.hangs = False
+            assert site.host.manager.find(SHOP) is None
+
+    run(test)
+
+
+async def reply_of(site: Services, child: subprocess.Popen[str]) -> dict[str, Any]:
+    """Return the reply that a process got which sends a call, and prints the reply."""
+    go(child)
+    found: dict[str, Any] = json.loads(await output(child))
+    return found
+
+
+CALLING = """
+import socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect("unit.socket")
+connection.sendall(sys.argv[1].encode() + bytes(1))
+data = b""
+while not data.endswith(bytes(1)):
+    data += connection.recv(1)
+print(data[:-1].decode())
+"""
+ASSIGN = '{"method":"org.resctrlmon.Unit.AssignSelf"}'
+
+
+def calling(site: Services, name: str, call: str = ASSIGN, **options: Any) -> subprocess.Popen[str]:
+    """Start a process in the control group that sends a call without the program."""
+    return site.spawn(name, "/usr/bin/python3", "-IS", "-c", CALLING, call, **options)
+
+
+@pytest.mark.parametrize("user", [None, NOBODY])
+def test_caller_that_systemd_has_not_started_is_refused(site: Services, user: int | None) -> None:
+    """A worker of a watched service, a process below its control group, and processes elsewhere."""
+
+    async def test() -> None:
+        async with site.serving(SHOP, "user@*.service"):
+            main = site.spawn(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)])
+            denied, unknown = "org.resctrlmon.Manager.PermissionDenied", "org.resctrlmon.Manager.NotWatched"
+            for name, below, error in (
+                (SHOP, "", denied),
+                (SHOP, "below", unknown),
+                (SHOP, "libpod-payload-1", unknown),
+                ("below", SHOP, denied),
+                ("user@1000.service", f"app.slice/{SHOP}", denied),
+                (OTHER, "", unknown),
+                ("session-1.scope", "", unknown),
+                ("kubepods.slice", "cri-containerd-1.scope", unknown),
+                ("user@1000.service", "", unknown),
+            ):
+                found = await reply_of(site, calling(site, name, below=below, user=user))
+                assert found.get("error") == error, (name, below, found)
+            assert site.claimed() == []
+            assert site.in_group(main) == ""
+
+    run(test)
+
+
+@pytest.mark.parametrize("of", ["ended", "other program", "other service"])
+def test_process_that_systemd_states_otherwise_is_refused(site: Services, of: str) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = calling(site, SHOP)
+            command = started(main, ended=of == "ended", program="/bin/true" if of == "other program" else PROGRAM)
+            if of == "other service":
+                site.systemd.set(SHOP, Unit(site.inner(OTHER), commands={"ExecStart": [command]}))
+            else:
+                site.state(SHOP, ExecStart=[command])
+            assert (await reply_of(site, main))["error"] == "org.resctrlmon.Manager.PermissionDenied"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ('{"method":"org.resctrlmon.Unit.AssignSelf","parameters":{"key":"x"}}', "InvalidParameter"),
+        ('{"method":"org.resctrlmon.Unit.AssignSelf","parameters":{"pid":1}}', "InvalidParameter"),
+        ('{"method":"org.resctrlmon.Manager.List"}', "InterfaceNotFound"),
+        ('{"method":"org.resctrlmon.Hook.Run"}', "InterfaceNotFound"),
+        ('{"method":"org.resctrlmon.Unit.Other"}', "MethodNotFound"),
+    ],
+)
+def test_socket_offers_no_other_method_and_no_parameter(site: Services, call: str, error: str) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = calling(site, SHOP, call)
+            site.state(SHOP, ExecStart=[started(main)])
+            assert (await reply_of(site, main))["error"] == f"org.varlink.service.{error}"
+
+    run(test)
+
+
+def test_caller_that_does_not_wait_is_not_exact(site: Services) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.spawn(
+                SHOP,
+                "/usr/bin/python3",
+                "-IS",
+                "-c",
+                "import socket, time; s = socket.socket(socket.AF_UNIX); s.connect('unit.socket'); "
+                's.sendall(b\'{"method":"org.resctrlmon.Unit.AssignSelf","oneway":true}\' + bytes(1)); '
+                "time.sleep(600)",
+            )
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            # The call fails, because nobody waits; the watch finds the service after that.
+            await site.until(lambda: site.claimed() == [SHOP])
+            assert site.quality() is Quality.LATE
+
+    run(test)
+
+
+def test_process_that_calls_long_after_its_start_is_late(site: Services) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.systemd.units[SHOP] = Unit(
+                site.inner(SHOP), commands={"ExecStart": [Command(PROGRAM, main.pid, started=time.monotonic() - 60)]}
+            )
+            go(main)
+            await site.until(lambda: site.claimed() == [SHOP])
+            assert site.quality() is Quality.LATE
+            assert "CPU time before" in site.reasons()[0]
+
+    run(test)
+
+
+def test_flood_of_one_user_does_not_keep_services_of_others_from_the_group(site: Services) -> None:
+    """Connections that send nothing, half a call, or do not read, of one user; and refused calls without end."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            flood = (
+                "import socket, time\n"
+                "kept = []\n"
+                "for number in range(200):\n"
+                "    s = socket.socket(socket.AF_UNIX); s.connect('unit.socket')\n"
+                '    data = b\'{"method":"org.resctrlmon.Unit.AssignSelf"}\' + bytes(1)\n'
+                "    try: s.sendall([b'', data[:9], data][number % 3])\n"
+                "    except OSError: pass\n"
+                "    kept.append(s)\n"
+                "print('full', flush=True)\n"
+                "time.sleep(600)\n"
+            )
+            hostile = site.spawn(OTHER, "/usr/bin/python3", "-IS", "-c", flood, user=NOBODY)
+            go(hostile)
+            assert hostile.stdout is not None
+            assert await asyncio.to_thread(hostile.stdout.readline) == "full\n"
+            for user, name in ((NOBODY - 1, "third.service"), (None, SHOP)):
+                main = site.through(name, "/bin/sleep", "600", user=user)
+                site.state(name, ExecStart=[started(main)])
+                go(main)
+                await site.until(lambda main=main, name=name: site.in_group(main) == name)  # type: ignore[misc]
+                assert site.quality(name) is Quality.EXACT
+
+    run(test)
+
+
+def test_refused_callers_of_one_service_do_not_reach_systemd_without_end(site: Services) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.spawn(SHOP, "/bin/sleep", "600")
+            site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands={"ExecStart": [started(main)]})
+            repeated = (
+                "import socket\n"
+                "for _ in range(100):\n"
+                "    s = socket.socket(socket.AF_UNIX); s.connect('unit.socket')\n"
+                "    s.sendall(b'{\"method\":\"org.resctrlmon.Unit.AssignSelf\"}' + bytes(1)); data = b''\n"
+                "    while not data.endswith(bytes(1)): data += s.recv(1)\n"
+                "print(data[:-1].decode())"
+            )
+            child = site.spawn(SHOP, "/usr/bin/python3", "-IS", "-c", repeated, user=NOBODY)
+            found = await reply_of(site, child)
+            assert found["error"] == "org.resctrlmon.Manager.LimitExceeded"
+            assert site.systemd.calls.count("GetAll") < 30
+
+    run(test)
