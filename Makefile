@@ -6,6 +6,7 @@
 # make units-budget   300 systemd units with 60 RMIDs: the figures of each run, and of shared groups, against their actual use
 # make soak      memory, descriptors and latency while containers start and end for half an hour
 # make nri-all   all tests of the NRI adapter, with both versions of containerd
+# make exact-all   exact services of all types, in a guest
 # make conformance-all    rules, recorded cases and random operations on the newest kernel and on Linux 6.12
 # make deb     build Debian packages in build/deb, in a Debian 13 root; install them with apt
 # make install   install on this host without packages; lists the Debian packages that are missing
@@ -26,7 +27,8 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
-.PHONY: bench churn crash flood fuzz mutants nri-all soak record starved truth units-budget views interfaces proto lint man pictures deb wheel install install-modules install-files clean
+.PHONY: bench churn crash exact-all flood fuzz mutants nri-all soak record starved truth units-budget views interfaces proto lint man
+.PHONY: pictures deb wheel install install-modules install-files clean
 .PHONY: check-host hook unit-exec uninstall uninstall-files
 
 all: setup hook unit-exec
@@ -109,6 +111,10 @@ conformance-all: setup
 	$(BIN)/python -m pytest tests/kernel/test_conformance.py
 	RESCTRLMOND_KERNEL=6.12 $(BIN)/python -m pytest tests/kernel/test_conformance.py
 	$(BIN)/python -m tests.conformance.differential --all $(CONFORMANCE)
+
+# Exact services of all types; check runs some of them.
+exact-all: setup
+	RESCTRLMOND_TYPES=all $(BIN)/python -m pytest tests/kernel/test_exact_units.py
 
 # All tests of the NRI adapter with both versions of containerd.
 nri-all: setup

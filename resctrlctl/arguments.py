@@ -184,7 +184,9 @@ def _check_combination(args: argparse.Namespace) -> None:
         args.parser.error("argument --tree: not allowed with --cgroup, which includes all control groups below it")
     if args.verb == "units" and args.action != "status" and not args.glob:
         needed, example = ("SERVICE", "nginx.service") if "exact" in args.action else ("GLOB", "'*.service'")
-        args.parser.error(f"{args.action}: {needed} is missing, for example: resctrlctl units {args.action} {example}")
+        args.parser.error(
+            f"{args.action}: {needed} is missing, for example: resctrlctl units {args.action} {example}"
+        )
     if args.verb == "units" and args.action == "status" and args.glob:
         args.parser.error("status: an argument is not allowed: it shows all globs")
 

@@ -89,11 +89,11 @@ def reasons(service: Service, member: str, known: Collection[str], now_s: float)
     """
     found = []
     for command in service.commands:
-        what = {"member": member, "program": printable(command.program), "setting": f"{command.setting}="}
+        program, setting = printable(command.program), f"{command.setting}="
         if not is_program(command.program):
-            found.append(Reason.COMMAND_NOT_EXACT.text(**what))
+            found.append(Reason.COMMAND_NOT_EXACT.text(member=member, program=program, setting=setting))
         elif command.ran_outside(known, now_s):
-            found.append(Reason.COMMAND_OUTSIDE.text(**what))
+            found.append(Reason.COMMAND_OUTSIDE.text(member=member, program=program, setting=setting))
     if service.is_delegated:
         found.append(Reason.DELEGATED.text(member=member))
     return list(dict.fromkeys(found))

@@ -34,8 +34,8 @@ class Memory(msgspec.Struct):
     why a container of a pod is not counted in the group of the pod, by the key of the pod; it lacks containers that
     were started before ``since_ns`` (``clock.boot_ns``). ``taken_ns`` is when RMIDs were taken from units that no
     waiting group has got yet (``rmid_transfer.py``). ``empty_since_ns`` is when an overflow workload lost its last
-    member, by key (``overflow.py``). ``returns`` is, by key, when the dormant member of a service ended, and since when
-    its control group has tasks again.
+    member, by key (``overflow.py``). ``returns`` is, by key, when the dormant member of a service ended, and since
+    when its control group has tasks again.
     """
 
     mounted_on: dict[int, Mounting] = msgspec.field(default_factory=dict)

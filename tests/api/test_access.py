@@ -18,7 +18,7 @@ from resctrlmond.api.access import Access, Policy
 from resctrlmond.api.dbus.interfaces import INTERFACES, PEER
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink import interfaces as varlink
-from resctrlmond.api.verbs import VERBS, Service
+from resctrlmond.api.verbs import UNIT, VERBS, Service
 from resctrlmond.api.workers import Workers
 from resctrlmond.workloads.manager import Manager
 from tests.api.private_bus import (
@@ -92,7 +92,8 @@ def is_allowed(access: Access, groups: list[int]) -> bool:
 
 @pytest.mark.parametrize("groups", [[], [READERS], [READ_ONLY]], ids=["other user", "reader", "other reader"])
 def test_varlink_methods_are_denied_without_the_right(manager: Manager, groups: list[int]) -> None:
-    verbs = list(VERBS.values())
+    # AssignSelf has a socket of its own, for each user.
+    verbs = [verb for verb in VERBS.values() if verb.interface != UNIT]
     modes: list[dict[str, bool]] = [{}, {"more": True}, {"oneway": True}]
     calls = [{"method": verb.full_name, **mode} for mode in modes for verb in verbs]
     create: dict[str, object] = {"method": VERBS["Create"].full_name, "parameters": {"key": "not-created"}}

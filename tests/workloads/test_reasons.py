@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+import resctrlmond.daemon
 import resctrlmond.workloads
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.states import Quality
 from tests.workloads.known_reasons import reasons_in
 
-_MODULES = [ast.parse(path.read_text()) for path in Path(resctrlmond.workloads.__path__[0]).glob("*.py")]
+_FOLDERS = (resctrlmond.workloads, resctrlmond.daemon)
+_MODULES = [ast.parse(path.read_text()) for folder in _FOLDERS for path in Path(folder.__path__[0]).glob("*.py")]
 
 
 def fields(reason: Reason) -> set[str]:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Services that 'resctrlctl units exact' makes exact, on a real kernel and with a real systemd.
+
+All services start together on one guest. RESCTRLMOND_TYPES=all (make exact-all) adds more types of services.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from .host import Host
+from .install import RELOAD_DBUS
+from .machine import Guest
+
+UNITS = "/run/systemd/system"
+# The service tells systemd that it is ready, and remains the main process.
+# Owns a name on the bus, which the policy allows.
+OWNER = """\
+import asyncio
+
+from dbus_fast import BusType
+from dbus_fast.aio import MessageBus
+
+
+async def main():
+    bus = await MessageBus(bus_type=BusType.SYSTEM).connect()
+    await bus.request_name("org.resctrlmon.Test")
+    await asyncio.sleep(600)
+
+
+asyncio.run(main())
+"""
+POLICY = "<busconfig><policy user='root'><allow own='org.resctrlmon.Test'/></policy></busconfig>"
+NOTIFY = "sh -c 'systemd-notify --ready; exec sleep 600'"
+SANDBOX = (
+    "ProtectSystem=strict\nPrivateTmp=yes\nPrivateDevices=yes\nProtectHome=yes\nNoNewPrivileges=yes\n"
+    "RestrictAddressFamilies=AF_UNIX\nRestrictNamespaces=yes\nMemoryDenyWriteExecute=yes\n"
+    "SystemCallFilter=@system-service\nCapabilityBoundingSet="
+)
+FILES = {
+    "x-simple.service": "ExecStartPre=true\nExecStart=@sleep other-name 600\nExecReload=kill -CONT $MAINPID",
+    "x-fork.service": "Type=forking\nExecStart=sh -c 'sleep 600 & exit 0'",
+    "x-hard.service": f"DynamicUser=yes\nExecStart=sh -c 'id -u; exec sleep 600'\n{SANDBOX}",
+    "x-once.service": "Type=oneshot\nExecStart=true\nExecStart=sh -c 'exit 0'\nExecStart=sleep 1\n"
+    "RemainAfterExit=yes",
+    "x-notify.service": f"Type=notify\nNotifyAccess=all\nExecStart={NOTIFY}",
+}
+MORE = {
+    "x-exec.service": "Type=exec\nExecStart=sleep 600",
+    "x-dbus.service": "Type=dbus\nBusName=org.resctrlmon.Test\nExecStart=python3 /run/owner.py",
+    "x-idle.service": "Type=idle\nExecStart=sleep 600",
+    "x-post.service": "ExecStartPost=true\nExecStart=sleep 600\nExecStop=true\nExecStopPost=true",
+    "x@.service": "ExecStart=sleep 60%i",
+}
+if os.environ.get("RESCTRLMOND_TYPES") == "all":
+    FILES |= MORE
+
+
+@pytest.fixture(scope="module")
+def host(installed_guest: Guest) -> Host:
+    """A host with the daemon and exact services, none of which runs yet."""
+    host = Host(installed_guest)
+    for name, text in FILES.items():
+        host.guest.write(f"{UNITS}/{name}", f"[Service]\n{text}\n")
+    host.guest.write("/run/owner.py", OWNER)
+    host.guest.write("/etc/dbus-1/system.d/org.resctrlmon.Test.conf", POLICY)
+    host.run(f"systemctl daemon-reload; {RELOAD_DBUS}")
+    host.run(f"resctrlctl units exact {' '.join(FILES)}", timeout=100)
+    host.start()
+    return host
+
+
+def total(host: Host, unit: str) -> dict[str, Any]:
+    totals = {one["event"]: one for one in host.call("Read", key=unit)["totals"]}
+    found: dict[str, Any] = totals["mbm_total_bytes"]
+    return found
+
+
+def test_services_of_all_types_are_exact(host: Host) -> None:
+    names = [name.replace("@.", "@1.") for name in FILES]
+    host.run(f"systemctl start {' '.join(names)}", timeout=100)
+    for name in names:
+        host.until(lambda name=name: host.state(name) in ("active", "completed"), name)  # type: ignore[misc]
+    host.run("systemctl reload x-simple.service")
+    found = {name: total(host, name) for name in names}
+    assert {name: one.get("reason") for name, one in found.items()} == dict.fromkeys(names)
+    assert {name: one["quality"] for name, one in found.items()} == dict.fromkeys(names, "exact")
+    main = host.out("systemctl show -P MainPID x-simple.service")
+    assert host.out(f"tr '\\0' ' ' </proc/{main}/cmdline") == "other-name 600 "
+    assert host.membership(main)[1] == "x-simple.service"
+    assert host.out("journalctl -o cat -u x-hard.service -g '^[0-9]+$'").isdecimal()
+    host.run(f"systemctl stop {' '.join(names)}", timeout=100)
+    for name in names:
+        host.until(lambda name=name: host.state(name) == "completed", name)  # type: ignore[misc]
+        assert (name, total(host, name)["quality"]) == (name, "exact")
+
+
+def test_service_starts_without_the_daemon_and_is_inexact_again(host: Host) -> None:
+    host.run("systemctl stop resctrlmond-unit.socket resctrlmond.socket resctrlmond.service")
+    host.run("systemctl start x-simple.service x-hard.service")
+    assert host.out("systemctl is-active x-simple.service x-hard.service") == "active\nactive"
+    host.start()
+    host.until(lambda: host.state("x-simple.service") == "active", "the service")
+    assert total(host, "x-simple.service")["quality"] == "late"
+    host.run("resctrlctl units inexact '*' && ! ls /etc/systemd/system/*.d/zz-resctrlmon-exact.conf")
+    assert "unit-exec" not in host.out("systemctl show -P ExecStart x-simple.service")
