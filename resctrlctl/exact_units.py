@@ -13,7 +13,7 @@ from resctrlctl import sandbox
 from resctrlctl.errors import CommandError
 from resctrlctl.exec_lines import UnknownSyntax, find_program, with_program
 from resctrlctl.structs import Struct
-from resctrlctl.unit_files import COMMANDS, Setting, current, files_of, settings
+from resctrlctl.unit_files import COMMANDS, UnitLine, current, files_of, settings
 from resctrlmond import unit_exec
 from resctrlmond.resctrl.errors import printable
 
@@ -88,12 +88,12 @@ def drop_in_for(unit: str) -> str:
     return "".join(lines)
 
 
-def commands_of(found: Sequence[Setting]) -> list[Setting]:
+def commands_of(found: Sequence[UnitLine]) -> list[UnitLine]:
     """Return the commands of a service."""
     return [setting for key in COMMANDS for setting in current(found, key)]
 
 
-def originals(commands: Iterable[Setting]) -> list[str]:
+def originals(commands: Iterable[UnitLine]) -> list[str]:
     """Return commands as the drop-in records them."""
     return [f"{setting.key}={setting.value}" for setting in commands]
 
@@ -103,7 +103,7 @@ def recorded(text: str) -> list[str]:
     return [setting.value for setting in settings([("", text)], _SECTION) if setting.key == _ORIGINAL]
 
 
-def _through_program(unit: str, setting: Setting) -> str:
+def _through_program(unit: str, setting: UnitLine) -> str:
     try:
         return with_program(setting.value, unit_exec.PROGRAM, find_program)
     except UnknownSyntax as error:
@@ -126,7 +126,7 @@ def _check_files(unit: str, paths: Sequence[str]) -> None:
         raise CommandError(f"{unit} cannot be exact: its file {printable(fragment)} is generated, or transient")
 
 
-def _check_last(unit: str, commands: Iterable[Setting]) -> None:
+def _check_last(unit: str, commands: Iterable[UnitLine]) -> None:
     for setting in commands:
         name = os.path.basename(setting.path)
         if setting.path.endswith(".conf") and name > FILE:

@@ -8,7 +8,7 @@ import platform
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 
-from resctrlctl.unit_files import Setting, current
+from resctrlctl.unit_files import UnitLine, current
 from resctrlmond import unit_exec
 
 # Where the program does not exist, the service would not start.
@@ -27,12 +27,12 @@ _NEWER_CALLS = ("ppoll", "readlinkat")
 _TIMEOUT_S = 60
 
 
-def problem(found: Sequence[Setting], *, selinux: str = _SELINUX) -> str:
+def problem(found: Sequence[UnitLine], *, selinux: str = _SELINUX) -> str:
     """Return the first setting that is in the way, and why; "" if there is none."""
     return next(_problems(found, selinux), "")
 
 
-def _problems(found: Sequence[Setting], selinux: str) -> Iterator[str]:
+def _problems(found: Sequence[UnitLine], selinux: str) -> Iterator[str]:
     yield from _other_programs(found, selinux)
     yield from _other_processes(found)
     yield from _hidden(found)
@@ -43,7 +43,7 @@ def _problems(found: Sequence[Setting], selinux: str) -> Iterator[str]:
         yield f"SystemCallFilter= forbids {', '.join(missing)}"
 
 
-def _other_programs(found: Sequence[Setting], selinux: str) -> Iterator[str]:
+def _other_programs(found: Sequence[UnitLine], selinux: str) -> Iterator[str]:
     """Yield the settings by which systemd would execute another program, or give the command other rights."""
     for key in _OTHER_ROOTS:
         if _last(found, key).strip("/ "):
@@ -57,7 +57,7 @@ def _other_programs(found: Sequence[Setting], selinux: str) -> Iterator[str]:
         yield f"ExecSearchPath={value} decides where commands are found"
 
 
-def _other_processes(found: Sequence[Setting]) -> Iterator[str]:
+def _other_processes(found: Sequence[UnitLine]) -> Iterator[str]:
     """Yield the settings by which other processes than those of the commands are in the control group."""
     if value := _last(found, "PAMName"):
         yield f"PAMName={value} starts a process that is in no group"
@@ -66,7 +66,7 @@ def _other_processes(found: Sequence[Setting]) -> Iterator[str]:
         yield f"Delegate={value} lets other programs put processes into the control groups of the service"
 
 
-def _hidden(found: Sequence[Setting]) -> Iterator[str]:
+def _hidden(found: Sequence[UnitLine]) -> Iterator[str]:
     """Yield the settings by which the program or its socket is hidden, or the program cannot be executed."""
     for wanted in (unit_exec.PROGRAM, unit_exec.SOCKET):
         for key in _HIDING:
@@ -79,7 +79,7 @@ def _hidden(found: Sequence[Setting]) -> Iterator[str]:
         yield f"NoExecPaths={max(denied, key=len)} keeps {unit_exec.PROGRAM} from being executed"
 
 
-def _last(found: Sequence[Setting], key: str) -> str:
+def _last(found: Sequence[UnitLine], key: str) -> str:
     values = current(found, key)
     return values[-1].value if values else ""
 
@@ -89,7 +89,7 @@ def _above(path: str, paths: Iterable[str]) -> list[str]:
     return [above for above in paths if f"{path}/".startswith(f"{above.rstrip('/')}/")]
 
 
-def _allows_unix(found: Sequence[Setting]) -> bool:
+def _allows_unix(found: Sequence[UnitLine]) -> bool:
     words = [setting.value.split() for setting in found]
     if not words:
         return True
@@ -104,12 +104,12 @@ def _allows_unix(found: Sequence[Setting]) -> bool:
     return ("AF_UNIX" in listed or "AF_LOCAL" in listed) != is_deny_list
 
 
-def _paths(found: Iterable[Setting]) -> list[str]:
+def _paths(found: Iterable[UnitLine]) -> list[str]:
     words = [word.strip("\"'") for setting in found for word in setting.value.split()]
     return [word.lstrip("-+").partition(":")[0] for word in words]
 
 
-def _destinations(found: Iterable[Setting]) -> list[str]:
+def _destinations(found: Iterable[UnitLine]) -> list[str]:
     parts = [word.strip("\"'").lstrip("-+").split(":") for setting in found for word in setting.value.split()]
     return [part[1] if len(part) > 1 and part[1] else part[0] for part in parts]
 

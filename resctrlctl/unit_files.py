@@ -28,7 +28,7 @@ _TIMEOUT_S = 60
 _HEADER = re.compile(r"# (/[^\n]+)\n")
 
 
-class Setting(Struct):
+class UnitLine(Struct):
     """A line of a unit file: its key and value, as they are written, and the file."""
 
     key: str
@@ -88,9 +88,9 @@ def split(unit: str, text: str, read: Callable[[str], str]) -> Iterator[tuple[st
         text = text[len(content) :]
 
 
-def settings(files: Sequence[tuple[str, str]], wanted: str = "Service") -> list[Setting]:
+def settings(files: Sequence[tuple[str, str]], wanted: str = "Service") -> list[UnitLine]:
     """Return all settings of a section, in the order in which systemd applies them."""
-    found: list[Setting] = []
+    found: list[UnitLine] = []
     for path, text in files:
         section = ""
         for line in _logical_lines(text):
@@ -98,7 +98,7 @@ def settings(files: Sequence[tuple[str, str]], wanted: str = "Service") -> list[
                 section = line[1:].rstrip("]")
             elif section == wanted and "=" in line:
                 key, _, value = line.partition("=")
-                found.append(Setting(key.strip(), value.strip(), path))
+                found.append(UnitLine(key.strip(), value.strip(), path))
     return found
 
 
@@ -120,9 +120,9 @@ def _logical_lines(text: str) -> Iterator[str]:
         yield begun.strip()
 
 
-def current(found: Sequence[Setting], key: str) -> list[Setting]:
+def current(found: Sequence[UnitLine], key: str) -> list[UnitLine]:
     """Return the settings of a key that are in effect: an empty value resets those before it."""
-    kept: list[Setting] = []
+    kept: list[UnitLine] = []
     for setting in found:
         if setting.key == key:
             kept = [*kept, setting] if setting.value else []

@@ -59,7 +59,7 @@ def _drop_in(host: Host, unit: ExactUnit) -> Iterator[Finding]:
         yield Finding(
             Severity.WARNING,
             _CHECK,
-            f"{unit.unit} is gone, and its drop-in {unit.path} is left",
+            f"{unit.unit} is gone, and its drop-in {exact_units.path_of(unit.unit)} is left",
             "If a service of that name is installed again, it runs the commands of the drop-in.",
             (f"resctrlctl units inexact {unit.unit}",),
         )

@@ -15,7 +15,7 @@ import pytest
 from resctrlctl import exact_units, sandbox, unit_files
 from resctrlctl.command import main
 from resctrlctl.exec_lines import UnknownSyntax, find_program, with_program
-from resctrlctl.unit_files import Setting
+from resctrlctl.unit_files import UnitLine
 from resctrlmond import config, unit_exec
 from resctrlmond.unit_exec import PROGRAM
 
@@ -151,7 +151,7 @@ ExecStart=/nor/this
 """
 
 
-def test_drop_in_keeps_what_the_unit_files_say(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drop_in_keeps_the_text_of_the_unit_files(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unit(machine, "web.service", FULL)
     unit(machine, "web.service", "[Service]\nExecStop=/bin/stop\n", "override.conf")
     assert main(["units", "exact", "web.service"]) == 0
@@ -312,7 +312,7 @@ def test_missing_program_is_refused(
 
 def test_selinux_is_refused(tmp_path: Path) -> None:
     (tmp_path / "enforce").write_text("0")
-    found = [Setting("ExecStart", "/bin/a", "/x")]
+    found = [UnitLine("ExecStart", "/bin/a", "/x")]
     assert sandbox.problem(found, selinux=str(tmp_path / "none")) == ""
     assert "SELinux" in sandbox.problem(found, selinux=str(tmp_path / "enforce"))
 
@@ -352,5 +352,5 @@ def test_systemd_accepts_the_drop_in(machine: Path) -> None:
         text=True,
         timeout=60,
     )
-    # Of the test's own lines in other sections.
+    # The test file itself has unknown keys in other sections.
     assert [line for line in done.stderr.splitlines() if "Unknown key" not in line] == []

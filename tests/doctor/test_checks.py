@@ -24,6 +24,8 @@ from resctrlctl.doctor.finding import Finding, Severity
 from resctrlctl.doctor.host import Host
 from resctrlctl.layout import to_text
 from resctrlctl.output import Json, Output
+from resctrlmond.unit_exec import PROGRAM
+from resctrlmond.unit_exec import SOCKET as UNIT_SOCKET
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import FakeManager
 from tests.doctor.machine_tree import (
@@ -494,6 +496,60 @@ def test_hook_that_is_not_enabled_is_a_note_if_a_runtime_would_call_it(machine: 
     assert fault(machine, "hooks").fix == ("resctrlctl hooks enable",)
     machine.remove("/usr/bin/podman")
     assert faults(machine) == []
+
+
+UNIT_FILE = "/usr/lib/systemd/system/web.service"
+DROP_IN = "/etc/systemd/system/web.service.d/zz-resctrlmon-exact.conf"
+
+
+def exact(machine: MachineTree, original: str = "ExecStart=-/usr/bin/web $A") -> None:
+    """Add a service with a drop-in of 'resctrlctl units exact', and a systemctl that shows both files."""
+    machine.write(UNIT_FILE, "[Service]\nExecStart=-/usr/bin/web $A\n")
+    text = f"[Service]\nExecStart=\nExecStart=-{PROGRAM} /usr/bin/web $A\n\n[X-Resctrlmon]\nOriginal={original}\n"
+    machine.write(DROP_IN, text)
+    machine.program(PROGRAM)
+    machine.listen(SOCKET, UNIT_SOCKET)
+    shown = "".join(
+        f'[ ! -e {machine.path(path)} ] || {{ echo "# {path}"; cat {machine.path(path)}; echo; }}\n'
+        for path in (UNIT_FILE, DROP_IN)
+    )
+    other = machine.path("/usr/bin/systemctl").read_text().partition("\n")[2]
+    machine.program("/usr/bin/systemctl", f'if [ "$1" = cat ]; then\n{shown}exit 0\nfi\n{other}')
+
+
+def test_exact_service_is_without_fault(machine: MachineTree) -> None:
+    exact(machine)
+    assert faults(machine) == []
+
+
+def test_exact_service_whose_commands_have_changed_is_a_warning(machine: MachineTree) -> None:
+    exact(machine, original="ExecStart=/usr/bin/old")
+    found = fault(machine, "exact-units")
+    assert found.severity is Severity.WARNING
+    assert found.what.endswith("have changed since 'resctrlctl units exact': ExecStart=-/usr/bin/web $A")
+    assert found.fix == ("resctrlctl units exact web.service",)
+    machine.write(f"{UNIT_FILE}", "[Service]\nExecStart=/usr/bin/old\nExecReload=/bin/true\n")
+    assert fault(machine, "exact-units").what.endswith("ExecReload=/bin/true")
+    machine.write(f"{UNIT_FILE}", "[Service]\nExecStart=/usr/bin/old\n")
+    assert faults(machine) == []
+
+
+def test_exact_service_that_is_gone_is_a_warning(machine: MachineTree) -> None:
+    exact(machine)
+    machine.remove(UNIT_FILE)
+    found = fault(machine, "exact-units")
+    assert f"web.service is gone, and its drop-in {DROP_IN} is left" in found.what
+    assert found.fix == ("resctrlctl units inexact web.service",)
+
+
+def test_exact_service_without_the_program_or_its_socket_is_a_fault(machine: MachineTree) -> None:
+    exact(machine)
+    machine.listen(SOCKET)
+    assert fault(machine, "exact-units").fix == ("systemctl enable --now resctrlmond-unit.socket",)
+    machine.remove(PROGRAM)
+    found = fault(machine, "exact-units")
+    assert found.severity is Severity.ERROR
+    assert "1 service would be started through it" in found.what
 
 
 def test_docker_is_a_note(machine: MachineTree) -> None:
