@@ -6,8 +6,9 @@
  *   resctrlmon-unit-exec @ COMMAND ARGV0 [ARGUMENT...]
  *
  * 'resctrlctl units exact' puts it before each command of a service. The call names nobody: resctrlmond takes the
- * process from the connection. Whatever fails, the command is executed: the program waits for at most 2 s, and ignores
- * what the daemon replies. The command gets the environment, the descriptors, the signal mask and the signal
+ * process from the connection. Whatever fails, the command is executed. The program waits for the daemon for at most 2 s,
+ * and longer, up to 30 s, only while the daemon notifies it again and again that its call is being handled: many services
+ * may start at once. It ignores what the daemon replies in the end. The command gets the environment, the descriptors, the signal mask and the signal
  * dispositions of this process. So there is no timer here: the socket does not block, and poll() has a time limit.
  * The program allocates no memory. It is linked statically, because a sandbox may hide the libraries.
  */
@@ -28,10 +29,13 @@
 
 // systemd.exec(5), "Process Exit Codes": the command could not be executed; and that of a wrong command line.
 enum { EXIT_EXEC = 203, EXIT_USAGE = 2 };
-// The longest wait in milliseconds, and the pause before connect() is repeated while the daemon's queue is full.
-enum { LONGEST = 2000, PAUSE = 10 };
+// In milliseconds: the longest wait for the daemon, or for its next notice; the longest wait in all; and the pause before
+// connect() is repeated while the daemon's queue is full.
+enum { LONGEST = 2000, LONGEST_IN_ALL = 30000, PAUSE = 10 };
 
-static const char CALL[] = "{\"method\":\"org.resctrlmon.Unit.AssignSelf\"}";
+static const char CALL[] = "{\"method\":\"org.resctrlmon.Unit.AssignSelf\",\"more\":true}";
+// The end of a notice, after which another message follows: resctrlmond's JSON has no blanks, and this member is the last.
+static const char CONTINUES[] = "\"continues\":true}";
 
 static long now(void)
 {
@@ -62,23 +66,43 @@ static int connect_to(int daemon, long deadline)
     }
 }
 
-/* Have the daemon assign this process, and wait for the reply, which ends with a NUL. */
+/* Read messages until the last one, which is not a notice, or until the time is up. */
+static void await_reply(int daemon, long begin)
+{
+    char message[4096];
+    size_t size = 0;
+    long deadline = begin + LONGEST;
+    while (wait_for(daemon, POLLIN, deadline, LONGEST)) {
+        ssize_t count = recv(daemon, message + size, sizeof message - size, 0);
+        if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR))
+            return;
+        size += count > 0 ? (size_t)count : 0;
+        for (char *end; (end = memchr(message, '\0', size)) != NULL;) {
+            size_t length = (size_t)(end - message), tail = sizeof CONTINUES - 1;
+            if (length < tail || memcmp(end - tail, CONTINUES, tail) != 0)
+                return;
+            size -= length + 1;
+            memmove(message, end + 1, size);
+            deadline = now() + LONGEST;
+            if (deadline > begin + LONGEST_IN_ALL)
+                deadline = begin + LONGEST_IN_ALL;
+        }
+        // A message of this length is not from resctrlmond.
+        if (size == sizeof message)
+            return;
+    }
+}
+
+/* Have the daemon assign this process, and wait for the reply. */
 static void assign_self(void)
 {
-    char reply[4096];
-    long deadline = now() + LONGEST;
+    long begin = now();
     int daemon = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (daemon < 0)
         return;
     // The queue of a new connection has room for the message. MSG_NOSIGNAL: the daemon may have closed it.
-    if (connect_to(daemon, deadline) && send(daemon, CALL, sizeof CALL, MSG_NOSIGNAL) == (ssize_t)sizeof CALL) {
-        while (wait_for(daemon, POLLIN, deadline, LONGEST)) {
-            ssize_t count = recv(daemon, reply, sizeof reply, 0);
-            if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR) ||
-                (count > 0 && memchr(reply, '\0', (size_t)count)))
-                break;
-        }
-    }
+    if (connect_to(daemon, begin + LONGEST) && send(daemon, CALL, sizeof CALL, MSG_NOSIGNAL) == (ssize_t)sizeof CALL)
+        await_reply(daemon, begin);
     close(daemon);
 }
 

@@ -9,10 +9,26 @@ import os
 PROGRAM = "/usr/libexec/resctrlmon-unit-exec"
 # ListenStream= of resctrlmond-unit.socket. The program is compiled with this path.
 SOCKET = "/run/resctrlmond/org.resctrlmon.Unit"
-# The program executes the command of the unit after this time at the latest (hook/unit_exec.c, LONGEST).
-LONGEST_WAIT_S = 2.0
+# The program waits so long for the daemon, or for its next notice, and so long in all (hook/unit_exec.c).
+WAIT_S = 2.0
+LONGEST_WAIT_S = 30.0
+# The beginnings of names in /proc/PID/comm, which the kernel cuts to 15 characters: of the program, and of systemd's
+# own process before it executes the program (src/core/exec-invoke.c, rename_process_from_path()).
+_COMMS = (b"resctrlmon-unit", b"(", b"systemd")
 
 
 def is_program(path: str) -> bool:
     """Return whether this is the path of the program, which a drop-in of the administrator may run elsewhere."""
     return os.path.basename(path) == os.path.basename(PROGRAM)
+
+
+def may_call(pid: int) -> bool:
+    """Return whether the process has not executed the command of a service yet, by its name.
+
+    A service can choose such a name too, and only delays by it that the watch finds the service.
+    """
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().startswith(_COMMS)
+    except OSError:
+        return False

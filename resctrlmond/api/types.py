@@ -906,10 +906,10 @@ class RunReply(Reply, frozen=True, kw_only=True):
 class AssignSelfReply(Reply, frozen=True, kw_only=True):
     """The answer of org.resctrlmon.Unit.AssignSelf."""
 
-    key: str
-    state: str
+    key: str | None = None
+    state: str | None = None
     """The *State* of the workload."""
-    exact: bool
+    exact: bool | None = None
     """Whether all processes of the service were in its group from their first instruction, so far."""
 
 

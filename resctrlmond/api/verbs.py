@@ -810,6 +810,8 @@ and every 2 seconds, and the other fields in the last reply.
 Put the calling process into the workload of its own systemd service, before it executes a command of the service,
 for *resctrlmon-unit-exec*(8). The caller is the process that has connected. It must be the process that systemd has
 started for the command, and *units* in *resctrlmond.yaml*(5) must select the service.
+
+With *more*, the caller gets an empty reply at once and every half second until the last one.
 """,
     ),
 )

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.unit_exec import is_program
+from resctrlmond.unit_exec import is_program, may_call
 from resctrlmond.workloads.model import Member
 from resctrlmond.workloads.placement import COMMAND_GRACE_S
 from resctrlmond.workloads.reasons import Reason
@@ -41,9 +41,10 @@ class Command:
         return f"{self.setting}={self.pid}"
 
     def may_call(self, now_s: float) -> bool:
-        """Return whether the process may still call: it runs through the program, and has not run for long."""
-        is_running = bool(self.pid) and not self.has_ended
-        return is_running and is_program(self.program) and now_s - self.started_s < COMMAND_GRACE_S
+        """Return whether the process may still call: it has not executed the command, and has not run for long."""
+        if not self.pid or self.has_ended or not is_program(self.program):
+            return False
+        return now_s - self.started_s < COMMAND_GRACE_S and may_call(self.pid)
 
     def ran_outside(self, known: Collection[str], now_s: float) -> bool:
         """Return whether the command was started, and its process is not known and cannot call any more."""

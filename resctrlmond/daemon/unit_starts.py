@@ -34,8 +34,8 @@ from resctrlmond.workloads.requests import Assignment, UnitCommand
 # The control group of commands other than ExecStart= in a service with Delegate= (systemd.exec(5)).
 _CONTROL = "/.control"
 # A caller does not wait longer for systemd: its command must begin.
-_SYSTEMD_TIMEOUT_S = LONGEST_WAIT_S / 2
-# A process that calls so long after its start was not held by the program.
+_SYSTEMD_TIMEOUT_S = LONGEST_WAIT_S / 3
+# A process that calls so long after its start was not held by the program. It calls at once.
 _OLDEST_S = 30.0
 _MAX_REFUSALS, _REFUSALS_S = 16, 10.0
 

@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
+from resctrlmond import unit_exec
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import (
     LACKS,
@@ -35,7 +36,7 @@ from resctrlmond.workloads.store import Transaction
 log = logging.getLogger(__name__)
 
 # The process of a command that runs through resctrlmon-unit-exec has called, or given up, after this time (s).
-COMMAND_GRACE_S = 5.0
+COMMAND_GRACE_S = unit_exec.LONGEST_WAIT_S + 5.0
 
 
 def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bool = False) -> None:
@@ -109,7 +110,9 @@ def wake_dormant(ctx: Context, txn: Transaction, *, is_last: bool = False) -> No
 
 
 def _has_waited(ctx: Context, txn: Transaction, member: Member) -> bool:
-    """Return whether the control group of a dormant member has had tasks for COMMAND_GRACE_S."""
+    """Return whether no task of a dormant member is about to call, or it has had tasks for COMMAND_GRACE_S."""
+    if not any(map(unit_exec.may_call, cgroups.tasks(member.cgroup))):
+        return True
     ended_at, since = ctx.memory.returns.get(txn.key, ("", 0))
     if ended_at != member.ended_at:
         since = boot_ns()

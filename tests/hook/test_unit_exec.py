@@ -29,7 +29,8 @@ from resctrlmond import unit_exec
 from resctrlmond.api import definitions
 from tests.hook.forms import ROOT, SHIPPED
 
-CALL = b'{"method":"org.resctrlmon.Unit.AssignSelf"}\0'
+CALL = b'{"method":"org.resctrlmon.Unit.AssignSelf","more":true}\0'
+NOTICE = b'{"continues":true}\0'
 REPLY = b'{"parameters":{"key":"a.service","state":"active","exact":true}}\0'
 # Prints what the command got, as JSON.
 COMMAND = """
@@ -212,11 +213,31 @@ def test_command_runs_whatever_the_daemon_does(
     program: str, tmp_path: Path, serve: Callable[..., Daemon], answer: Callable[[socket.socket], None]
 ) -> None:
     serve(answer)
-    least, most = (1.9, 30) if answer in (hang, flood) else (0, 1.9)
+    least, most = (1.9, 30) if answer is hang else (0, 1.9)
     begin = time.monotonic()
     done = subprocess.run([program, "/bin/sh", "-c", "exit 7"], cwd=tmp_path, timeout=60, check=False)
     assert done.returncode == 7
     assert least <= time.monotonic() - begin < most
+
+
+def test_program_waits_longer_while_it_gets_notices(
+    program: str, tmp_path: Path, serve: Callable[..., Daemon]
+) -> None:
+    """Notices arrive in parts, and several at once. After the last one, the time counts anew."""
+    sent: list[float] = []
+
+    def notify(connection: socket.socket) -> None:
+        begin = time.monotonic()
+        while time.monotonic() - begin < 2.5:
+            connection.sendall(NOTICE[:7])
+            threading.Event().wait(0.2)
+            connection.sendall(NOTICE[7:] + NOTICE)
+        sent.append(time.monotonic())
+
+    serve(notify)
+    done = subprocess.run([program, "/bin/sh", "-c", "exit 7"], cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 7
+    assert time.monotonic() - sent[0] > 1.9
 
 
 def test_command_runs_without_a_daemon(program: str, tmp_path: Path, serve: Callable[..., Daemon]) -> None:
@@ -307,4 +328,5 @@ def test_program_is_static_and_names_the_socket_and_method_of_the_daemon() -> No
     socket_unit = (ROOT / "systemd" / "resctrlmond-unit.socket").read_text()
     assert f"ListenStream={unit_exec.SOCKET}\n" in socket_unit
     source = (ROOT / "hook" / "unit_exec.c").read_text()
-    assert f"LONGEST = {unit_exec.LONGEST_WAIT_S * 1000:.0f}," in source
+    limits = f"LONGEST = {unit_exec.WAIT_S * 1000:.0f}, LONGEST_IN_ALL = {unit_exec.LONGEST_WAIT_S * 1000:.0f},"
+    assert limits in source

@@ -65,19 +65,22 @@ class Services(Site):
 
     def spawn(self, name: str, *words: str, below: str = "", user: int | None = None) -> subprocess.Popen[str]:
         """Start a process in the control group of the service, which executes the words when it gets a line."""
-        command = ["/bin/sh", "-c", 'read _; exec "$0" "$@"', *words]
+        # With a name as systemd's own process has before it executes the command.
+        command = ["/bin/sh", "-c", 'echo "(x)" >/proc/$$/comm; echo; read _; exec "$0" "$@"', *words]
         options: dict[str, Any] = {} if user is None else {"user": user, "group": user, "extra_groups": []}
         child = subprocess.Popen(
             command, cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
         )
         self.children.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "\n"
         os.makedirs(os.path.join(self.top, name, below), exist_ok=True)
         join(os.path.join(self.top, name, below), child.pid)
         return child
 
     def through(self, name: str, *words: str, **options: Any) -> subprocess.Popen[str]:
         """As ``spawn``, through the program."""
-        return self.spawn(name, str(self.folder / "program"), *words, **options)
+        return self.spawn(name, str(self.folder / "resctrlmon-unit-exec"), *words, **options)
 
     def state(self, name: str, **commands: list[Command]) -> None:
         """Let systemd state the commands of a service."""
@@ -131,8 +134,8 @@ def folder() -> Iterator[Path]:
     subprocess.run(["make", "-s", "-C", str(ROOT), name], check=True, timeout=300, stdout=subprocess.DEVNULL)
     with tempfile.TemporaryDirectory() as path:
         os.chmod(path, 0o755)
-        Path(path, "program").write_bytes((ROOT / name).read_bytes())
-        Path(path, "program").chmod(0o755)
+        Path(path, "resctrlmon-unit-exec").write_bytes((ROOT / name).read_bytes())
+        Path(path, "resctrlmon-unit-exec").chmod(0o755)
         yield Path(path)
 
 

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn
 
 from resctrlmond import __version__
 from resctrlmond.api import definitions
-from resctrlmond.api.access import Caller
+from resctrlmond.api.access import Access, Caller
+from resctrlmond.api.types import NoParameters
 from resctrlmond.api.varlink import metrics
 from resctrlmond.api.varlink.messages import EXPECTED_MORE
 from resctrlmond.api.varlink.server import Interface, Limits, Method, Server, VarlinkError
@@ -24,6 +27,8 @@ def description(interface: str) -> str:
     return definitions.read(f"{interface}.varlink")
 
 
+# Seconds between two notices; resctrlmon-unit-exec waits 2 s for the next one.
+_NOTICE_S = 0.5
 # Any user may connect to the socket of org.resctrlmon.Unit. The program sends its short call at once, and few
 # services of one user start at the same time.
 _UNIT_LIMITS = Limits(
@@ -86,8 +91,29 @@ def _method(service: Service, verb: Verb) -> Method[Any]:
         is_endless=verb.follow is not None,
         check=partial(service.policy.check, access=verb.access, verb=verb.name),
         reply_bytes=verb.reply_bytes,
-        queue=service.hooks.call if verb.lane is Lane.HOOKS else None,
+        queue=service.hooks.call if verb.lane is Lane.HOOKS else _notified if verb.access is Access.SELF else None,
     )
+
+
+class _Notified:
+    """A call that begins at once. Its caller gets notices until the reply, and waits only for the next one."""
+
+    @contextlib.asynccontextmanager
+    async def begun(self, announce: Callable[[Any], None]) -> AsyncIterator[None]:
+        async def notify() -> None:
+            while True:
+                announce(NoParameters())
+                await asyncio.sleep(_NOTICE_S)
+
+        notices = asyncio.create_task(notify())
+        try:
+            yield
+        finally:
+            notices.cancel()
+
+
+def _notified(_parameters: Any, _caller: Caller) -> _Notified:
+    return _Notified()
 
 
 async def _expect_more(_parameters: Any, _caller: Caller) -> NoReturn:
