@@ -13,11 +13,14 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads import caveats, group_ops
+from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import EndRule, Member, State, Workload, replace
 from resctrlmond.workloads.plan import claims_over
+from resctrlmond.workloads.pod_times import cgroup_of_pod
 from resctrlmond.workloads.reasons import Reason
+from resctrlmond.workloads.requests import CONTAINERS
 from resctrlmond.workloads.store import Transaction
 
 log = logging.getLogger(__name__)
@@ -61,11 +64,28 @@ def record_ends(ctx: Context, txn: Transaction) -> Workload | None:
 def add_unseen_end(ctx: Context, txn: Transaction) -> None:
     """Add a caveat to a workload that ended while no daemon ran, because its end values are read too late.
 
-    For the start, before anything ends.
+    Make it late if processes may have joined a container that ended then. For the start, before anything ends.
     """
     workload = txn.find()
-    if workload is not None and _has_ended_unseen(ctx, workload):
-        txn.save(_with_late_end(ctx, workload, Reason.UNSEEN_END))
+    if workload is None:
+        return
+    if workload.state in (State.ACTIVE, State.IDLE):
+        workload = functools.reduce(_without_unseen_joiners, workload.living, workload)
+    if _has_ended_unseen(ctx, workload):
+        workload = _with_late_end(ctx, workload, Reason.UNSEEN_END)
+    txn.save(workload)
+
+
+def _without_unseen_joiners(workload: Workload, member: Member) -> Workload:
+    """Make the group late if the member's init ended while no daemon ran: ``joiners`` needs that process.
+
+    The CPU time of a pod's control group shows it without the init (``pod_times``).
+    """
+    is_container = member.pid and member.cgroup and member.kind in CONTAINERS
+    is_searched = is_container and not cgroup_of_pod(workload)
+    if not is_searched or workload.group_of(member).baseline is not Quality.EXACT or runs(member):
+        return workload
+    return workload.with_late(member, Reason.ENDED_UNSEEN.text(member=member.id))
 
 
 def finish_again(ctx: Context, txn: Transaction) -> Workload:

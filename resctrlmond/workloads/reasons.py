@@ -89,6 +89,11 @@ class Reason(enum.Enum):
         "{member} has no control group of its own, so processes that join it from outside are not detected",
     )
     CANNOT_FIND_JOINERS = Quality.LATE, "processes that join {member} from outside are not detected: {error}"
+    ENDED_UNSEEN = (
+        Quality.LATE,
+        "{member} ended while resctrlmond was not running, so processes that had joined it from outside are not "
+        "detected",
+    )
     CANNOT_SEE_RETURN = Quality.LATE, "tasks that return to {member} are not detected: {error}"
     UNCOUNTED_CGROUP = (
         Quality.LATE,

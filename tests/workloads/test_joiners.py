@@ -23,7 +23,7 @@ from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import State
+from resctrlmond.workloads.model import EndRule, State
 from tests.workloads.conftest import Host, assignment, join
 from tests.workloads.test_interference import react, write
 from tests.workloads.test_no_descriptors import left
@@ -158,6 +158,41 @@ def test_process_that_joined_and_ended_between_two_checks_is_detected(host: Host
     session(init.cgroup, 1.0)
     host.manager.maintenance.sweep(CTR)
     assert reported_cpu_time(reason(host)) > used + 0.9
+
+
+def test_container_that_ended_with_a_session_while_no_daemon_ran(host: Host, init: Init) -> None:
+    """Its init was gone at the start, so the CPU time of the session was not searched, and the total was exact."""
+    host.manager.assign(
+        assignment(
+            CTR,
+            init.process.pid,
+            "oci",
+            member="c1",
+            kind="container",
+            own_cgroup=init.cgroup,
+            ends=EndRule.CONTAINER,
+            late=False,
+        )
+    )
+    host.manager.maintenance.sweep(CTR)
+    session(init.cgroup, 0.3)
+    init.process.kill()
+    init.process.wait()
+    host.restart()
+    host.manager.tick()
+    assert host.manager.get(CTR).state is State.COMPLETED
+    assert reason(host) == (
+        "c1 ended while resctrlmond was not running, so processes that had joined it from outside are not detected"
+    )
+
+
+def test_container_that_runs_on_while_no_daemon_runs_stays_exact(host: Host, init: Init) -> None:
+    assign(host, init)
+    host.restart()
+    init.process.kill()
+    init.process.wait()
+    host.manager.tick()
+    assert host.manager.get(CTR).first.baseline is Quality.EXACT
 
 
 def test_a_process_that_joined_and_ended_is_marked_at_the_release(host: Host, init: Init) -> None:
