@@ -385,6 +385,19 @@ def test_the_next_run_of_a_key_does_not_lose_an_end_that_is_not_in_the_file(
     assert (amount(host.read()), of(host.read()).ends) == (7, {Quality.EXACT: 1})
 
 
+def test_a_kill_after_the_begin_of_the_next_run_does_not_lose_an_end_that_was_not_in_the_file(
+    host: Machine, full: Callable[[bool], None]
+) -> None:
+    host.begin("a")
+    full(True)
+    host.end("a", total(7))
+    full(False)
+    save(host.store, workload("a", nonce=77, generation=2))
+    for _ in range(2):
+        host.start()
+        assert (amount(host.read()), of(host.read()).ends) == (7, {Quality.EXACT: 1})
+
+
 def test_a_record_that_is_removed_does_not_lose_its_end(host: Machine, full: Callable[[bool], None]) -> None:
     host.begin("a")
     full(True)
