@@ -368,6 +368,31 @@ def test_many_changes_cause_no_further_tries(site: Site, process: Start, refusal
     run(test)
 
 
+def test_bus_that_is_missing_is_tried_with_pauses(
+    site: Site, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("resctrlmond.daemon.companions")
+    opened, tries = module.Systemd.open, []
+
+    async def open_(*args: Any) -> Any:
+        tries.append(time.monotonic())
+        return await opened(*args)
+
+    monkeypatch.setattr(module.Systemd, "open", open_)
+    site.bus.stop()
+
+    async def test() -> None:
+        async with site.running() as companions:
+            site.start(FIRST, process(), "simple")
+            while len(tries) < 3:
+                companions.changed(FIRST, site.host.manager.get(FIRST))
+                await asyncio.sleep(0.005)
+            first, second, third = tries
+            assert (second - first >= 0.5, third - second >= 1) == (True, True)
+
+    run(test)
+
+
 @pytest.mark.parametrize("cause", ["no bus", "no systemd", "hangs"])
 def test_bus_that_is_missing_or_hangs_delays_only_the_companion(
     site: Site, process: Start, cause: str, monkeypatch: pytest.MonkeyPatch
