@@ -54,6 +54,7 @@ class ProfileReport(Struct, omit_defaults=True):
     priority: int | None = None
     snapshot: bool | None = None
     events: Sequence[str] | None = None
+    expose: bool | None = None
     swap: str | None = None
     memory_high: str | None = None
     allow_memory_annotations: dict[str, str] | None = None
@@ -146,6 +147,7 @@ def _show(found: Profiles, name: str, output: Output) -> None:
         "Snapshot TTL": (cells[3],),
         "Priority": (cells[4],),
         "Events": (", ".join(profile.events),) if profile.events else (),
+        "Expose": ("yes",) if profile.exposes else (),
         "Memory": profile.memory.lines,
         "Companion": _companion_lines(profile.companion),
         "From": (printable(profile.origin),),
@@ -303,6 +305,7 @@ def _report(found: Profiles, profiles: Iterable[Profile], rules: Iterable[Rule])
                 profile.priority,
                 None if profile.keeps_files else False,
                 profile.events or None,
+                profile.exposes or None,
                 *_memory(profile.memory),
                 None if profile.companion is None else _companion(profile.companion),
                 profile.origin,

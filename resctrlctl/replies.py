@@ -105,6 +105,7 @@ class Member(Reply):
     dormant: bool = False
     profile: str = ""
     profile_source: str = ""
+    exposed: str = ""
 
     decoders = {
         "id": ("id", decode_text),
@@ -128,6 +129,7 @@ class Member(Reply):
         "dormant": ("dormant", decode_boolean),
         "profile": ("profile", decode_text),
         "profileSource": ("profile_source", decode_text),
+        "exposed": ("exposed", decode_text),
     }
 
 
@@ -221,6 +223,7 @@ class AssignRequest(Struct, omit_defaults=True):
     allow_pending: bool | None = None
     priority: int | None = None
     facts: Facts | None = None
+    exposed: str | None = None
 
 
 class AssignReply(Reply):

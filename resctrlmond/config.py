@@ -60,6 +60,9 @@ TimeSpan = Annotated[
 HookTimeout = Annotated[
     float, Meta(ge=0, le=60, description='a time span of at most a minute, as in "10s", "500ms" or 10 (seconds)')
 ]
+ExposeInterval = Annotated[
+    float, Meta(ge=1, le=3600, description='a time span from a second to an hour, as in "10s" or "5min"')
+]
 AbsolutePath = Annotated[
     str,
     Meta(
@@ -117,6 +120,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     0 for never.
     ``hook_queue_timeout``: the maximum duration of a hook whose call waits for those of other containers; 0: such a
     hook does not wait longer than others.
+    ``expose_interval``: how often the files of a workload are written for its containers, if its profile exposes
+    them.
     ``log_level``: the least severe messages to log.
     ``dbus``: whether to serve ``org.resctrlmon1`` on the system bus.
     ``units``: the systemd units to watch, as globs (``unit_globs.UnitGlobs``).
@@ -137,6 +142,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     pod_linger: TimeSpan = 300.0
     checkpoint_interval: TimeSpan = 60.0
     hook_queue_timeout: HookTimeout = 30.0
+    expose_interval: ExposeInterval = 10.0
     log_level: LogLevel = "info"
     dbus: Switch = True
     units: Units = ()
@@ -304,7 +310,7 @@ def _value(key: str, node: yaml.Node, path: str) -> Any:
     kind = _FIELDS[key].type
     try:
         value = node.value if kind is FolderMode else construct(node)
-        if kind in (TimeSpan, HookTimeout) and isinstance(value, str):
+        if kind in (TimeSpan, HookTimeout, ExposeInterval) and isinstance(value, str):
             value = parse_time_span(value)
         return msgspec.convert(value, kind, strict=True)
     except (msgspec.ValidationError, ValueError):
@@ -331,7 +337,7 @@ def _check_paths(config: Config, places: Mapping[str, tuple[str, int]]) -> None:
         if is_within(getattr(config, key), config.resctrl):
             refuse(key, "is in resctrl", "resctrl has directories of groups only: use a folder in /run")
     if config.groups_dir == config.runtime_dir or any(
-        is_within(config.groups_dir, f"{config.runtime_dir}/{own}") for own in ("records", "completed")
+        is_within(config.groups_dir, f"{config.runtime_dir}/{own}") for own in ("records", "completed", "exposed")
     ):
         refuse("groups_dir", "is a folder for other files of the daemon", "Use a separate folder")
     if len(os.fsencode(config.varlink_socket)) > _MAX_SOCKET_BYTES:

@@ -45,6 +45,7 @@ PROFILE_KEYS = (
     "linger",
     "priority",
     "events",
+    "expose",
     *MEMORY_KEYS,
     "companion",
 )
@@ -162,6 +163,14 @@ def _profile(key: yaml.Node, node: yaml.Node, path: str) -> Profile:
             "a container that is not watched has no companion: the daemon does not know when it ends",
             "Use 'watch: container', or remove 'companion'",
         )
+    exposes = _switch(values["expose"], path, "expose") if "expose" in values else False
+    if exposes and watch is Watch.NONE:
+        refuse_line(
+            path,
+            values["expose"].start_mark.line,
+            "there is nothing to expose with 'watch: none', which leaves the container in no group",
+            "Remove one of the two keys",
+        )
     return Profile(
         name=name,
         watch=watch,
@@ -174,6 +183,7 @@ def _profile(key: yaml.Node, node: yaml.Node, path: str) -> Profile:
         keeps_files=keeps_files,
         events=_events(values["events"], path) if "events" in values else (),
         companion=_companion(values["companion"], path) if "companion" in values else None,
+        exposes=exposes,
     )
 
 

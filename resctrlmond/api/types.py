@@ -137,6 +137,10 @@ class Member(Reply, frozen=True):
     """The name of its profile. Absent if it has none. See *resctrlmond-profiles*(5)."""
     profile_source: str = ""
     """The annotation or rule that selected the profile, or no profile."""
+    exposed: str = ""
+    """Whether the container has the files of the workload as a mount, or why not. Absent if its profile does not
+    expose them.
+    """
 
     @property
     def lives(self) -> bool:
@@ -586,6 +590,8 @@ class AssignRequest(Request, frozen=True, kw_only=True):
     allow_pending: bool | None = None
     priority: int | None = None
     facts: Facts | None = None
+    exposed: str | None = None
+    """Whether the container has the files of the workload as a mount (*Expose*), or why not; for the record."""
 
 
 class ReleaseRequest(Request, frozen=True, kw_only=True):
@@ -617,6 +623,18 @@ class RemoveMemberRequest(Request, frozen=True, kw_only=True):
     """The id of the member."""
     reason: str | None = None
     """Why the member ended, for the record."""
+
+
+class ExposeRequest(Request, frozen=True, kw_only=True):
+    """The parameters of Expose."""
+
+    key: str
+    member: str
+    """The id of the container."""
+    cgroup: str | None = None
+    """The path of the container's control group below the mount point, which need not exist yet. The directory stays
+    as long as the control group or the workload exists.
+    """
 
 
 class ReconcileRequest(Request, frozen=True, kw_only=True):
@@ -718,6 +736,13 @@ class ReleaseReply(Reply, frozen=True, kw_only=True):
     """What the workload itself used from the baseline until now or, with *completed*, until the end."""
     nested: list[Total] | None = None
     """What its nested workloads used since its baseline, which is not in *totals*. Absent if there were none."""
+
+
+class ExposeReply(Reply, frozen=True, kw_only=True):
+    """The answer of Expose."""
+
+    path: str
+    """The directory to mount. It exists, and has regular files only: see *resctrlmond*(8), *FILES*."""
 
 
 class ReconcileReply(Reply, frozen=True, kw_only=True):

@@ -271,6 +271,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
             may_wait=request.allow_pending is not False,
             priority=request.priority,
             facts=request.facts,
+            exposed=request.exposed or "",
         )
     )
     return types.AssignReply(
@@ -303,6 +304,10 @@ def _add_member(manager: Manager, request: types.AddMemberRequest, caller: Calle
 def _remove_member(manager: Manager, request: types.RemoveMemberRequest, _caller: Caller) -> types.WorkloadReply:
     workload = manager.remove_member(request.key, request.member, reason=request.reason or "removed")
     return types.WorkloadReply(workload=reported(manager, workload))
+
+
+def _expose(manager: Manager, request: types.ExposeRequest, _caller: Caller) -> types.ExposeReply:
+    return types.ExposeReply(path=manager.expose(request.key, request.member, request.cgroup or ""))
 
 
 def _reconcile(manager: Manager, request: types.ReconcileRequest, caller: Caller) -> types.ReconcileReply:
@@ -571,6 +576,20 @@ workload.
         errors=(InvalidKey, NoSuchWorkload),
         description="""
 Record that a member has ended. The daemon itself detects the end of a member that has tasks.
+""",
+    ),
+    Verb(
+        "Expose",
+        Lane.RECORDS,
+        types.ExposeRequest,
+        types.ExposeReply,
+        Access.WRITE,
+        _expose,
+        errors=(InvalidKey, LimitExceeded),
+        description="""
+Create the directory with the figures of a workload for its containers, if there is none, and return its path. The
+caller can then mount it into a container that is being created. The workload need not exist yet. See *expose* in
+*resctrlmond-profiles*(5).
 """,
     ),
     Verb(

@@ -477,7 +477,8 @@ class Daemon:
         if new.groups_mode != old.groups_mode:
             try:
                 self._setup.snapshots.set_mode(int(new.groups_mode, 8))
-            except ResctrlError as error:
+                os.chmod(os.path.join(new.runtime_dir, "exposed"), int(new.groups_mode, 8))
+            except (ResctrlError, OSError) as error:
                 log.error("cannot apply groups_mode to every folder: %s", error)
         self._manager.settings = group_settings(new)
         journal.set_level(new.log_level)

@@ -95,8 +95,9 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Setu
         if tree.simulation is None:
             check_host(_os_release())
         mode = int(config.groups_mode, 8)
-        records, completed = (os.path.join(config.runtime_dir, name) for name in ("records", "completed"))
-        for folder in (records, completed, config.groups_dir):
+        own = (os.path.join(config.runtime_dir, name) for name in ("records", "completed", "exposed"))
+        records, completed, exposed = own
+        for folder in (records, completed, exposed, config.groups_dir):
             os.makedirs(folder, exist_ok=True)
             # Before chmod(): the former group must not get rights that are meant for the new one.
             give_to_group(folder, gid)
@@ -105,6 +106,8 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Setu
             check_folders(config)
         snapshots = Snapshots(config.groups_dir, completed)
         snapshots.set_mode(mode)
+        # Not the folders in it: a container whose root is another user of the host must be able to read these.
+        os.chmod(exposed, mode)
     except ResctrlError as error:
         raise as_startup_error(error) from error
     except OSError as error:

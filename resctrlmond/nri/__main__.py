@@ -17,6 +17,7 @@ from resctrlmond.config_file import ConfigError
 from resctrlmond.notify import Notify
 from resctrlmond.nri import launched, settings
 from resctrlmond.nri.connector import Connector
+from resctrlmond.nri.exposure import Exposure
 from resctrlmond.nri.manager import Manager
 from resctrlmond.nri.memory import Memory
 from resctrlmond.nri.messages import PLUGIN_INDEX, PLUGIN_NAME
@@ -33,6 +34,8 @@ log = logging.getLogger("resctrlmond.nri")
 NRI_SOCKET = "/var/run/nri/nri.sock"
 # See sysexits(3); the same value as that of the daemon.
 EXIT_CONFIG = 78
+# The time limit of a call before a container is created, whose runtime waits for at most 2 s by default.
+EXPOSE_S = 1.0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -114,7 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _run(
     options: argparse.Namespace, selection: Selection, memory: Memory, by_runtime: launched.Launched | None
 ) -> int:
-    plugin = Plugin(Updater(Manager(options.manager_socket), Pods(selection)), memory)
+    exposure = Exposure(Manager(options.manager_socket, EXPOSE_S))
+    plugin = Plugin(Updater(Manager(options.manager_socket), Pods(selection)), memory, exposure)
     notify = Notify()
     watch = Watch(options.manager_socket, notify)
     stopping = asyncio.Event()

@@ -22,7 +22,7 @@ from resctrlmond.nri.pods import facts_of
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.workloads.memory_settings import files_of, text_of
-from resctrlmond.workloads.profiles import Profiles, select
+from resctrlmond.workloads.profiles import Choice, Profiles, select
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,11 @@ class Memory:
         self._profiles = Profiles()
         # The mount point of cgroup v2; "" if there is none.
         self._top = ""
+
+    @property
+    def profiles(self) -> Profiles:
+        """The profiles that were read last."""
+        return self._profiles
 
     @property
     def is_wanted(self) -> bool:
@@ -54,6 +59,11 @@ class Memory:
             return False
         return True
 
+    def choose(self, pod: Pod, container: Container) -> Choice:
+        """Return the profile of a container that is being created."""
+        inner = place.inner_path(container.cgroups_path)
+        return select(self._profiles, facts_of(pod, container), owner=OWNER, cgroup=f"/{inner}" if inner else "")
+
     async def files(self, pod: Pod, container: Container) -> dict[str, str]:
         """Return the text for each file of the control group of a container that is being created.
 
@@ -63,7 +73,7 @@ class Memory:
 
     def _files(self, pod: Pod, container: Container) -> dict[str, str]:
         inner = place.inner_path(container.cgroups_path)
-        choice = select(self._profiles, facts_of(pod, container), owner=OWNER, cgroup=f"/{inner}" if inner else "")
+        choice = self.choose(pod, container)
         if choice.profile is None or not choice.profile.memory:
             return {}
         wanted, wrong = files_of(choice.profile.memory, pod.annotations, container.name)

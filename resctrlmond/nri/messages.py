@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from google.protobuf.message import DecodeError
@@ -82,10 +82,21 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """A mount of a container, at the path ``destination`` in it. ``source`` is not kept for those of the runtime."""
+
+    destination: str
+    type: str = ""
+    options: tuple[str, ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Container:
     """A container. ``pid`` is 0, and ``image`` "", if the runtime does not report it.
 
     ``set_files`` are the files of its control group that the runtime's client or another plugin sets by their names.
+    ``mounts`` are known while it is created: None if there are too many of them.
     """
 
     id: str
@@ -96,6 +107,7 @@ class Container:
     cgroups_path: str = ""
     image: str = ""
     set_files: frozenset[str] = frozenset()
+    mounts: tuple[Mount, ...] | None = ()
 
     @property
     def is_running(self) -> bool:
@@ -176,7 +188,8 @@ def _decode(method: str, payload: bytes) -> Notification | None:
             return _event_report(event, change)
         case "CreateContainer":
             created = nri_pb2.EventRequest.FromString(payload)
-            return Creation(_pod(created.pod), _container(created.container))
+            container = replace(_container(created.container), mounts=_mounts(created.container.mounts))
+            return Creation(_pod(created.pod), container)
         case "Shutdown":
             return Shutdown()
         case _ if method in METHODS:
@@ -200,6 +213,8 @@ def _event_report(event: Event | None, request: nri_pb2.StateChangeEvent | nri_p
 # and paths are shorter. A label in Kubernetes has at most 381 characters.
 _TEXT_LENGTH = 4096
 _MAP_LENGTH = 65536
+_MOUNTS = 2000
+_OPTIONS = 100
 
 
 # The annotations of a container with the name of its image: of CRI-O, of containerd. CRI-O copies those of the pod,
@@ -264,6 +279,21 @@ def _container(container: nri_pb2.Container) -> Container:
     )
 
 
+def _mounts(mounts: Iterable[nri_pb2.Mount]) -> tuple[Mount, ...] | None:
+    """Return the mounts; None if there are more than a container has."""
+    found = list(islice(mounts, _MOUNTS + 1))
+    if len(found) > _MOUNTS:
+        return None
+    return tuple(
+        Mount(
+            mount.destination[:_TEXT_LENGTH],
+            mount.type[:_TEXT_LENGTH],
+            tuple(option[:_TEXT_LENGTH] for option in islice(mount.options, _OPTIONS)),
+        )
+        for mount in found
+    )
+
+
 def registration(name: str, index: str) -> bytes:
     """Encode the payload of RegisterPlugin."""
     return nri_pb2.RegisterPluginRequest(plugin_name=name, plugin_idx=index).SerializeToString()
@@ -282,9 +312,13 @@ def answer(request: Notification, *, has_creations: bool = False) -> bytes:
     return b""
 
 
-def adjustment(files: Mapping[str, str]) -> bytes:
-    """Encode the response to CreateContainer: the text for each file of the container's control group."""
+def adjustment(files: Mapping[str, str], mount: Mount | None = None) -> bytes:
+    """Encode the response to CreateContainer: the text for each file of the control group, and a mount."""
     response = nri_pb2.CreateContainerResponse()
     if files:
         response.adjust.linux.resources.unified.update(files)
+    if mount is not None:
+        response.adjust.mounts.add(
+            destination=mount.destination, type=mount.type, source=mount.source, options=mount.options
+        )
     return response.SerializeToString()

@@ -13,7 +13,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19resctrlmond/nri/nri.proto\x12\x0fresctrlmond.nri\"Q\n\x07Request\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x14\n\x0ctimeout_nano\x18\x04 \x01(\x03\"\'\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"D\n\x08Response\x12\'\n\x06status\x18\x01 \x01(\x0b\x32\x17.resctrlmond.nri.Status\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"@\n\x15RegisterPluginRequest\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x12\n\nplugin_idx\x18\x02 \x01(\t\"Q\n\x10\x43onfigureRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\"#\n\x11\x43onfigureResponse\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\"}\n\x12SynchronizeRequest\x12)\n\x04pods\x18\x01 \x03(\x0b\x32\x1b.resctrlmond.nri.PodSandbox\x12.\n\ncontainers\x18\x02 \x03(\x0b\x32\x1a.resctrlmond.nri.Container\x12\x0c\n\x04more\x18\x03 \x01(\x08\"#\n\x13SynchronizeResponse\x12\x0c\n\x04more\x18\x02 \x01(\x08\"z\n\x10StateChangeEvent\x12\r\n\x05\x65vent\x18\x01 \x01(\x05\x12(\n\x03pod\x18\x02 \x01(\x0b\x32\x1b.resctrlmond.nri.PodSandbox\x12-\n\tcontainer\x18\x03 \x01(\x0b\x32\x1a.resctrlmond.nri.Container\"g\n\x0c\x45ventRequest\x12(\n\x03pod\x18\x01 \x01(\x0b\x32\x1b.resctrlmond.nri.PodSandbox\x12-\n\tcontainer\x18\x02 \x01(\x0b\x32\x1a.resctrlmond.nri.Container\"O\n\x17\x43reateContainerResponse\x12\x34\n\x06\x61\x64just\x18\x01 \x01(\x0b\x32$.resctrlmond.nri.ContainerAdjustment\"O\n\x13\x43ontainerAdjustment\x12\x38\n\x05linux\x18\x06 \x01(\x0b\x32).resctrlmond.nri.LinuxContainerAdjustment\"N\n\x18LinuxContainerAdjustment\x12\x32\n\tresources\x18\x02 \x01(\x0b\x32\x1f.resctrlmond.nri.LinuxResources\"\x7f\n\x0eLinuxResources\x12=\n\x07unified\x18\x06 \x03(\x0b\x32,.resctrlmond.nri.LinuxResources.UnifiedEntry\x1a.\n\x0cUnifiedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb7\x02\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x37\n\x06labels\x18\x05 \x03(\x0b\x32\'.resctrlmond.nri.PodSandbox.LabelsEntry\x12\x30\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x1b.resctrlmond.nri.Annotation\x12\x17\n\x0fruntime_handler\x18\x07 \x01(\t\x12/\n\x05linux\x18\x08 \x01(\x0b\x32 .resctrlmond.nri.LinuxPodSandbox\x12\x0b\n\x03pid\x18\t \x01(\r\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\")\n\nAnnotation\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\"(\n\x0fLinuxPodSandbox\x12\x15\n\rcgroup_parent\x18\x03 \x01(\t\"\xbb\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\x05\x12\x30\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x1b.resctrlmond.nri.Annotation\x12.\n\x05linux\x18\x0b \x01(\x0b\x32\x1f.resctrlmond.nri.LinuxContainer\x12\x0b\n\x03pid\x18\x0c \x01(\r\"Z\n\x0eLinuxContainer\x12\x32\n\tresources\x18\x03 \x01(\x0b\x32\x1f.resctrlmond.nri.LinuxResources\x12\x14\n\x0c\x63groups_path\x18\x05 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19resctrlmond/nri/nri.proto\x12\x0fresctrlmond.nri\"Q\n\x07Request\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x14\n\x0ctimeout_nano\x18\x04 \x01(\x03\"\'\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"D\n\x08Response\x12\'\n\x06status\x18\x01 \x01(\x0b\x32\x17.resctrlmond.nri.Status\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"@\n\x15RegisterPluginRequest\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x12\n\nplugin_idx\x18\x02 \x01(\t\"Q\n\x10\x43onfigureRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\"#\n\x11\x43onfigureResponse\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\"}\n\x12SynchronizeRequest\x12)\n\x04pods\x18\x01 \x03(\x0b\x32\x1b.resctrlmond.nri.PodSandbox\x12.\n\ncontainers\x18\x02 \x03(\x0b\x32\x1a.resctrlmond.nri.Container\x12\x0c\n\x04more\x18\x03 \x01(\x08\"#\n\x13SynchronizeResponse\x12\x0c\n\x04more\x18\x02 \x01(\x08\"z\n\x10StateChangeEvent\x12\r\n\x05\x65vent\x18\x01 \x01(\x05\x12(\n\x03pod\x18\x02 \x01(\x0b\x32\x1b.resctrlmond.nri.PodSandbox\x12-\n\tcontainer\x18\x03 \x01(\x0b\x32\x1a.resctrlmond.nri.Container\"g\n\x0c\x45ventRequest\x12(\n\x03pod\x18\x01 \x01(\x0b\x32\x1b.resctrlmond.nri.PodSandbox\x12-\n\tcontainer\x18\x02 \x01(\x0b\x32\x1a.resctrlmond.nri.Container\"O\n\x17\x43reateContainerResponse\x12\x34\n\x06\x61\x64just\x18\x01 \x01(\x0b\x32$.resctrlmond.nri.ContainerAdjustment\"w\n\x13\x43ontainerAdjustment\x12&\n\x06mounts\x18\x03 \x03(\x0b\x32\x16.resctrlmond.nri.Mount\x12\x38\n\x05linux\x18\x06 \x01(\x0b\x32).resctrlmond.nri.LinuxContainerAdjustment\"K\n\x05Mount\x12\x13\n\x0b\x64\x65stination\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x0f\n\x07options\x18\x04 \x03(\t\"N\n\x18LinuxContainerAdjustment\x12\x32\n\tresources\x18\x02 \x01(\x0b\x32\x1f.resctrlmond.nri.LinuxResources\"\x7f\n\x0eLinuxResources\x12=\n\x07unified\x18\x06 \x03(\x0b\x32,.resctrlmond.nri.LinuxResources.UnifiedEntry\x1a.\n\x0cUnifiedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb7\x02\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x37\n\x06labels\x18\x05 \x03(\x0b\x32\'.resctrlmond.nri.PodSandbox.LabelsEntry\x12\x30\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x1b.resctrlmond.nri.Annotation\x12\x17\n\x0fruntime_handler\x18\x07 \x01(\t\x12/\n\x05linux\x18\x08 \x01(\x0b\x32 .resctrlmond.nri.LinuxPodSandbox\x12\x0b\n\x03pid\x18\t \x01(\r\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\")\n\nAnnotation\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\"(\n\x0fLinuxPodSandbox\x12\x15\n\rcgroup_parent\x18\x03 \x01(\t\"\xe3\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\x05\x12\x30\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x1b.resctrlmond.nri.Annotation\x12&\n\x06mounts\x18\t \x03(\x0b\x32\x16.resctrlmond.nri.Mount\x12.\n\x05linux\x18\x0b \x01(\x0b\x32\x1f.resctrlmond.nri.LinuxContainer\x12\x0b\n\x03pid\x18\x0c \x01(\r\"Z\n\x0eLinuxContainer\x12\x32\n\tresources\x18\x03 \x01(\x0b\x32\x1f.resctrlmond.nri.LinuxResources\x12\x14\n\x0c\x63groups_path\x18\x05 \x01(\tb\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'resctrlmond.nri.nri_pb2', globals())
@@ -47,23 +47,25 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _CREATECONTAINERRESPONSE._serialized_start=819
   _CREATECONTAINERRESPONSE._serialized_end=898
   _CONTAINERADJUSTMENT._serialized_start=900
-  _CONTAINERADJUSTMENT._serialized_end=979
-  _LINUXCONTAINERADJUSTMENT._serialized_start=981
-  _LINUXCONTAINERADJUSTMENT._serialized_end=1059
-  _LINUXRESOURCES._serialized_start=1061
-  _LINUXRESOURCES._serialized_end=1188
-  _LINUXRESOURCES_UNIFIEDENTRY._serialized_start=1142
-  _LINUXRESOURCES_UNIFIEDENTRY._serialized_end=1188
-  _PODSANDBOX._serialized_start=1191
-  _PODSANDBOX._serialized_end=1502
-  _PODSANDBOX_LABELSENTRY._serialized_start=1457
-  _PODSANDBOX_LABELSENTRY._serialized_end=1502
-  _ANNOTATION._serialized_start=1504
-  _ANNOTATION._serialized_end=1545
-  _LINUXPODSANDBOX._serialized_start=1547
-  _LINUXPODSANDBOX._serialized_end=1587
-  _CONTAINER._serialized_start=1590
-  _CONTAINER._serialized_end=1777
-  _LINUXCONTAINER._serialized_start=1779
-  _LINUXCONTAINER._serialized_end=1869
+  _CONTAINERADJUSTMENT._serialized_end=1019
+  _MOUNT._serialized_start=1021
+  _MOUNT._serialized_end=1096
+  _LINUXCONTAINERADJUSTMENT._serialized_start=1098
+  _LINUXCONTAINERADJUSTMENT._serialized_end=1176
+  _LINUXRESOURCES._serialized_start=1178
+  _LINUXRESOURCES._serialized_end=1305
+  _LINUXRESOURCES_UNIFIEDENTRY._serialized_start=1259
+  _LINUXRESOURCES_UNIFIEDENTRY._serialized_end=1305
+  _PODSANDBOX._serialized_start=1308
+  _PODSANDBOX._serialized_end=1619
+  _PODSANDBOX_LABELSENTRY._serialized_start=1574
+  _PODSANDBOX_LABELSENTRY._serialized_end=1619
+  _ANNOTATION._serialized_start=1621
+  _ANNOTATION._serialized_end=1662
+  _LINUXPODSANDBOX._serialized_start=1664
+  _LINUXPODSANDBOX._serialized_end=1704
+  _CONTAINER._serialized_start=1707
+  _CONTAINER._serialized_end=1934
+  _LINUXCONTAINER._serialized_start=1936
+  _LINUXCONTAINER._serialized_end=2026
 # @@protoc_insertion_point(module_scope)

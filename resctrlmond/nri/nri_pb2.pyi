@@ -30,10 +30,11 @@ class ConfigureResponse(_message.Message):
     def __init__(self, events: _Optional[int] = ...) -> None: ...
 
 class Container(_message.Message):
-    __slots__ = ["annotations", "id", "linux", "name", "pid", "pod_sandbox_id", "state"]
+    __slots__ = ["annotations", "id", "linux", "mounts", "name", "pid", "pod_sandbox_id", "state"]
     ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     LINUX_FIELD_NUMBER: _ClassVar[int]
+    MOUNTS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     POD_SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
@@ -41,17 +42,20 @@ class Container(_message.Message):
     annotations: _containers.RepeatedCompositeFieldContainer[Annotation]
     id: str
     linux: LinuxContainer
+    mounts: _containers.RepeatedCompositeFieldContainer[Mount]
     name: str
     pid: int
     pod_sandbox_id: str
     state: int
-    def __init__(self, id: _Optional[str] = ..., pod_sandbox_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[int] = ..., annotations: _Optional[_Iterable[_Union[Annotation, _Mapping]]] = ..., linux: _Optional[_Union[LinuxContainer, _Mapping]] = ..., pid: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., pod_sandbox_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[int] = ..., annotations: _Optional[_Iterable[_Union[Annotation, _Mapping]]] = ..., mounts: _Optional[_Iterable[_Union[Mount, _Mapping]]] = ..., linux: _Optional[_Union[LinuxContainer, _Mapping]] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class ContainerAdjustment(_message.Message):
-    __slots__ = ["linux"]
+    __slots__ = ["linux", "mounts"]
     LINUX_FIELD_NUMBER: _ClassVar[int]
+    MOUNTS_FIELD_NUMBER: _ClassVar[int]
     linux: LinuxContainerAdjustment
-    def __init__(self, linux: _Optional[_Union[LinuxContainerAdjustment, _Mapping]] = ...) -> None: ...
+    mounts: _containers.RepeatedCompositeFieldContainer[Mount]
+    def __init__(self, mounts: _Optional[_Iterable[_Union[Mount, _Mapping]]] = ..., linux: _Optional[_Union[LinuxContainerAdjustment, _Mapping]] = ...) -> None: ...
 
 class CreateContainerResponse(_message.Message):
     __slots__ = ["adjust"]
@@ -99,6 +103,18 @@ class LinuxResources(_message.Message):
     UNIFIED_FIELD_NUMBER: _ClassVar[int]
     unified: _containers.ScalarMap[str, str]
     def __init__(self, unified: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Mount(_message.Message):
+    __slots__ = ["destination", "options", "source", "type"]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    destination: str
+    options: _containers.RepeatedScalarFieldContainer[str]
+    source: str
+    type: str
+    def __init__(self, destination: _Optional[str] = ..., type: _Optional[str] = ..., source: _Optional[str] = ..., options: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PodSandbox(_message.Message):
     __slots__ = ["annotations", "id", "labels", "linux", "name", "namespace", "pid", "runtime_handler", "uid"]

@@ -20,9 +20,20 @@ from resctrlmond import journal
 from resctrlmond.config_file import ConfigError
 from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import place, settings
+from resctrlmond.nri.exposure import Exposure
 from resctrlmond.nri.manager import Unavailable
 from resctrlmond.nri.memory import Memory
-from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES, Container, Event, EventReport, Pod, Synchronize
+from resctrlmond.nri.messages import (
+    MAX_MEMBERS,
+    MAX_SANDBOXES,
+    Container,
+    Creation,
+    Event,
+    EventReport,
+    Mount,
+    Pod,
+    Synchronize,
+)
 from resctrlmond.nri.search import CONFIRM_S, Search
 from resctrlmond.nri.updater import Updater
 from resctrlmond.workloads.errors import InvalidKey
@@ -43,6 +54,8 @@ LIST_S = 10.0
 MAX_STEPS = 1000
 # The delay after an event before the inventory is sent: one call for the several events of a start.
 INVENTORY_DELAY_S = 0.2
+# The part of the time for the response to CreateContainer that the mount may take: the other settings need the rest.
+_MOUNT_PART = 0.6
 
 Step = Callable[[], Awaitable[None]]
 
@@ -52,12 +65,15 @@ _BEGINNINGS = (Event.RUN_POD_SANDBOX, Event.POST_CREATE_CONTAINER, Event.START_C
 class Plugin:
     """The state of the runtime's pods, and the worker that updates resctrlmond. ``run`` works until cancelled.
 
-    Without ``memory``, nothing is set when a container is created.
+    Without ``memory``, nothing is set when a container is created, and without ``exposure``, nothing is mounted.
     """
 
-    def __init__(self, updater: Updater, memory: Memory | None = None) -> None:
+    def __init__(self, updater: Updater, memory: Memory | None = None, exposure: Exposure | None = None) -> None:
         self._updater = updater
         self.memory = memory or Memory(())
+        self._exposure = exposure
+        if exposure is not None:
+            updater.exposed = exposure.texts
         self._pods = updater.pods
         self._listed_pods: list[Pod] = []
         self._listed_containers: list[Container] = []
@@ -83,6 +99,8 @@ class Plugin:
         """Start a connection."""
         self._forget_list()
         self._pods.begin()
+        if self._exposure is not None:
+            self._exposure.begin()
         now = time.monotonic()
         self._list_until = now + LIST_S
         self._rescan_at = min(self._rescan_at or now + RESCAN_S, self._list_until)
@@ -98,6 +116,42 @@ class Plugin:
         self._pods.select(selection)
         self._resync_at = time.monotonic()
         self._woken.set()
+
+    @property
+    def is_adjusting(self) -> bool:
+        """Whether the runtime is to ask before it creates a container."""
+        is_exposing = self._exposure is not None and self._exposure.is_wanted(self.memory.profiles)
+        return self.memory.is_wanted or is_exposing
+
+    async def adjust(self, creation: Creation, within_s: float) -> tuple[dict[str, str], Mount | None]:
+        """Return the files to set for a container that is being created, and the mount to add; None for no mount.
+
+        Cancel it to end the wait. The mount takes at most a part of ``within_s``. A failure of one leaves the other.
+        """
+        mounting = asyncio.ensure_future(self._mount(creation, _MOUNT_PART * within_s))
+        try:
+            files = await self.memory.files(creation.pod, creation.container)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                mounting.cancel()
+                raise
+            log.exception("a container is created without the memory settings of its profile")
+            files = {}
+        return files, await mounting
+
+    async def _mount(self, creation: Creation, within_s: float) -> Mount | None:
+        if self._exposure is None or not self._exposure.is_wanted(self.memory.profiles):
+            return None
+        pod, container = creation.pod, creation.container
+        try:
+            # In a thread: many rules take time.
+            choice = await asyncio.to_thread(self.memory.choose, pod, container)
+            unselected = self._pods.why_unselected(pod)
+            return await self._exposure.mount(pod, container, choice, unselected=unselected, within_s=within_s)
+        except Exception:
+            # The container must start after any failure.
+            log.exception("a container is created without the mount of its figures")
+            return None
 
     def synchronize(self, chunk: Synchronize) -> None:
         """Add a part of the runtime's list. The last part replaces the state."""
@@ -164,6 +218,8 @@ class Plugin:
         return None
 
     def _apply_start(self, container: Container, event: Event) -> Step | None:
+        if self._exposure is not None:
+            self._exposure.created(container.id)
         member = self._pods.add_member(container)
         self._pods.record_ids(container.id)
         if event is Event.POST_CREATE_CONTAINER:
@@ -179,6 +235,8 @@ class Plugin:
 
     def _apply_end(self, container: Container, *, is_removed: bool) -> Step | None:
         self._pods.record_ids(container.id)
+        if is_removed and self._exposure is not None:
+            self._exposure.removed(container.id)
         member = self._pods.members.get(container.id)
         if member is None:
             return None

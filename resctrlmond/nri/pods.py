@@ -214,6 +214,10 @@ class Pods:
         """Whether the workload has a sandbox that is selected."""
         return any(sandbox.key == key and not sandbox.unselected for sandbox in self.sandboxes.values())
 
+    def why_unselected(self, pod: Pod) -> str:
+        """Return the reason why the pod is not monitored; "" if it is."""
+        return self._selection.why_not(pod)
+
     def is_selected(self, member: Member) -> bool:
         """Whether the pod of the container is selected."""
         sandbox = self.sandboxes.get(member.container.sandbox)

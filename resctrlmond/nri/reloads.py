@@ -20,6 +20,7 @@ START_S = 2.0
 # How long a reload lasts at most: systemd waits 90 s. Many rules take a second, and the network may be asked for the
 # name of a user.
 RELOAD_S = 30.0
+_NOTHING = "the adapter sets no limits of memory and mounts nothing"
 
 
 class Reloads:
@@ -34,11 +35,8 @@ class Reloads:
 
     async def start(self) -> None:
         """Read the profiles for the first time. Return after START_S at the latest, and continue to read them."""
-        if not await self._is_loaded("the adapter sets no limits of memory", START_S):
-            log.warning(
-                "the profiles could not be read in %.0f s: the adapter sets no limits of memory until they are read",
-                START_S,
-            )
+        if not await self._is_loaded(_NOTHING, START_S):
+            log.warning("the profiles could not be read in %.0f s: %s until they are read", START_S, _NOTHING)
 
     def begin(self) -> None:
         """Begin a reload, after those that run."""

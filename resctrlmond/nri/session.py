@@ -94,8 +94,8 @@ class Session:
             if not self._has_creations and not self._has_warned:
                 self._has_warned = True
                 log.warning(
-                    "the profiles set limits of memory from now on, but the runtime does not report containers "
-                    "before it creates them: restart the runtime, which launches this plugin again"
+                    "the profiles set memory limits or mounts from now on, but the runtime does not report "
+                    "containers before it creates them: restart the runtime, which launches this plugin again"
                 )
             return
         # Received data is in the buffer of the reader, or the task that reads it is about to run: first receive no
@@ -106,7 +106,7 @@ class Session:
     def _is_outdated(self) -> bool:
         """Whether the profiles need other events than those that the runtime was asked for."""
         is_open = not self._is_over and not self._is_ended
-        return is_open and self._has_creations not in (None, self._plugin.memory.is_wanted)
+        return is_open and self._has_creations not in (None, self._plugin.is_adjusting)
 
     def _end(self) -> None:
         if self._is_outdated() and self._is_idle():
@@ -194,8 +194,8 @@ class Session:
             self._send(mux.PLUGIN, ttrpc.refusal(call.stream, ttrpc.UNIMPLEMENTED, text))
             return
         if isinstance(request, messages.Creation):
-            files = asyncio.ensure_future(self._plugin.memory.files(request.pod, request.container))
-            self._answer_later(call, files, partial(self._answer_creation, call.stream))
+            adjustment = asyncio.ensure_future(self._plugin.adjust(request, _time_for(call)))
+            self._answer_later(call, adjustment, partial(self._answer_creation, call.stream))
             return
         try:
             done = self._handle(request)
@@ -203,7 +203,7 @@ class Session:
             # The container must start after any failure.
             log.exception("%s could not be handled", call.method)
             done = None
-        has_creations = self._plugin.memory.is_wanted
+        has_creations = self._plugin.is_adjusting
         if isinstance(request, messages.Configure):
             self._has_creations = has_creations
         answer = ttrpc.response(call.stream, messages.answer(request, has_creations=has_creations))
@@ -243,17 +243,20 @@ class Session:
             # After the other callbacks of the cancellation, which report that nothing holds the container.
             asyncio.get_running_loop().call_soon(self._send_last, done, answer)
 
-    def _answer_creation(self, stream: int, done: asyncio.Future[dict[str, str]]) -> None:
+    def _answer_creation(
+        self, stream: int, done: asyncio.Future[tuple[dict[str, str], messages.Mount | None]]
+    ) -> None:
         self._unanswered[done].cancel()
         files: dict[str, str] = {}
+        mount = None
         if done.cancelled():
-            log.warning("a container is created without the memory settings of its profile: the host is slow")
+            log.warning("a container is created without the settings of its profile: the host is slow")
         elif error := done.exception():
             # The container must start after any failure.
-            log.error("a container is created without the memory settings of its profile", exc_info=error)
+            log.error("a container is created without the settings of its profile", exc_info=error)
         else:
-            files = done.result()
-        self._send_last(done, ttrpc.response(stream, messages.adjustment(files)))
+            files, mount = done.result()
+        self._send_last(done, ttrpc.response(stream, messages.adjustment(files, mount)))
 
     def _send_last(self, done: asyncio.Future[Any], answer: bytes) -> None:
         """Send the response of an event that waited, unless the connection is over."""

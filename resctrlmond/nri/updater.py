@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from resctrlmond import journal
@@ -67,6 +67,8 @@ class Updater:
         self.pods = pods
         self._manager = manager
         self._refusals: dict[str, str] = {}
+        # By the id of a container: whether it has the mount that its profile exposes.
+        self.exposed: Mapping[str, str] = {}
         # Whether a call states that the runtime blocks the container until the reply.
         self._is_vouching = False
         # The sandboxes in the last inventory that was sent to resctrlmond, by ID.
@@ -165,6 +167,7 @@ class Updater:
                 claim=CLAIM,
                 attributes=named,
                 late=is_late,
+                **({"exposed": text} if (text := self.exposed.get(member.container.id)) else {}),
             )
         finally:
             self._is_vouching = False
@@ -179,13 +182,17 @@ class Updater:
         lookup: Callable[[], _Target] | None = None,
         **parameters: Any,
     ) -> _Reply:
-        """Make a call with facts; without them if an earlier version of resctrlmond does not know them."""
-        try:
-            return await self._manager.ask(verb, reply, lookup, facts=facts, **parameters)
-        except Refused as error:
-            if error.name != _INVALID_PARAMETER:
-                raise
-        return await self._manager.ask(verb, reply, lookup, **parameters)
+        """Make a call with facts; without parameters that an earlier version of resctrlmond does not know."""
+        given = parameters | {"facts": facts}
+        # The parameter that was added last comes first.
+        for newer in [name for name in ("exposed", "facts") if name in given]:
+            try:
+                return await self._manager.ask(verb, reply, lookup, **given)
+            except Refused as error:
+                if error.name != _INVALID_PARAMETER:
+                    raise
+            del given[newer]
+        return await self._manager.ask(verb, reply, lookup, **given)
 
     async def end(self, key: str, member: str) -> None:
         """End a member of the workload."""

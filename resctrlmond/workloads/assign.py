@@ -30,7 +30,7 @@ from resctrlmond.workloads.runs import (
 from resctrlmond.workloads.states import FOLLOW
 from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.target import Target, check_free
-from resctrlmond.workloads.validation import valid_class
+from resctrlmond.workloads.validation import reason_text, valid_class
 
 
 def assign(
@@ -55,6 +55,7 @@ def assign(
         take_over=assignment.take_over,
         allow_class_change=assignment.allow_class_change,
         include_descendants=assignment.include_descendants,
+        exposed=reason_text(assignment.exposed) or member.exposed,
     )
     ended = txn.find() if before is None else None
     limit = Limit.WITH_RESERVE if assignment.is_from_runtime else Limit.NORMAL

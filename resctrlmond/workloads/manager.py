@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from resctrlmond.resctrl.counters import Reading
@@ -30,6 +31,7 @@ from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.companions import CompanionStatus
 from resctrlmond.workloads.context import Context, Reloadable
 from resctrlmond.workloads.errors import InvalidRequest, NoSuchClaim, NoSuchWorkload
+from resctrlmond.workloads.exposures import Exposures
 from resctrlmond.workloads.interference import Interference
 from resctrlmond.workloads.joiners import Joiners
 from resctrlmond.workloads.latency import Latencies
@@ -127,6 +129,10 @@ class Manager:
         self._reading_sums = threading.Lock()
         # By key: the use of workloads that are over, whose files do not change any more, while callers ask for it.
         self._ended_usage: dict[str, Usage] = {}
+        exposed = os.path.join(os.path.dirname(store.folder), "exposed")
+        self._exposures = Exposures(
+            exposed, snapshots, store.get, self._read_exposed, lambda: self.maintenance.is_stopping
+        )
 
     # -- the daemon's side
 
@@ -198,6 +204,7 @@ class Manager:
         self.context.interference.start()
         self._found_at_start = self._recovery.recover()
         self.maintenance.begin()
+        self._exposures.start()
 
     def search_left_out(self) -> None:
         """Make a pod late if one of its containers began while ``recover`` ran, and its hook had no socket to call.
@@ -234,6 +241,7 @@ class Manager:
         """Do the work of a second (``Maintenance.tick``), and forget the problems of the start that are over."""
         self.maintenance.tick()
         self._settle_sums()
+        self._exposures.tick(self.settings.expose_interval_s)
         self._machine.forget_old()
         with contextlib.suppress(ResctrlError, OSError):  # the next call of read_machine() reports it
             self.context.machine.tick(has_trouble=self.context.interference.has_trouble)
@@ -312,6 +320,7 @@ class Manager:
                         txn.save(group_ops.without_claim(txn.workload, claim.owner))  # or a later start resumes it
             except (ResctrlError, OSError) as error:
                 problems.append(f"{key}: {error}")
+        self._exposures.tick(0)
         # Groups without a record whose names are not valid keys.
         for found in self.tree.scan():
             if found.gid != self.context.mark.gid:
@@ -497,6 +506,15 @@ class Manager:
                 txn.save(workload.with_member(replace(ending, dormant=False, reason=reason_text(reason))))
             return ends.record_ends(self.context, txn) or workload
 
+    def expose(self, key: str, container: str, cgroup: str = "") -> str:
+        """Return the folder with the files of the workload that a container can have as a mount.
+
+        See ``Exposures.expose``. Raises InvalidKey, InvalidRequest, LimitExceeded, NotWritten.
+        """
+        if cgroup:
+            check_word("cgroup", cgroup, target.MAX_PATH_LENGTH)
+        return self._exposures.expose(key, container, cgroup)
+
     def reconcile(self, owner: str, keys: Iterable[str]) -> Reconciled:
         """End ``owner``'s claims on all workloads but ``keys``. The claims of other owners are not changed."""
         failures: dict[str, ResctrlError] = {}
@@ -646,6 +664,11 @@ class Manager:
                     found[workload.key] = usage
         self._ended_usage = {key: usage for key, usage in found.items() if not usage.error}
         return found.values()
+
+    def _read_exposed(self, key: str) -> Usage:
+        """Return the use of a workload for its containers, in a tick."""
+        self.maintenance.last_progress = time.monotonic()
+        return self._usage_of(key).shown()
 
     def _usage_of(self, key: str) -> Usage:
         try:

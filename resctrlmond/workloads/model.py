@@ -84,7 +84,8 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     executed them (``daemon.unit_commands``); ``commands_at_stop`` is the number of commands that run when it stops.
     ``profile`` is the name of its profile, "" for none, and ``profile_source`` the annotation or rule that selected
     it, "" if none was selected. ``keeps_class``: the profile of a unit names the class of its group, so tasks that
-    the unit starts later are moved to that class too.
+    the unit starts later are moved to that class too. ``exposed`` states whether the container has the files of the
+    workload as a mount, or why not; "" if its profile does not expose them.
     """
 
     id: str
@@ -112,6 +113,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     profile: str = ""
     profile_source: str = ""
     keeps_class: bool = False
+    exposed: str = ""
 
     @property
     def has_tasks(self) -> bool:

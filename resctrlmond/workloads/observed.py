@@ -26,7 +26,7 @@ from resctrlmond.workloads.requests import Assigned, Assignment
 from resctrlmond.workloads.runs import claimed, continue_run, new_run, with_profile
 from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.target import Target, already_monitored
-from resctrlmond.workloads.validation import canonical_key, is_pod_uid
+from resctrlmond.workloads.validation import canonical_key, is_pod_uid, reason_text
 
 
 def group_of_runtime(ctx: Context, where: Membership | None, assignment: Assignment) -> Found | None:
@@ -53,7 +53,7 @@ def observe(ctx: Context, txn: Transaction, found: Found, target: Target, assign
     AlreadyMonitored if the key is used by another workload.
     """
     # Neither the member nor the claim is the caller's, which ends those of its own that it does not know (Reconcile).
-    member = replace(target.member(assignment), owner=OCI)
+    member = replace(target.member(assignment), owner=OCI, exposed=reason_text(assignment.exposed))
     before = continue_run(ctx, txn)
     if before is not None and before.is_observed:
         # The container may have ended unseen, and the runtime use its group again for the next start.

@@ -42,7 +42,8 @@ class Profile(msgspec.Struct, frozen=True):
     """How a container is watched. Keys that are not set are None; ``class_`` is "" for the root class.
 
     ``keeps_files``: the begin and end files of a run stay until ``snapshot_ttl`` after its end. ``events`` are the
-    globs of the events in its files and figures (``event_globs``), () for all. ``origin`` is the file and the line,
+    globs of the events in its files and figures (``event_globs``), () for all. ``exposes``: containers of the NRI
+    plugin have the figures of their workload as a mount. ``origin`` is the file and the line,
     for messages.
     """
 
@@ -57,6 +58,7 @@ class Profile(msgspec.Struct, frozen=True):
     keeps_files: bool = True
     events: tuple[str, ...] = ()
     companion: Companion | None = None
+    exposes: bool = False
 
 
 class Rule(msgspec.Struct, frozen=True):

@@ -53,7 +53,7 @@ class Assignment:
     ``unit_command``: the process is held before a command of a service, and the member is the control group of the
     service, which ``own_cgroup`` names. ``facts`` are those by which a profile is selected,
     None for no selection; ``choice`` is then the profile of the container, and ``choice_of_workload`` that of its
-    pod.
+    pod. ``exposed``: see ``Member.exposed``.
     """
 
     key: str
@@ -81,6 +81,7 @@ class Assignment:
     facts: Facts | None = None
     choice: Choice | None = None
     choice_of_workload: Choice | None = None
+    exposed: str = ""
 
 
 class Assigned(msgspec.Struct, frozen=True):

@@ -135,6 +135,11 @@ def _move(site: Site) -> Callable[[], str]:
     return lambda: site.attempt("Move", key=key, class_="gold")
 
 
+def _expose(site: Site) -> Callable[[], str]:
+    key, _ = _used(site)
+    return lambda: site.attempt("Expose", key=key, member="c1", cgroup="/c1")
+
+
 def _reconcile(site: Site) -> Callable[[], str]:
     _used(site)
     _used(site)
@@ -232,6 +237,7 @@ OPERATIONS: dict[str, Operation] = {
     "Assign (observed)": Operation(_assign_observed),
     "Hook.Run": Operation(_hook),
     "Release": Operation(_release),
+    "Expose": Operation(_expose),
     "Reconcile": Operation(_reconcile),
     "Move": Operation(_move),
     "Read": Operation(_read),

@@ -76,14 +76,16 @@ def test_show_prints_a_profile_with_its_rules(directory: Path, capsys: pytest.Ca
 
 def test_events_and_snapshot_are_shown(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (directory / "20.yaml").write_text(
-        'profiles: {brief: {snapshot: false, events: ["mbm_*", "!mbm_local_bytes"]}}\n'
+        'profiles: {brief: {expose: true, snapshot: false, events: ["mbm_*", "!mbm_local_bytes"]}}\n'
     )
     assert call(directory, "show", "brief") == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "Events: mbm_*, !mbm_local_bytes" in lines
     assert "Snapshot TTL: off" in lines
+    assert "Expose: yes" in lines
     assert call(directory, "show", "brief", "--json") == 0
     (profile,) = json.loads(capsys.readouterr().out)["profiles"]
+    assert profile["expose"] is True
     assert (profile["snapshot"], profile["events"]) == (False, ["mbm_*", "!mbm_local_bytes"])
 
 

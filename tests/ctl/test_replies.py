@@ -62,9 +62,9 @@ def refusal_of(decode: Callable[[Any], object], value: Any, error: type[Exceptio
     return None
 
 
-def test_every_verb_but_four_has_a_decoder() -> None:
+def test_every_verb_but_five_has_a_decoder() -> None:
     assert {verb.name for verb in VERBS.values()} - {verb.name for verb in CALLED} == {
-        *("Reconcile", "ReportPods"),  # resctrlctl does not call them
+        *("Expose", "Reconcile", "ReportPods"),  # resctrlctl does not call them
         "Run",  # only the hook does
         "AssignSelf",  # only resctrlmon-unit-exec does
     }

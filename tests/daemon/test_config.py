@@ -56,6 +56,7 @@ def test_defaults() -> None:
         "pod_linger": 300.0,
         "checkpoint_interval": 60.0,
         "hook_queue_timeout": 30.0,
+        "expose_interval": 10.0,
         "log_level": "info",
         "dbus": True,
         "units": (),
@@ -150,7 +151,8 @@ def test_default_file_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("\n# c\nlingr: 5s\n", r"^/etc/test.yaml:3: unknown key 'lingr'. Did you mean linger\?$"),
         (
             "xyzzy: 1",
-            "1: unknown key 'xyzzy'. Known keys are checkpoint_interval, dbus, group, group_prefix, groups_dir",
+            "1: unknown key 'xyzzy'. Known keys are checkpoint_interval, dbus, expose_interval, group, group_prefix, "
+            "groups_dir",
         ),
         ("Linger: 1", r"unknown key 'Linger'. Did you mean linger\?"),
         ("1: 2", "unknown key '1'"),
@@ -170,6 +172,11 @@ def test_default_file_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("dbus: maybe", "1: dbus cannot be 'maybe'. Expected true or false"),
         ("dbus: 1", "dbus cannot be '1'"),
         ("hook_queue_timeout: 2min", "hook_queue_timeout cannot be '2min'. Expected a time span of at most a minute"),
+        (
+            "expose_interval: 500ms",
+            "expose_interval cannot be '500ms'. Expected a time span from a second to an hour",
+        ),
+        ("expose_interval: 2h", "expose_interval cannot be '2h'"),
         ("reserve: -1", "reserve cannot be '-1'. Expected a number of RMIDs from 0 to 65536"),
         ("reserve: many", "reserve cannot be 'many'. Expected a number of RMIDs"),
         ("hook_queue_timeout: -1", "hook_queue_timeout cannot be '-1'"),
@@ -431,6 +438,7 @@ _VALUES = {
     "pod_linger": st.floats(0, 366 * 86400),
     "checkpoint_interval": _SPANS,
     "hook_queue_timeout": st.integers(0, 60_000).map(lambda number: (f"{number}ms", number / 1000)),
+    "expose_interval": st.integers(1, 3600).map(lambda number: (f"{number}s", float(number))),
     "log_level": st.sampled_from(["debug", "info", "notice", "warning", "error"]),
     "dbus": st.booleans(),
     "reserve": st.integers(0, 2**16),
@@ -501,8 +509,9 @@ def test_settings_of_groups_have_the_values_of_the_configuration() -> None:
         pod_linger=3.0,
         checkpoint_interval=4.0,
         hook_queue_timeout=5.0,
+        expose_interval=7.0,
         reserve=6,
         overflow=7,
     )
-    assert group_settings(config) == Settings("rm-", 1.0, 2.0, 3.0, 4.0, 5.0, 6, 7)
+    assert group_settings(config) == Settings("rm-", 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 6, 7)
     assert group_settings(Config()) == Settings()

@@ -62,6 +62,19 @@ def test_mode_does_not_depend_on_the_umask(machine: Machine) -> None:
     assert modes(machine) == {0o750}
 
 
+def test_containers_can_read_their_figures_although_other_users_cannot(machine: Machine) -> None:
+    """The root of a container may be another user of the host: it has the last folder as a mount."""
+    configure(machine, "0750")
+    machine.start("sh", "-c", 'umask 077 && exec "$@"', "sh")
+    folder = Path(machine.call("Expose", key="k", member="c1")["path"])
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert stat.S_IMODE((machine.run / "exposed").stat().st_mode) == 0o750
+    configure(machine, "0700")
+    machine.reload()
+    assert stat.S_IMODE((machine.run / "exposed").stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+
+
 def groups_of(machine: Machine) -> set[int]:
     """Return the Unix groups of the records and of all files with values, without links."""
     tops = [machine.run / name for name in ("records", "groups", "completed")]

@@ -34,7 +34,7 @@ profiles:
     snapshot: true
     events: ["mbm_*", "!mbm_local_bytes"]
   root: {class: /, watch: none}
-  brief: {snapshot: false, events: core_energy}
+  brief: {snapshot: false, events: core_energy, expose: true}
   tight: {swap: deny, memory_high: 2G, allow_memory_annotations: {memory.swap.max: max, memory.high: 1M}}
   helped:
     companion:
@@ -83,7 +83,7 @@ def test_every_key_is_read() -> None:
             events=("mbm_*", "!mbm_local_bytes"),
         ),
         "root": Profile("root", Watch.NONE, "", origin=f"{FILE}:11"),
-        "brief": Profile("brief", origin=f"{FILE}:12", keeps_files=False, events=("core_energy",)),
+        "brief": Profile("brief", origin=f"{FILE}:12", keeps_files=False, events=("core_energy",), exposes=True),
         "tight": Profile(
             "tight",
             origin=f"{FILE}:13",
@@ -148,6 +148,9 @@ def test_file_without_values_sets_nothing(text: str) -> None:
         ("profiles: {a: {priority: 1001}}", "priority cannot be '1001'. Expected a number from -1000 to 1000"),
         ("profiles: {a: {priority: 1.5}}", "priority cannot be '1.5'"),
         ("profiles: {a: {swap: allows}}", r"swap cannot be 'allows'. Did you mean allow\?"),
+        ("profiles: {a: {expose: 1}}", "1: expose cannot be '1'. Expected true or false"),
+        ("profiles: {a: {exposed: true}}", r"unknown key 'exposed'. Did you mean expose\?"),
+        ("profiles:\n a:\n  watch: none\n  expose: true", "4: there is nothing to expose with 'watch: none'"),
         ("profiles: {a: {snapshot: on}}", "1: snapshot cannot be 'on'. Expected true or false"),
         ("profiles: {a: {snapshot: fals}}", r"1: snapshot cannot be 'fals'. Did you mean false\?"),
         ("profiles: {a: {snapshot: [true]}}", "1: snapshot is a list or a mapping"),

@@ -18,7 +18,7 @@ import pytest
 from .conftest import Guests
 from .cri.containerd import SID, TRIXIE, Containerd
 from .cri.node import Node, Pod, serving
-from .host import WHERE, parse_where
+from .host import TREE, WHERE, parse_where
 from .install import install
 
 # The first test of a version includes the start of the guest, the installation and the start of containerd.
@@ -279,3 +279,76 @@ def test_with_control_groups_by_systemd(node: Node) -> None:
     assert node.group(pod)["attributes"]["pod.runtime_handler"] == "systemd"
     node.remove_sandbox(pod.sandbox)
     assert node.state(pod.uid) == "completed"
+
+
+EXPOSING = """\
+profiles:
+  seen: {expose: true}
+  unseen: {priority: 1}
+"""
+MOUNT = "/run/resctrlmon"
+
+
+def words(node: Node, container: str, command: str) -> list[str]:
+    """Return the words that a command in a container prints; its exit status is ignored."""
+    done = node.cri(("ExecSync", {"containerId": container, "cmd": ["/bin/sh", "-c", f"{{ {command}; }} 2>&1"]}))
+    return base64.b64decode(done.get("stdout", "")).decode().split()
+
+
+@with_one_version
+def test_container_reads_its_own_figures(node: Node) -> None:
+    path = "/etc/resctrlmond/profiles.d/20-expose.yaml"
+    before = node.registrations()
+    node.guest.write(path, EXPOSING)
+    node.guest.write("/etc/resctrlmond/resctrlmond.d/20-expose.yaml", "expose_interval: 1s\n")
+    try:
+        node.run("systemctl reload resctrlmond")
+        node.registered_again(before)
+        pod = node.pod(annotations={"profile.resctrlmon.org": "seen", "profile.resctrlmon.org/app-1": "unseen"})
+        container, where = node.container(pod)
+        assert where == ("/", pod.uid)
+        node.until(lambda: "active" in words(node, container, f"cat {MOUNT}/live"), "the figures in the container")
+        assert node.member(pod, container)["exposed"] == f"mounted at {MOUNT}"
+        assert words(node, container, f"ls {MOUNT}") == ["begin", "live"]
+        begin = words(node, container, f"grep mon_L3_00 {MOUNT}/begin")
+        assert begin[begin.index("mbm_total_bytes") - 2 :][:2] == ["value", "mon_L3_00"]
+        assert "exact" in words(node, container, f"grep 'total mbm_total_bytes' {MOUNT}/live")
+        # Nothing in it can be changed or executed, and no other file of the host is visible through it.
+        options = words(node, container, f"grep ' {MOUNT} ' /proc/self/mounts")[3].split(",")
+        assert {"ro", "nosuid", "nodev", "noexec"} <= set(options)
+        for command in (f"echo x > {MOUNT}/live", f"touch {MOUNT}/new", f"rm {MOUNT}/begin"):
+            assert "Read-only" in words(node, container, command)
+        assert words(node, container, f"find {MOUNT} -type l") == []
+
+        # The other container of the pod has another profile.
+        plain, _ = node.container(pod)
+        assert "exposed" not in node.member(pod, plain)
+        assert words(node, plain, f"ls -d {MOUNT}")[-1] != MOUNT
+
+        # The container keeps resctrl free: an unmount is not refused, and the figures go on in the same mount.
+        node.unmount(f"mount -t resctrl resctrl {TREE}")
+        node.until(lambda: node.group(pod)["generation"] == 2, "the next run", 60)
+        started = node.group(pod)["createdAt"]
+        node.until(
+            lambda: started in words(node, container, f"cat {MOUNT}/begin"), "the begin values of the next run"
+        )
+        assert "estimated" in words(node, container, f"grep 'total mbm_total_bytes' {MOUNT}/live")
+
+        # A container that starts without the daemon has no mount.
+        node.run("systemctl stop resctrlmond.socket resctrlmond.service")
+        try:
+            missed, _ = node.container(pod)
+            assert words(node, missed, f"ls -d {MOUNT}")[-1] != MOUNT
+            assert "active" in words(node, container, f"cat {MOUNT}/live")
+        finally:
+            node.run("systemctl start resctrlmond.socket resctrlmond.service")
+        node.until(lambda: missed in node.living(pod), "the container in the workload")
+        assert node.member(pod, missed)["exposed"].startswith("not mounted: ")
+        # The daemon goes on with the mount of the container from before.
+        last = words(node, container, f"head -1 {MOUNT}/live")
+        node.until(lambda: words(node, container, f"head -1 {MOUNT}/live") != last, "the next figures")
+        node.remove_sandbox(pod.sandbox)
+    finally:
+        before = node.registrations()
+        node.run(f"rm {path} /etc/resctrlmond/resctrlmond.d/20-expose.yaml && systemctl reload resctrlmond")
+        node.registered_again(before)

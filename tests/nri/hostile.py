@@ -7,6 +7,7 @@ import struct
 from collections.abc import Sequence
 
 from resctrlmond.nri import messages, mux, nri_pb2, ttrpc
+from resctrlmond.nri.exposure import why_not_among
 
 
 def understood(pieces: Sequence[bytes]) -> list[object]:
@@ -39,6 +40,8 @@ def _taken(server: ttrpc.Server, caller: ttrpc.Caller, connection: int, message:
         decoded = messages.decode(call.method, call.payload)
     except messages.Unreadable as error:
         return str(error)
+    if isinstance(decoded, messages.Creation):
+        assert isinstance(why_not_among(decoded.container.mounts or ()), str)
     if decoded is not None:
         assert len(mux.frames(mux.PLUGIN, ttrpc.response(call.stream, messages.answer(decoded)))) < mux.FIRST_PAYLOAD
     return decoded
@@ -84,6 +87,10 @@ def container(name: str = "c", sandbox: str = "a") -> nri_pb2.Container:
         pod_sandbox_id=sandbox * 64,
         name="app",
         state=3,
+        mounts=[
+            nri_pb2.Mount(destination="/run", type="tmpfs", source="tmpfs", options=["nosuid", "mode=755"]),
+            nri_pb2.Mount(destination="/run/resctrlmon", type="bind", source="/x", options=["ro"]),
+        ],
         linux=nri_pb2.LinuxContainer(cgroups_path=f"kubepods-pod1.slice:cri-containerd:{name * 64}"),
         pid=4243,
     )

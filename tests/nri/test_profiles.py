@@ -202,16 +202,17 @@ def test_large_annotations_do_not_hide_the_profile() -> None:
 
 
 class EarlierManager(Manager):
-    """resctrlmond before it knew facts."""
+    """resctrlmond before it knew these parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, *unknown: str) -> None:
         super().__init__("/nowhere")
+        self._unknown = set(unknown)
         self.calls: list[tuple[str, set[str]]] = []
 
     async def ask(self, verb: str, reply: type[Any], lookup: Any = None, **parameters: Any) -> Any:
         self.calls.append((verb, set(parameters)))
-        if "facts" in parameters:
-            raise Refused("org.varlink.service.InvalidParameter", "facts")
+        if self._unknown & parameters.keys():
+            raise Refused("org.varlink.service.InvalidParameter", "unknown")
         workload = types.Workload(
             key=parameters["key"],
             class_="",
@@ -227,8 +228,19 @@ class EarlierManager(Manager):
         return types.WorkloadReply(workload=workload)
 
 
+def test_earlier_daemon_is_called_without_the_parameter_about_the_mount() -> None:
+    manager, pods = EarlierManager("exposed"), Pods()
+    pods.add_sandbox(Pod("p", uid=UID))
+    pods.add_member(Container("c", "p", state=ContainerState.RUNNING, pid=1))
+    updater = Updater(manager, pods)
+    updater.exposed = {"c": "mounted"}
+    asyncio.run(updater.assign("c", is_late=False))
+    tried = [parameters & {"facts", "exposed"} for verb, parameters in manager.calls if verb == "Assign"]
+    assert tried == [{"facts", "exposed"}, {"facts"}]
+
+
 def test_earlier_daemon_is_called_without_facts() -> None:
-    manager, pods = EarlierManager(), Pods()
+    manager, pods = EarlierManager("facts", "exposed"), Pods()
     pods.add_sandbox(Pod("p", uid=UID))
     pods.add_member(Container("c", "p", state=ContainerState.RUNNING, pid=1))
     asyncio.run(Updater(manager, pods).assign("c", is_late=False))

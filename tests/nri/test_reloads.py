@@ -342,7 +342,7 @@ def test_disk_that_does_not_respond_does_not_keep_the_plugin_from_registering(no
                 assert plugin.greet() == MASK
                 container = node.start_container(plugin, node.pod())
                 assert node.machine.tasks(UID) == {container.pid}
-                assert "sets no limits of memory until they are read" in node.log_text()
+                assert "sets no limits of memory and mounts nothing until they are read" in node.log_text()
                 os.kill(simulation.pid, signal.SIGCONT)
                 assert plugin.is_closed()
             with node.connected() as plugin:
