@@ -166,6 +166,7 @@ class Daemon:
             # A thread that hangs keeps the process's files open, and with them the lock.
             self._start_lock.release()
             os._exit(os.EX_OK if error is None else os.EX_SOFTWARE)
+        _ignore_signals()
         # The groups of a simulation go with its simulator, which is stopped later.
         is_simulation = self._manager.tree.simulation is not None
         log.info("stopped" if is_simulation else "stopped; groups stay, and the next start continues with them")
@@ -483,6 +484,19 @@ class Daemon:
         self._manager.settings = group_settings(new)
         journal.set_level(new.log_level)
         self._watch_units()
+
+
+def _ignore_signals() -> None:
+    """Ignore further signals: with their default actions, a second Ctrl-C would end the process before its simulator.
+
+    The event loop would restore the default actions of the handlers that it has when it is closed.
+    """
+    numbers = (*STOP_SIGNALS, signal.SIGHUP)
+    # Until they are ignored. Other threads do not block them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _raise_descriptor_limit() -> None:

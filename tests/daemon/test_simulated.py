@@ -22,6 +22,7 @@ from resctrlmond.daemon.startup import Exit
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from tests.api.private_bus import Client, PrivateBus
 from tests.daemon.conftest import Machine, StartProcess, run_daemon
+from tests.wait import wait_until
 
 SESSION_BUS = "DBUS_SESSION_BUS_ADDRESS"
 
@@ -74,6 +75,22 @@ def test_daemon_that_is_stopped_during_its_start_ends_its_simulator(
         assert unmounted.daemon.poll() is None
     unmounted.daemon.send_signal(number)
     assert unmounted.daemon.wait(60) == Exit.OK
+    assert not is_mounted(unmounted)
+    assert not (unmounted.top / "simulator.pid").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_further_signals_during_the_stop_leave_no_simulator(unmounted: Machine, number: signal.Signals) -> None:
+    """As from a user who presses Ctrl-C twice, or timeout(1), which signals the process and its group."""
+    unmounted.start()
+    assert unmounted.daemon is not None
+    unmounted.daemon.send_signal(signal.SIGTERM)
+    # At a second signal, Python's default action would end the process between the event loop and the simulator.
+    wait_until(lambda: "stopped" in unmounted.log.read_text())
+    while unmounted.daemon.poll() is None:
+        unmounted.daemon.send_signal(number)
+    assert unmounted.daemon.returncode == Exit.OK
+    assert "Traceback" not in unmounted.log.read_text()
     assert not is_mounted(unmounted)
     assert not (unmounted.top / "simulator.pid").exists()
 
