@@ -36,6 +36,7 @@ from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import AlreadyMonitored
 from resctrlmond.workloads.model import Member, State, Workload, replace
 from resctrlmond.workloads.owners import OVERFLOW
+from resctrlmond.workloads.plan import why_late
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.store import Transaction
@@ -196,6 +197,11 @@ def _keep(ctx: Context, txn: Transaction, wanted: Mapping[str, Member]) -> None:
     workload = txn.find()
     if workload is None or workload.state.is_over or not is_overflow(workload):
         return
+    if workload.state is State.PENDING:
+        # After the loss of its group. The queue has units before it, which may wait for long.
+        created = group_ops.create(ctx, txn, workload, workload.first, why_late=why_late(workload, workload.first))
+        placement.adopt(ctx, txn, created)
+        workload = txn.workload
     gone = [
         member
         for member in workload.members

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -299,6 +300,24 @@ def test_start_after_a_kill_keeps_the_shared_group(units: Units) -> None:
     units.tick()
     assert [units.group(key) for key in LONG] == ["a.service", "b.service", SHARED, SHARED]
     assert units.host.manager.get(SHARED).generation == 1
+
+
+def test_shared_group_that_another_program_removed_is_created_before_waiting_units_get_one(units: Units) -> None:
+    for key in LONG:
+        units.start(key)
+    units.tick()
+    manager = units.host.manager
+    os.rmdir(units.host.tree.full_path(manager.get(SHARED).first.ref))
+    manager.settings = Settings(reserve=4, overflow=1)
+    deadline = time.monotonic() + 60
+    while manager.get(SHARED).state is not State.PENDING:
+        assert time.monotonic() < deadline
+        units.tick()
+    assert units.group("c.service") == ""
+    manager.settings = Settings(reserve=1, overflow=1)
+    units.tick()
+    assert [units.group(key) for key in LONG] == ["a.service", "b.service", SHARED, SHARED]
+    assert manager.get(SHARED).generation == 2
 
 
 def test_client_that_has_the_key_keeps_it(units: Units) -> None:
