@@ -146,8 +146,11 @@ def test_unit_keeps_a_new_rmid_for_a_time(units: Units, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("at_once")
-def test_no_more_rmids_are_taken_than_groups_wait(tmp_path: Path, cgroup: str, process: Start) -> None:
+def test_no_more_rmids_are_taken_than_groups_wait(
+    tmp_path: Path, cgroup: str, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A freed RMID is in limbo for a second at least, and each tick took another one."""
+    monkeypatch.setattr(rmid_transfer, "LIMBO_S", 0.0)
     with own_host(tmp_path, "intel-rdt", 5) as host:
         units = Units(host, cgroup, process)
         for key in ("a.service", "b.service", "c.service", "d.service"):
@@ -158,6 +161,7 @@ def test_no_more_rmids_are_taken_than_groups_wait(tmp_path: Path, cgroup: str, p
         assert when_all_stand(host, "box").state is State.IDLE
         keys = ["a.service", "b.service", "c.service", "d.service"]
         assert sorted(units.states(*keys)) == [State.ACTIVE] * 3 + [State.PENDING]
+        assert sorted(host.manager.get(key).generation for key in keys) == [1, 1, 1, 2]
         host.manager.create("box2", owner="oci")
         host.manager.create("box3", owner="oci")
         when_all_stand(host, "box3")
