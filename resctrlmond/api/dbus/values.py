@@ -76,7 +76,8 @@ def variant(reply: Reply, name: str) -> Variant:
     """Convert one field of a reply to a property. Properties always have a value, so None becomes "" or empty."""
     kind = signature(fields(type(reply))[name])
     is_absent = getattr(reply, attributes(type(reply))[name]) is None
-    return Variant(kind, _EMPTY[kind[0]]() if is_absent else part(reply, name))
+    empty = dict if kind.startswith("a{") else _EMPTY[kind[0]]
+    return Variant(kind, empty() if is_absent else part(reply, name))
 
 
 def changed(before: Reply, now: Reply) -> list[str]:
