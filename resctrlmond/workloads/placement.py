@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 
 from resctrlmond import unit_exec
-from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import (
     LACKS,
     NoSuchGroup,
@@ -111,13 +111,26 @@ def wake_dormant(ctx: Context, txn: Transaction, *, is_last: bool = False) -> No
 
 def _has_waited(ctx: Context, txn: Transaction, member: Member) -> bool:
     """Return whether no task of a dormant member is about to call, or it has had tasks for COMMAND_GRACE_S."""
-    if not any(map(unit_exec.may_call, cgroups.tasks(member.cgroup))):
+    if not any(map(_is_about_to_call, cgroups.tasks(member.cgroup))):
         return True
     ended_at, since = ctx.memory.returns.get(txn.key, ("", 0))
     if ended_at != member.ended_at:
         since = boot_ns()
         ctx.memory.returns[txn.key] = member.ended_at, since
     return seconds_since_ns(since) >= COMMAND_GRACE_S
+
+
+def _has_callers(ctx: Context, workload: Workload, member: Member) -> bool:
+    """Return whether a process in the control group of a service is outside, and about to call."""
+    return any(map(_is_about_to_call, outside_of(ctx, workload, cgroups.tasks(member.cgroup))))
+
+
+def _is_about_to_call(tid: int) -> bool:
+    # The age is limited, because any process can have such a name.
+    found = processes.stat(tid)
+    if found is None or not unit_exec.may_call(tid):
+        return False
+    return boot_ns() / 1e9 - found.start_time / processes.TICKS_PER_S < COMMAND_GRACE_S
 
 
 def adopt(ctx: Context, txn: Transaction, group: Group) -> None:
@@ -228,6 +241,8 @@ def spread(
 
 def _sweep_and_record(ctx: Context, txn: Transaction, member: Member, *, is_last: bool = False) -> None:
     try:
+        if member.commands and not is_last and _has_callers(ctx, txn.workload, member):
+            return  # a command of the service: its call moves it, and it is not late
         moved = _sweep_member(ctx, txn, member)
     except NoSuchProcess:
         return  # its end is about to be recorded
