@@ -309,16 +309,18 @@ def test_container_reads_its_own_figures(node: Node) -> None:
         assert where == ("/", pod.uid)
         node.until(lambda: "active" in words(node, container, f"cat {MOUNT}/live"), "the figures in the container")
         assert node.member(pod, container)["exposed"] == f"mounted at {MOUNT}"
-        assert words(node, container, f"ls {MOUNT}") == ["begin", "live"]
-        begin = words(node, container, f"grep mon_L3_00 {MOUNT}/begin")
-        assert begin[begin.index("mbm_total_bytes") - 2 :][:2] == ["value", "mon_L3_00"]
-        assert "exact" in words(node, container, f"grep 'total mbm_total_bytes' {MOUNT}/live")
-        # Nothing in it can be changed or executed, and no other file of the host is visible through it.
+        # In few sessions, each of which takes seconds in a busy guest.
+        shown = words(node, container, f"ls {MOUNT}; find {MOUNT} -type l; cat {MOUNT}/begin {MOUNT}/live")
+        assert shown[:3] == ["begin", "live", "time"]
+        assert shown[shown.index("mbm_total_bytes") - 2 :][:2] == ["value", "mon_L3_00"]
+        total = shown[shown.index("total") :]
+        total = total[total.index("mbm_total_bytes") :]
+        # A session that ends before the daemon sees it makes the figures late.
+        assert total[2] in ("exact", "late")
         options = words(node, container, f"grep ' {MOUNT} ' /proc/self/mounts")[3].split(",")
         assert {"ro", "nosuid", "nodev", "noexec"} <= set(options)
-        for command in (f"echo x > {MOUNT}/live", f"touch {MOUNT}/new", f"rm {MOUNT}/begin"):
-            assert "Read-only" in words(node, container, command)
-        assert words(node, container, f"find {MOUNT} -type l") == []
+        refused = words(node, container, f"echo x > {MOUNT}/live; touch {MOUNT}/new; rm {MOUNT}/begin")
+        assert refused.count("Read-only") == 3
 
         # The other container of the pod has another profile.
         plain, _ = node.container(pod)
