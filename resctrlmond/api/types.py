@@ -407,7 +407,9 @@ class Sum(Reply, frozen=True, kw_only=True):
     estimated: str | None = None
     """The part of *value* that is _estimated_. Absent if there is none."""
     unknown_runs: int = 0
-    """How many runs have no number, so that their use is missing in *value*."""
+    """How many runs have no number, or never had an RMID, so that their use is missing in *value*. Units that share a
+    group are among them, although the workload of that group has their use.
+    """
 
 
 class NameSums(Reply, frozen=True, kw_only=True):

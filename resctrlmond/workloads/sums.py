@@ -92,10 +92,11 @@ class SumsUse(msgspec.Struct, frozen=True):
 class _Use(msgspec.Struct):
     """The use of one run. ``parts``: by names and event, what was counted under these names.
 
-    ``workload`` has the present names ``names``.
+    ``workload`` has the present names ``names``. ``has_run``: the workload has had a member.
     """
 
     names: Names
+    has_run: bool = False
     workload: Workload | None = None
     parts: dict[Names, dict[str, Number]] = msgspec.field(default_factory=dict)
     qualities: dict[str, Quality] = msgspec.field(default_factory=dict)
@@ -130,6 +131,11 @@ class _Use(msgspec.Struct):
                 yield names, name, quality, number
 
     @property
+    def is_missing(self) -> bool:
+        """Whether a run that may have used something has no total of any event: it never had an RMID, for example."""
+        return self.has_run and not self.qualities
+
+    @property
     def quality(self) -> Quality:
         """The worst quality of the events."""
         return worst(*self.qualities.values()) if self.qualities else Quality.UNKNOWN
@@ -147,10 +153,14 @@ class _Counted(msgspec.Struct):
 
 
 class _Name(msgspec.Struct):
-    """The ended runs of one name. ``encoded`` is their text in the file; None if it has changed."""
+    """The ended runs of one name. ``encoded`` is their text in the file; None if it has changed.
+
+    ``missing`` is the number of runs that have no total of any event (``_Use.is_missing``).
+    """
 
     ends: dict[Quality, int] = msgspec.field(default_factory=dict)
     amounts: Amounts = msgspec.field(default_factory=dict)
+    missing: int = 0
     encoded: bytes | None = None
 
 
@@ -281,7 +291,7 @@ class Sums:
             else:
                 use = _copy(known.use)
             use.take(totals)
-            use.workload = None
+            use.workload, use.has_run = None, use.has_run or bool(workload.members)
             self._ends[workload.key] = time.monotonic()
             if len(self._ends) > _MOST_ENDS:
                 self._forget_ends(time.monotonic() - _KEEP_ENDS_S)
@@ -338,6 +348,7 @@ class Sums:
         for grouping, name in zip(NameKind, use.names, strict=True):
             of = self._name(grouping, name)
             of.ends[quality] = of.ends.get(quality, 0) + sign
+            of.missing += sign * use.is_missing
         for names, event, of_amount, number in use.amounts():
             for grouping, name in zip(NameKind, names, strict=True):
                 amounts = self._name(grouping, name).amounts.setdefault(event, {})
@@ -452,11 +463,13 @@ class Sums:
                 for grouping, name in zip(NameKind, use.names, strict=True):
                     if grouping in names:
                         running[grouping, name] = running.get((grouping, name), 0) + 1
+                        names[grouping][name].missing += use.is_missing
                 for of_names, event, quality, number in use.amounts():
                     for grouping, name in zip(NameKind, of_names, strict=True):
                         if grouping in names:
                             amounts = names[grouping][name].amounts.setdefault(event, {})
                             amounts[quality] = amounts.get(quality, 0) + number
+            _add_missing(names)
             found = {
                 grouping: [
                     NameUse(name, of.ends, running.get((grouping, name), 0), of.amounts)
@@ -476,6 +489,7 @@ class Sums:
         use = self._shown.setdefault(workload.key, _Use(()))
         if use.workload is not workload:
             use.workload, use.names = workload, self._slots(_names(workload))
+            use.has_run = use.has_run or bool(workload.members)
         use.take(usage.totals)
 
     def _keep_discarded(self, key: str) -> None:
@@ -521,14 +535,24 @@ def _takes_slot(name: str) -> bool:
 
 def _copy(use: _Use) -> _Use:
     parts = {names: dict(part) for names, part in use.parts.items()}
-    return _Use(use.names, None, parts, dict(use.qualities))
+    return _Use(use.names, use.has_run, None, parts, dict(use.qualities))
 
 
 def _copies(names: Mapping[str, _Name]) -> dict[str, _Name]:
     return {
-        name: _Name(dict(of.ends), {event: dict(amounts) for event, amounts in of.amounts.items()})
+        name: _Name(dict(of.ends), {event: dict(amounts) for event, amounts in of.amounts.items()}, of.missing)
         for name, of in names.items()
     }
+
+
+def _add_missing(names: Mapping[NameKind, Mapping[str, _Name]]) -> None:
+    """Count the runs without any total as runs without a number of each event that the machine has."""
+    every = [of for of_grouping in names.values() for of in of_grouping.values()]
+    events = dict.fromkeys(event for of in every for event in of.amounts)
+    for of in every:
+        for event in events if of.missing else ():
+            amounts = of.amounts.setdefault(event, {})
+            amounts[Quality.UNKNOWN] = amounts.get(Quality.UNKNOWN, 0) + of.missing
 
 
 # -- the file
@@ -541,6 +565,7 @@ class _Version(msgspec.Struct):
 class _NameInFile(msgspec.Struct):
     ends: dict[Quality, int]
     amounts: dict[str, dict[Quality, str]]
+    missing: int = 0
 
 
 class _PartInFile(msgspec.Struct):
@@ -556,6 +581,7 @@ class _RunInFile(msgspec.Struct):
     lost: bool
     qualities: dict[str, Quality]
     parts: list[_PartInFile]
+    has_run: bool = False
 
 
 class _File(msgspec.Struct, rename="camel"):
@@ -577,7 +603,8 @@ def _encode(name: str, of: _Name) -> bytes:
         event: {quality: digits(number) for quality, number in by_quality.items()}
         for event, by_quality in of.amounts.items()
     }
-    of.encoded = b"%b:%b" % (msgspec.json.encode(name), msgspec.json.encode({"ends": of.ends, "amounts": amounts}))
+    content = {"ends": of.ends, "amounts": amounts, "missing": of.missing}
+    of.encoded = b"%b:%b" % (msgspec.json.encode(name), msgspec.json.encode(content))
     return of.encoded
 
 
@@ -587,7 +614,7 @@ def _encoded_run(run: Run, counted: _Counted) -> _RunInFile:
         _PartInFile(_four(names), {event: digits(number) for event, number in part.items()})
         for names, part in use.parts.items()
     ]
-    return _RunInFile(*run, _four(use.names), counted.had_loss, use.qualities, parts)
+    return _RunInFile(*run, _four(use.names), counted.had_loss, use.qualities, parts, use.has_run)
 
 
 def _four(names: Names) -> tuple[str, str, str, str]:
@@ -605,6 +632,7 @@ def _names_from(names: Mapping[str, _NameInFile]) -> dict[str, _Name]:
                 event: {quality: _number(text) for quality, text in amounts.items()}
                 for event, amounts in of.amounts.items()
             },
+            of.missing,
         )
         for name, of in names.items()
     }
@@ -614,7 +642,7 @@ def _counted_from(one: _RunInFile) -> _Counted:
     parts: dict[Names, dict[str, Number]] = {
         part.names: {event: _number(text) for event, text in part.amounts.items()} for part in one.parts
     }
-    return _Counted(_Use(one.names, None, parts, one.qualities), 0, one.lost)
+    return _Counted(_Use(one.names, one.has_run, None, parts, one.qualities), 0, one.lost)
 
 
 def _number(text: str) -> Number:

@@ -171,6 +171,20 @@ def test_a_run_without_any_total_is_unknown(host: Machine) -> None:
     assert of(host.read()).ends == {Quality.UNKNOWN: 1}
 
 
+def test_a_run_that_never_had_an_rmid_is_missing_in_each_event(host: Machine) -> None:
+    """Its use is not in the sum, so the sum must not look exact."""
+    host.begin("a")
+    host.end("a", total(5))
+    for key, members in (("b", (Member("m", "process", "me", started_at="now"),)), ("unused", ())):
+        host.begin(key, members=members)
+        running = host.sums.read([Usage(host.store.known(key))], float("inf"), host.store.get, list(NameKind))
+        assert of(running).amounts == {TRAFFIC: {Quality.EXACT: 5, Quality.UNKNOWN: 1}}
+        host.end(key)
+        for _ in range(2):
+            assert of(host.read()).amounts == {TRAFFIC: {Quality.EXACT: 5, Quality.UNKNOWN: 1}}
+            host.start()
+
+
 def test_gauges_are_not_added(host: Machine) -> None:
     host.begin("a")
     host.end("a", total(5, name="llc_occupancy"))
