@@ -51,12 +51,14 @@ class _Written(msgspec.Struct):
     """The content of the files of a workload, and when ``live`` was written (time.monotonic()).
 
     ``run`` identifies the run, ``groups`` its groups, and ``state`` its state. All are empty without files.
+    ``exposed_at``: when each container got the folder from this daemon (time.monotonic()).
     """
 
     run: tuple[int, int] | None = None
     groups: tuple[int, ...] = ()
     state: str = ""
     at: float = 0.0
+    exposed_at: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class Exposures:
@@ -83,6 +85,8 @@ class Exposures:
         self._lock = threading.Lock()
         self._written: dict[str, _Written] = {}
         self._looked = 0.0
+        # The containers of the last daemon count as new, because its times are not known.
+        self._started = time.monotonic()
         # By key: the error that was logged last.
         self._errors: dict[str, str] = {}
 
@@ -112,10 +116,12 @@ class Exposures:
             for folder in (self._folder, top, f"{top}/{_CONTAINERS}", f"{top}/{_FILES}"):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(folder, 0o755)
+            written = self._written.get(key, _Written())
             # A pod may restart its containers over and over.
-            self._forget_containers(top)
+            self._forget_containers(top, written)
             write_file(f"{top}/{_CONTAINERS}/{container}", os.fsencode(cgroup))
-            self._written.setdefault(key, _Written())
+            written.exposed_at[container] = time.monotonic()
+            self._written[key] = written
         return f"{top}/{_FILES}"
 
     def tick(self, interval_s: float) -> None:
@@ -180,23 +186,29 @@ class Exposures:
         with self._lock, writing(top):
             _remove(*(f"{top}/{_FILES}/{name}" for name in (_BEGIN, _LIVE, _END)))
             written.run, written.groups, written.state = None, (), ""
-            self._forget_containers(top)
+            self._forget_containers(top, written)
             with contextlib.suppress(FileNotFoundError):
                 if os.listdir(f"{top}/{_CONTAINERS}"):
                     return
             shutil.rmtree(top, ignore_errors=True)
             self._written.pop(key, None)
 
-    def _forget_containers(self, top: str) -> None:
-        """Forget the containers of a folder whose control group is gone."""
+    def _forget_containers(self, top: str, written: _Written) -> None:
+        """Forget the containers of a folder whose control group is gone.
+
+        The times of the files are not used: the clock may be set while a runtime creates a container, and the runtime
+        fails if the folder is gone then.
+        """
+        new_from = time.monotonic() - GRACE_S
         with contextlib.suppress(FileNotFoundError), os.scandir(f"{top}/{_CONTAINERS}") as entries:
-            old = [one for one in entries if time.time() - one.stat(follow_symlinks=False).st_mtime >= GRACE_S]
+            old = [one for one in entries if written.exposed_at.get(one.name, self._started) <= new_from]
             points = _hierarchies() if old else []
             for entry in old:
                 inner = os.fsdecode(read_file(entry.path)).strip("/")
                 # One that is not known does not keep the folder.
                 if not inner or not any(cgroups.is_there(os.path.join(point, inner)) for point in points):
                     _remove(entry.path)
+                    written.exposed_at.pop(entry.name, None)
 
 
 def _hierarchies() -> list[str]:

@@ -229,10 +229,12 @@ def test_release_of_all_groups_is_in_the_files(host: Host, spawn: Callable[[], i
     assert read(folder, "live")["state"] == [["completed"]]
 
 
-def age(folder: Path) -> None:
-    """Let all containers of a folder be older than a container whose creation may not have ended."""
-    for entry in (folder.parent / "containers").iterdir():
-        os.utime(entry, (1, 1))
+def age(host: Host) -> None:
+    """Let all containers be older than a container whose creation may not have ended."""
+    host.manager._exposures._started -= exposures.GRACE_S
+    for written in host.manager._exposures._written.values():
+        for container in written.exposed_at:
+            written.exposed_at[container] -= exposures.GRACE_S
 
 
 def test_folder_is_removed_without_workload_and_containers(
@@ -244,7 +246,7 @@ def test_folder_is_removed_without_workload_and_containers(
     host.manager.expose("k", "c2", "/no/such")
     host.manager.assign(assignment("k", spawn()))
     tick(host)
-    age(folder)
+    age(host)
     tick(host)
     assert len(list((folder.parent / "containers").iterdir())) == 2
     host.manager.release("k", owner="test")
@@ -268,14 +270,30 @@ def test_new_container_keeps_a_folder_whose_control_group_is_not_there_yet(
     folder = Path(host.manager.expose("k", "c1", "/no/such"))
     tick(host)
     assert folder.is_dir()
-    age(folder)
+    age(host)
+    tick(host)
+    assert host.folder("exposed") == []
+
+
+def test_clock_that_is_set_keeps_the_folder_of_a_new_container(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runtime does not create a container whose mount has no source."""
+    monkeypatch.setattr(exposures, "LOOK_S", 0.0)
+    folder = Path(host.manager.expose("k", "c1", "/no/such"))
+    # As after a step of the clock by a day. The next daemon does not know when the folder was exposed.
+    os.utime(folder.parent / "containers" / "c1", (time.time() - 86400,) * 2)
+    tick(host)
+    assert folder.is_dir()
+    host.restart()
+    tick(host)
+    assert folder.is_dir()
+    age(host)
     tick(host)
     assert host.folder("exposed") == []
 
 
 def test_earlier_containers_of_a_pod_are_forgotten(host: Host) -> None:
     folder = Path(host.manager.expose(UID, "c1", "/no/such"))
-    age(folder)
+    age(host)
     host.manager.expose(UID, "c2", "/no/such")
     assert [entry.name for entry in (folder.parent / "containers").iterdir()] == ["c2"]
 
