@@ -23,6 +23,8 @@ VARIABLES = (
     "NAMESPACE",
     "CONTAINER",
 )
+# Annotations of a pod can be their source, and an administrator may use them in paths.
+_NAMES = ("POD_UID", "POD_NAME", "NAMESPACE", "CONTAINER")
 STATS_FILE = "memtierd.stats"
 MAX_ARGUMENTS = 64
 # So that neither many variables nor long values can fill the memory of the daemon.
@@ -138,6 +140,10 @@ def _insert(text: str, values: Mapping[str, str]) -> str:
             raise TemplateError(f"the workload has no value for ${name}")
         if len(value) > MAX_VALUE_LENGTH or not _VALUE.fullmatch(value):
             raise TemplateError(f"the value of ${name} has a character that is not allowed: {value[:64]!a}")
+        parts = value.split("/")
+        if ".." in parts or (name in _NAMES and len(parts) > 1):
+            what = "a path with '..'" if ".." in parts else "a path, and not a name"
+            raise TemplateError(f"the value of ${name} is {what}: {value[:64]!a}")
         return value
 
     return _VARIABLE.sub(value_of, text)

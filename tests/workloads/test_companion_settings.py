@@ -138,6 +138,21 @@ def test_number_of_variables_is_limited() -> None:
         check_template("$KEY " * 257, Format.PLAIN)
 
 
+@pytest.mark.parametrize("name", ["POD_UID", "POD_NAME", "NAMESPACE", "CONTAINER"])
+def test_name_that_leads_to_another_path_is_refused(name: str) -> None:
+    """Annotations of a pod can be the source of its names, and "/var/log/$NAMESPACE" is a path."""
+    for value in ("/etc/shadow", "a/b"):
+        with pytest.raises(TemplateError, match=rf"the value of \${name} is a path, and not a name: '{value}'"):
+            render(Companion(("/bin/x", f"/var/log/${name}")), {name: value})
+    assert render(Companion(("/bin/x", f"/var/log/${name}")), {name: "a..b"}).arguments[1] == "/var/log/a..b"
+
+
+@pytest.mark.parametrize("value", ["a/../../etc", "/a/..", "/.."])
+def test_path_that_leads_upwards_is_refused(value: str) -> None:
+    with pytest.raises(TemplateError, match=r"the value of \$KEY is a path with '\.\.'"):
+        render(Companion(("/bin/x", "/var/log/$KEY")), {"KEY": value})
+
+
 # Text that ends a value in some format, and text that is a value.
 _HARD = st.text(alphabet="aB7/._-:@\\ \n\t'\"`,;[]{}#&*!|>%$~=+\u2028\x00", max_size=12)
 _PLACES = (
