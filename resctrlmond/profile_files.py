@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -19,6 +19,8 @@ from resctrlmond.workloads.profiles import Profile, Profiles
 # A file of the first directory replaces the file of the same name in the second one.
 DIRECTORIES = ("/etc/resctrlmond/profiles.d", "/usr/lib/resctrlmond/profiles.d")
 SUFFIX = ".yaml"
+# The kernel follows 40 links in a path.
+_MOST_STEPS = 4096
 
 
 def chosen(directory: str | None) -> Sequence[str]:
@@ -190,22 +192,43 @@ def _other_writer(file: _File) -> str:
         return f"{printable(file.path)} is owned by the user {file.owner}"
     if file.mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"users other than root can write {printable(file.path)}"
-    for directory in _directories_of(file.path):
-        try:
-            status = os.stat(directory)
-        except OSError as error:
-            return f"{printable(directory)} cannot be examined: {error.strerror}"
+    try:
+        way = [(path, os.lstat(path)) for path in _way_to(file.path)]
+    except OSError as error:
+        return f"{printable(error.filename or file.path)} cannot be examined: {error.strerror}"
+    for path, status in way:
         if status.st_uid != 0:
-            return f"{printable(directory)} is owned by the user {status.st_uid}"
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
-            return f"users other than root can write {printable(directory)}"
+            return f"{printable(path)} is owned by the user {status.st_uid}"
+        is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+        if is_open and not stat.S_ISLNK(status.st_mode):
+            return f"users other than root can write {printable(path)}"
     return ""
 
 
-def _directories_of(path: str) -> Iterator[str]:
-    """Return the directories above a path, and above the file that it is a link to."""
-    for one in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
-        directory = one
-        while directory != "/":
-            directory = os.path.dirname(directory)
-            yield directory
+def _way_to(path: str) -> list[str]:
+    """Return the directories and links that lead to a file: of each link, also those that lead to its target.
+
+    Raises OSError.
+    """
+    found: dict[str, None] = {"/": None}
+    # Not abspath(), which removes ".." after a link together with that link.
+    done, left = "/", os.path.join(os.getcwd(), path).split("/")
+    for _ in range(_MOST_STEPS):
+        if not left:
+            return list(found)
+        name = left.pop(0)
+        if name in ("", "."):
+            continue
+        if name == "..":
+            done = os.path.dirname(done)
+            continue
+        one = os.path.join(done, name)
+        if os.path.islink(one):
+            target = os.readlink(one)
+            done, left = "/" if target.startswith("/") else done, [*target.split("/"), *left]
+        elif left:
+            done = one
+        else:
+            return list(found)  # without the file itself
+        found[one] = None
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)

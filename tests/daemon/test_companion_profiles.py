@@ -50,6 +50,39 @@ def link_to_file_of_other(directory: Path) -> None:
     os.chown(elsewhere, OTHER_USER, -1)
 
 
+def link_by_folder_of_other(directory: Path) -> None:
+    """The first link and the file are of root, and another user can change the link in between."""
+    own, others = directory.parent / "own", directory.parent / "others"
+    own.mkdir()
+    others.mkdir()
+    os.rename(directory / "10.yaml", own / "10.yaml")
+    (others / "link").symlink_to(own / "10.yaml")
+    (directory / "10.yaml").symlink_to("../others/link")
+    os.chown(others, OTHER_USER, -1)
+
+
+def link_to_folder_of_other(directory: Path) -> None:
+    own, others = directory.parent / "own", directory.parent / "others"
+    others.mkdir()
+    os.rename(directory, own)
+    (others / "link").symlink_to(own)
+    directory.symlink_to(others / "link")
+    os.chown(others, OTHER_USER, -1)
+
+
+def link_of_other(directory: Path) -> None:
+    own = directory.parent / "own"
+    os.rename(directory, own)
+    directory.symlink_to("own")
+    os.chown(directory, OTHER_USER, -1, follow_symlinks=False)
+
+
+def link_of_root(directory: Path) -> None:
+    own = directory.parent / "own"
+    os.rename(directory, own)
+    directory.symlink_to("./own/../own/.")
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -61,6 +94,10 @@ def link_to_file_of_other(directory: Path) -> None:
         (lambda top: top.chmod(0o775), "users other than root can write .*profiles.d"),
         (lambda top: top.parent.chmod(0o777), "users other than root can write "),
         (link_to_file_of_other, "elsewhere is owned by the user 65534"),
+        (link_by_folder_of_other, "others is owned by the user 65534"),
+        (link_to_folder_of_other, "others is owned by the user 65534"),
+        (link_of_other, "profiles.d is owned by the user 65534"),
+        (link_of_root, ""),
     ],
 )
 def test_file_that_another_user_can_change_defines_no_companion(
@@ -76,6 +113,17 @@ def test_file_that_another_user_can_change_defines_no_companion(
     (directory / "10.yaml").unlink()
     (directory / "10.yaml").write_text("profiles: {a: }")
     assert refusal(directory) == ""
+
+
+def test_dots_after_a_link_are_those_of_its_target(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "others" / "inner").mkdir(parents=True)
+    (tmp_path / "others" / "template").write_text("key: $KEY")
+    (tmp_path / "link").symlink_to("others/inner")
+    os.chown(tmp_path / "others", OTHER_USER, -1)
+    (directory / "10.yaml").write_text(
+        f"profiles: {{a: {{companion: {{command: [/bin/true], template_file: {tmp_path}/link/../template}}}}}}"
+    )
+    assert "others is owned by the user 65534" in refusal(directory)
 
 
 def test_template_is_read_from_a_file_of_root(directory: Path, tmp_path: Path) -> None:
