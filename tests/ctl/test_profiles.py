@@ -124,7 +124,9 @@ def test_companion_is_shown(directory: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_check_refuses_a_companion_with_a_wrong_template(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    new = directory / "30.yaml"
+    # In another directory than the profiles: there, any user may own the file.
+    new = directory / "new" / "30.yaml"
+    new.parent.mkdir()
     new.write_text("profiles: {helped: {companion: {command: [/bin/helper], template_file: /no/such/file}}}\n")
     assert call(directory, "check", str(new)) == 1
     assert "profile helped: cannot read the template /no/such/file: No such file" in capsys.readouterr().err
