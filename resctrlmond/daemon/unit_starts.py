@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import os
 import time
 import weakref
@@ -60,14 +61,14 @@ class UnitStarts:
         self._assignment = assignment
         # The calls of one service run one after another. A lock exists as long as one of them runs.
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        # By service: the time of the first refusal in a row, and their number.
+        # By service: the time of the first refusal in a row, and their number; the oldest first.
         self._refusals: dict[str, tuple[float, int]] = {}
 
     async def assign(self, caller: Caller) -> Workload:
         """Put the caller's process into the workload of its service, and return that. Raises ResctrlError."""
         path, inner = await self._workers.run(Lane.COMMANDS, _cgroup_of, caller)
         name = os.path.basename(inner).removeprefix("_")
-        is_service = name.endswith(".service") and is_valid_name(name)
+        is_service = name.endswith(".service") and is_valid_name(name) and not _is_below_a_unit(inner)
         assignment = await self._assignment(name, path) if is_service else None
         if assignment is None:
             raise NotWatched(
@@ -143,8 +144,11 @@ class UnitStarts:
 
     def _count_refusal(self, name: str) -> None:
         now = time.monotonic()
+        # There may be any number of names: each connection to a socket with Accept= has a service of its own.
+        for old in itertools.takewhile(lambda old: now - self._refusals[old][0] >= _REFUSALS_S, [*self._refusals]):
+            del self._refusals[old]
         since, count = self._refusals.get(name, (now, 0))
-        self._refusals[name] = (now, 1) if now - since >= _REFUSALS_S else (since, count + 1)
+        self._refusals[name] = since, count + 1
 
 
 def _cgroup_of(caller: Caller) -> tuple[str, str]:
@@ -156,6 +160,14 @@ def _cgroup_of(caller: Caller) -> tuple[str, str]:
         raise PermissionDenied("the kernel does not identify the calling process (Linux before 6.5), or it has ended")
     path = cgroups.cgroup_of(caller.pid).removesuffix(_CONTROL)
     return path, cgroups.below_mount(path)
+
+
+def _is_below_a_unit(inner: str) -> bool:
+    """Return whether the control group is below that of a service or scope: its user or a container can name it.
+
+    The service manager of a user, for example, is a service. Those of systemd's own services are in slices only.
+    """
+    return any(part.endswith((".service", ".scope")) for part in os.path.dirname(inner).split("/"))
 
 
 def _assign_held(manager: Manager, request: Assignment, caller: Caller) -> Workload:

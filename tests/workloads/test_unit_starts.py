@@ -22,6 +22,7 @@ from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink.interfaces import unit_server
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Workers
+from resctrlmond.daemon import unit_starts
 from resctrlmond.daemon.unit_starts import UnitStarts
 from resctrlmond.unit_exec import PROGRAM
 from resctrlmond.workloads import placement
@@ -54,8 +55,8 @@ class Services(Site):
             await self.until(lambda: watch.systemd is not None)
             with contextlib.closing(Workers()) as workers:
                 service = Service(self.host.manager, Policy(), workers)
-                starts = UnitStarts(self.host.manager, workers, lambda: watch.systemd, watch.assignment)
-                service.assign_unit = starts.assign
+                self.starts = UnitStarts(self.host.manager, workers, lambda: watch.systemd, watch.assignment)
+                service.assign_unit = self.starts.assign
                 server = unit_server(service)
                 await server.start(listen(self.path, 0o666))
                 try:
@@ -430,7 +431,8 @@ def test_caller_that_systemd_has_not_started_is_refused(site: Services, user: in
                 (SHOP, "below", unknown),
                 (SHOP, "libpod-payload-1", unknown),
                 ("below", SHOP, denied),
-                ("user@1000.service", f"app.slice/{SHOP}", denied),
+                ("user@1000.service", f"app.slice/{SHOP}", unknown),
+                ("session-1.scope", SHOP, unknown),
                 (OTHER, "", unknown),
                 ("session-1.scope", "", unknown),
                 ("kubepods.slice", "cri-containerd-1.scope", unknown),
@@ -546,20 +548,53 @@ def test_flood_of_one_user_does_not_keep_services_of_others_from_the_group(site:
     run(test)
 
 
+REPEATED = """
+import socket
+for _ in range(100):
+    s = socket.socket(socket.AF_UNIX); s.connect("unit.socket")
+    s.sendall(b'{"method":"org.resctrlmon.Unit.AssignSelf"}' + bytes(1)); data = b""
+    while not data.endswith(bytes(1)): data += s.recv(1)
+print(data[:-1].decode())
+"""
+
+
+@pytest.mark.parametrize("top", ["user@1000.service", "libpod-1.scope"])
+def test_refused_callers_with_the_name_of_a_service_do_not_delay_it(site: Services, top: str) -> None:
+    """A user, and the root of a container, can create a control group with any name below their own."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            child = site.spawn(top, "/usr/bin/python3", "-IS", "-c", REPEATED, below=f"app.slice/{SHOP}", user=NOBODY)
+            assert (await reply_of(site, child))["error"] == "org.resctrlmon.Manager.NotWatched"
+            assert "GetUnit" not in site.systemd.calls
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            await site.until(lambda: site.claimed() == [SHOP])
+            assert (site.in_group(main), site.quality()) == (SHOP, Quality.EXACT)
+
+    run(test)
+
+
+def test_refused_callers_are_forgotten(site: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unit_starts, "_REFUSALS_S", 0.0)
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            for number in range(3):
+                child = calling(site, f"shop@{number}.service", user=NOBODY)
+                assert (await reply_of(site, child))["error"] == "org.resctrlmon.Manager.NotWatched"
+            assert len(site.starts._refusals) == 1
+
+    run(test)
+
+
 def test_refused_callers_of_one_service_do_not_reach_systemd_without_end(site: Services) -> None:
     async def test() -> None:
         async with site.serving("*.service"):
             main = site.spawn(SHOP, "/bin/sleep", "600")
             site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands={"ExecStart": [started(main)]})
-            repeated = (
-                "import socket\n"
-                "for _ in range(100):\n"
-                "    s = socket.socket(socket.AF_UNIX); s.connect('unit.socket')\n"
-                "    s.sendall(b'{\"method\":\"org.resctrlmon.Unit.AssignSelf\"}' + bytes(1)); data = b''\n"
-                "    while not data.endswith(bytes(1)): data += s.recv(1)\n"
-                "print(data[:-1].decode())"
-            )
-            child = site.spawn(SHOP, "/usr/bin/python3", "-IS", "-c", repeated, user=NOBODY)
+            child = site.spawn(SHOP, "/usr/bin/python3", "-IS", "-c", REPEATED, user=NOBODY)
             found = await reply_of(site, child)
             assert found["error"] == "org.resctrlmon.Manager.LimitExceeded"
             assert site.systemd.calls.count("GetAll") < 30
