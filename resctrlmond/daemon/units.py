@@ -295,10 +295,11 @@ class UnitWatch:
         now = time.monotonic()
         if service.may_call(now) and not (member and service.knows_all(member.commands)):
             asyncio.get_running_loop().call_later(_CALL_PAUSE_S, self._look_at, unit.key)
+        if workload is not None and member is not None and is_exact and not workload.state.is_over:
+            # Also of another start, which can be over when the next one calls.
+            await self._downgrade(workload, Quality.LATE, reasons(service, unit.key, member.commands, now))
         if workload is None or member is None or not _has(workload, unit):
             return not service.may_call(now)
-        if is_exact and not unit_commands.is_other_start(service, member.commands):
-            await self._downgrade(workload, Quality.LATE, reasons(service, unit.key, member.commands, now))
         return True
 
     async def _check_end(self, systemd: Systemd, key: str, *, is_loaded: bool) -> None:
@@ -308,10 +309,9 @@ class UnitWatch:
         if workload is None or member is None or not member.commands:
             return
         service = await self._service(systemd, key) if is_loaded else None
+        found = [] if service is None else reasons(service, key, member.commands, math.inf)
         if service is None or unit_commands.is_other_start(service, member.commands):
-            found = unit_commands.reasons_of_stop(member)
-        else:
-            found = reasons(service, key, member.commands, math.inf)
+            found += unit_commands.reasons_of_stop(member)
         await self._downgrade(workload, Quality.LATE, found)
 
     async def _service(self, systemd: Systemd, key: str) -> Service | None:

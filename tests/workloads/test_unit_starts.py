@@ -283,6 +283,40 @@ def test_command_that_gave_up_makes_the_service_late(site: Services, setting: st
     run(test)
 
 
+@pytest.mark.parametrize("is_last", [False, True])
+def test_start_that_gave_up_between_two_others_makes_the_service_late(site: Services, is_last: bool) -> None:
+    """systemd forgets the processes of a start at the next one."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            await site.until(lambda: site.claimed() == [SHOP])
+            assert site.quality() is Quality.EXACT
+            main.kill()
+            await ended(main)
+            site.host.manager.record_ends(SHOP)
+            other = site.spawn(SHOP, "/bin/true")
+            go(other)
+            await ended(other)
+            between = {"ExecStart": [started(other, ended=True)]}
+            state = (
+                {"active": "failed", "sub": "failed"} if is_last else {"active": "activating", "sub": "auto-restart"}
+            )
+            site.systemd.set(SHOP, commands=between, **state)
+            await site.looked()
+            if not is_last:
+                again = site.through(SHOP, "/bin/sleep", "600")
+                site.systemd.set(SHOP, commands={"ExecStart": [started(again)]}, active="active", sub="running")
+                go(again)
+                await site.until(lambda: site.in_group(again) == SHOP)
+            await site.until(lambda: site.quality() is Quality.LATE)
+            assert f"(ExecStart=) of {SHOP} was started outside the group" in " ".join(site.reasons())
+
+    run(test)
+
+
 def test_stop_commands_of_a_service_that_is_not_loaded_any_more_are_not_known(site: Services) -> None:
     async def test() -> None:
         async with site.serving("*.service"):
