@@ -30,6 +30,7 @@ from resctrlmond.unit_globs import is_valid_name
 from resctrlmond.workloads.errors import LimitExceeded, NotWatched
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.requests import Assignment, UnitCommand
 
 # The control group of commands other than ExecStart= in a service with Delegate= (systemd.exec(5)).
@@ -39,6 +40,8 @@ _SYSTEMD_TIMEOUT_S = LONGEST_WAIT_S / 3
 # A process that calls so long after its start was not held by the program. It calls at once.
 _OLDEST_S = 30.0
 _MAX_REFUSALS, _REFUSALS_S = 16, 10.0
+# From so many services on, those that have ended are forgotten.
+_MOST_HANDLED = 1024
 
 
 class UnitStarts:
@@ -61,6 +64,8 @@ class UnitStarts:
         self._assignment = assignment
         # The calls of one service run one after another. A lock exists as long as one of them runs.
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        # The services whose last call this daemon has handled, as far as it knows all their starts since then.
+        self._handled: set[str] = set()
         # By service: the time of the first refusal in a row, and their number; the oldest first.
         self._refusals: dict[str, tuple[float, int]] = {}
 
@@ -95,11 +100,13 @@ class UnitStarts:
         """Return what systemd states about the caller. Raises PermissionDenied, NotWatched."""
         systemd = self._systemd()
         if systemd is None:
+            self._handled.discard(name)
             raise NotWatched("systemd is not connected to resctrlmond now", remedy="See: resctrlctl doctor")
         try:
             async with asyncio.timeout(_SYSTEMD_TIMEOUT_S):
                 service = await systemd.service(name)
         except (BusUnavailable, DBusError, TimeoutError) as error:
+            self._handled.discard(name)
             why = str(error) or f"no reply within {_SYSTEMD_TIMEOUT_S:g} s"
             raise NotWatched(f"systemd does not describe {name}: {why}") from error
         command = service.command_of(caller.pid) if service.cgroup == inner else None
@@ -117,6 +124,8 @@ class UnitStarts:
         if unit_commands.is_other_start(service, known):
             previous = self._manager.get(name).member(name)
             reasons += unit_commands.reasons_of_stop(previous) if previous is not None else []
+            if name not in self._handled:
+                reasons.append(Reason.START_UNSEEN.text(member=name))
             known = ()
         current = unit_commands.kept(service, known, command)
         reasons += unit_commands.reasons(service, name, current, now)
@@ -135,7 +144,12 @@ class UnitStarts:
                 reasons=tuple(reasons),
             ),
         )
-        return await self._workers.run(Lane.COMMANDS, _assign_held, self._manager, request, caller)
+        self._handled.discard(name)
+        workload = await self._workers.run(Lane.COMMANDS, _assign_held, self._manager, request, caller)
+        if len(self._handled) >= _MOST_HANDLED:
+            self._handled.intersection_update(one.key for one in self._manager.unfinished())
+        self._handled.add(name)
+        return workload
 
     def _check_refusals(self, name: str) -> None:
         since, count = self._refusals.get(name, (0.0, 0))

@@ -73,6 +73,11 @@ class Reason(enum.Enum):
         Quality.LATE,
         "commands of {member} that run at its stop may have run outside the group",
     )
+    START_UNSEEN = (
+        Quality.LATE,
+        "{member} was started again, and resctrlmond may have missed a start in between, because it was restarted or "
+        "could not ask systemd",
+    )
     DELEGATED = (
         Quality.LATE,
         "{member} has control groups of its own (Delegate=), and processes that join them from outside are not "

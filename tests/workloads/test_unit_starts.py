@@ -317,6 +317,46 @@ def test_start_that_gave_up_between_two_others_makes_the_service_late(site: Serv
     run(test)
 
 
+@pytest.mark.parametrize("cause", ["restart of the daemon", "systemd hangs", "systemd is gone"])
+def test_start_that_the_daemon_may_have_missed_makes_the_service_late(site: Services, cause: str) -> None:
+    """Its commands ran outside, it has ended, and systemd states only those of the next start."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            await site.until(lambda: site.in_group(main) == SHOP)
+            assert site.quality() is Quality.EXACT
+            main.kill()
+            await ended(main)
+            site.host.manager.record_ends(SHOP)
+            starts = site.starts
+            if cause == "restart of the daemon":
+                old = starts.__dict__
+                starts.__init__(old["_manager"], old["_workers"], old["_systemd"], old["_assignment"])  # type: ignore[misc]
+            else:
+                other = site.through(SHOP, "/bin/true")
+                site.systemd.hangs = cause == "systemd hangs"
+                systemd = starts._systemd
+                if cause == "systemd is gone":
+                    starts._systemd = lambda: None
+                go(other)
+                await ended(other)
+                site.systemd.hangs = False
+                starts._systemd = systemd
+                await site.until(lambda: site.watch.systemd is not None)
+                await site.looked()
+            again = site.through(SHOP, "/bin/sleep", "600")
+            site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands={"ExecStart": [started(again)]})
+            go(again)
+            await site.until(lambda: site.in_group(again) == SHOP)
+            assert site.quality() is Quality.LATE
+            assert "may have missed a start" in " ".join(site.reasons())
+
+    run(test)
+
+
 def test_stop_commands_of_a_service_that_is_not_loaded_any_more_are_not_known(site: Services) -> None:
     async def test() -> None:
         async with site.serving("*.service"):
