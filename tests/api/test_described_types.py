@@ -35,6 +35,6 @@ def test_description_of_a_type_is_seen() -> None:
 
 def test_replies_to_the_nri_adapter_are_described_by_the_import() -> None:
     assert len(_REPLIES) >= 6
-    code = "import resctrlmond.nri.updater\nfrom resctrlmond.api import types\n"
+    code = "import resctrlmond.nri.exposure, resctrlmond.nri.updater\nfrom resctrlmond.api import types\n"
     names = ", ".join(f"{name!r}" for name in sorted(_REPLIES))
     assert run(f"{code}print([name for name in ({names}) if not described(getattr(types, name))])") == "[]\n"
