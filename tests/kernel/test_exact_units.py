@@ -46,7 +46,8 @@ FILES = {
     "x-hard.service": f"DynamicUser=yes\nExecStart=sh -c 'id -u; exec sleep 600'\n{SANDBOX}",
     "x-notify.service": f"Type=notify\nNotifyAccess=all\nExecStart={NOTIFY}",
 }
-# Not in each run: on a slow guest, a sweep may find the second command of a service before its call, which makes it late.
+# Not in each run: on a slow guest, a sweep may find the second command of a service before its call, which makes it
+# late.
 MORE = {
     "x-once.service": "Type=oneshot\nExecStart=true\nExecStart=sh -c 'exit 0'\nExecStart=sleep 1\n"
     "RemainAfterExit=yes",
