@@ -93,12 +93,24 @@ class Rendered(msgspec.Struct, frozen=True):
 
 def check_template(text: str, format_: Format) -> None:
     """Raise TemplateError if the template has an unknown variable, or is not valid in its format."""
+    _check_characters(text)
     _render_text(text, format_, dict.fromkeys(VARIABLES, "x"))
 
 
 def check_argument(text: str) -> None:
-    """Raise TemplateError if an argument has an unknown variable."""
+    """Raise TemplateError if an argument has an unknown variable, or cannot be the argument of a process."""
+    _check_characters(text)
+    if "\0" in text:
+        raise TemplateError("an argument has a null character")
     _insert(text, dict.fromkeys(VARIABLES, "x"))
+
+
+def _check_characters(text: str) -> None:
+    """Raise TemplateError if the text cannot be UTF-8: the escapes of YAML allow surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TemplateError(f"a character cannot be encoded in UTF-8: {text[error.start]!a}") from error
 
 
 def render(companion: Companion, values: Mapping[str, str]) -> Rendered:

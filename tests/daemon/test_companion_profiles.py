@@ -115,6 +115,21 @@ def test_file_that_another_user_can_change_defines_no_companion(
     assert refusal(directory) == ""
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r'command: [/bin/x, "a\0b"]', "an argument has a null character"),
+        (r'command: [/bin/x, "a\ud800"]', r"a character cannot be encoded in UTF-8: '\ud800'"),
+        (r'command: [/bin/x], template_format: plain, template: "\udfff"', r"in UTF-8: '\udfff'"),
+    ],
+)
+def test_text_that_no_process_can_get_is_refused(directory: Path, text: str, expected: str) -> None:
+    """The bus ends the connection of a sender of such a text, which starts and stops all other companions too."""
+    (directory / "10.yaml").write_text(f"profiles:\n  a:\n    companion: {{{text}}}")
+    assert refusal(directory).startswith(f"{directory}/10.yaml:3: ")
+    assert expected in refusal(directory)
+
+
 def test_dots_after_a_link_are_those_of_its_target(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "others" / "inner").mkdir(parents=True)
     (tmp_path / "others" / "template").write_text("key: $KEY")
