@@ -121,6 +121,11 @@ class _Use(msgspec.Struct):
                 part = self.parts.setdefault(self.names, {})
                 part[name] = part.get(name, 0) + total.number - before
 
+    def lack(self, events: Collection[str]) -> None:
+        """Mark the amounts of all other events: they were shown, and the totals at the end lack them."""
+        for name in self.qualities.keys() - events:
+            self.qualities[name] = worst(self.qualities[name], Quality.ESTIMATED)
+
     def amounts(self) -> Iterable[tuple[Names, str, Quality, Number]]:
         """Yield what each name used of each event; 1 with UNKNOWN for an event without a number."""
         for name, quality in self.qualities.items():
@@ -291,6 +296,7 @@ class Sums:
             else:
                 use = _copy(known.use)
             use.take(totals)
+            use.lack({total.event.name for total in totals})
             use.workload, use.has_run = None, use.has_run or bool(workload.members)
             self._ends[workload.key] = time.monotonic()
             if len(self._ends) > _MOST_ENDS:

@@ -264,6 +264,19 @@ def test_a_shown_amount_whose_total_becomes_unknown_stays(host: Machine) -> None
     assert of(host.read()).amounts == {TRAFFIC: {Quality.ESTIMATED: 5}}
 
 
+def test_a_shown_amount_that_the_totals_at_the_end_lack_is_not_exact(host: Machine) -> None:
+    host.begin("a")
+    host.read(("a", total(5)))
+    host.end("a", total(1, name="core_energy"))
+    assert of(host.read()).amounts == {TRAFFIC: {Quality.ESTIMATED: 5}, "core_energy": {Quality.EXACT: 1}}
+    host.begin("b")
+    host.read(("b", total(5)))
+    host.sums._final_totals = lambda _workload: [1 / 0]  # type: ignore[list-item]  # a defect
+    save(host.store, host.ended("b"))
+    assert of(host.read()).amounts[TRAFFIC] == {Quality.ESTIMATED: 10}
+    assert of(host.read()).ends == {Quality.ESTIMATED: 2}
+
+
 def test_a_workload_that_was_not_read_keeps_its_shown_amount(host: Machine) -> None:
     host.begin("a")
     host.read(("a", total(5)))
