@@ -9,7 +9,7 @@ writes the file later.
 
 The amounts of running workloads are added when a caller asks. Amounts that a caller has got are not taken back: a
 counter that falls would look like a new start. If a running workload gets another name, only what it uses from then
-on is added to that name.
+on is added to that name. What was added to the former names is in the file too.
 """
 
 from __future__ import annotations
@@ -189,6 +189,8 @@ class Sums:
         self._unread: set[Run] = set()
         # By key: the amounts of running workloads that a caller has got.
         self._shown: dict[str, _Use] = {}
+        # By key: the run of amounts in ``_shown`` that the file of the last daemon has.
+        self._restored: dict[str, Run] = {}
         # By key: when a run ended (time.monotonic()). Readings that began before are about that run.
         self._ends: dict[str, float] = {}
         # The version of the sums in memory, and that of the file.
@@ -248,6 +250,12 @@ class Sums:
         counted = {(one.key, one.generation, one.nonce): _counted_from(one) for one in found.counted}
         self._since, self._reset, self._lost = found.since, found.reset, found.lost
         self._names, self._counted, self._written = names, counted, self._version
+        self._shown = {one.key: _counted_from(one).use for one in found.renamed}
+        for use in self._shown.values():
+            for known in (use.names, *use.parts):
+                for grouping, name in zip(NameKind, known, strict=True):
+                    self._names[grouping].setdefault(name, _Name())
+        self._restored = {one.key: (one.key, one.generation, one.nonce) for one in found.renamed}
 
     def recover(self, workloads: Mapping[str, Workload], unreadable: Collection[str]) -> None:
         """Compare with the records of the last daemon, and write the file.
@@ -259,6 +267,15 @@ class Sums:
             is_open = run[0] in unreadable if workload is None else run_of(workload) == run and _is_open(workload)
             if not is_open:
                 del self._counted[run]
+        with localcontext(EXACTLY):
+            for key, run in self._restored.items():
+                workload = workloads.get(key)
+                is_gone = workload is None or (run_of(workload) != run and workload.prior_runs is None)
+                if is_gone and key not in unreadable:
+                    self._keep_discarded(key)
+                else:
+                    self._shown[key].workload = workload
+        self._restored.clear()
         for workload in workloads.values():
             if workload.uncounted and workload.is_finished and run_of(workload) not in self._counted:
                 self._count(workload)
@@ -434,8 +451,15 @@ class Sums:
             parts.append(b'%b\n"%b":{\n' % (b"," if number else b"", grouping.encode()))
             parts.append(b",\n".join([of.encoded or _encode(name, of) for name, of in names.items()]))
             parts.append(b"}")
-        counted = [_encoded_run(run, counted) for run, counted in self._counted.items()]
-        parts.append(b'},\n"counted":%b}\n' % msgspec.json.encode(counted))
+        counted = [_encoded_run(run, counted.use, counted.had_loss) for run, counted in self._counted.items()]
+        # The amounts of former names cannot be computed again.
+        renamed = [
+            _encoded_run(run_of(use.workload), use)
+            for use in self._shown.values()
+            if use.workload is not None and any(names != use.names for names in use.parts)
+        ]
+        runs = msgspec.json.encode(counted), msgspec.json.encode(renamed)
+        parts.append(b'},\n"counted":%b,\n"renamed":%b}\n' % runs)
         return b"".join(parts)
 
     # -- reading
@@ -494,7 +518,10 @@ class Sums:
             return
         use = self._shown.setdefault(workload.key, _Use(()))
         if use.workload is not workload:
-            use.workload, use.names = workload, self._slots(_names(workload))
+            names = self._slots(_names(workload))
+            if use.parts and names != use.names:
+                self._version += 1
+            use.workload, use.names = workload, names
             use.has_run = use.has_run or bool(workload.members)
         use.take(usage.totals)
 
@@ -597,6 +624,7 @@ class _File(msgspec.Struct, rename="camel"):
     lost: int
     sums: dict[NameKind, dict[str, _NameInFile]]
     counted: list[_RunInFile]
+    renamed: list[_RunInFile] = []
 
 
 # Created by the import, as in ``nested``.
@@ -614,13 +642,12 @@ def _encode(name: str, of: _Name) -> bytes:
     return of.encoded
 
 
-def _encoded_run(run: Run, counted: _Counted) -> _RunInFile:
-    use = counted.use
+def _encoded_run(run: Run, use: _Use, had_loss: bool = False) -> _RunInFile:
     parts = [
         _PartInFile(_four(names), {event: digits(number) for event, number in part.items()})
         for names, part in use.parts.items()
     ]
-    return _RunInFile(*run, _four(use.names), counted.had_loss, use.qualities, parts, use.has_run)
+    return _RunInFile(*run, _four(use.names), had_loss, use.qualities, parts, use.has_run)
 
 
 def _four(names: Names) -> tuple[str, str, str, str]:

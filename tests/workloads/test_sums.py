@@ -314,6 +314,40 @@ def test_use_after_a_change_of_the_name_is_added_to_the_new_name(host: Machine) 
     assert host.read().names == found.names
 
 
+def test_a_restart_does_not_take_back_what_was_added_to_a_former_name(host: Machine) -> None:
+    host.begin("a")
+    host.read(("a", total(5)))
+    save(host.store, replace(host.store.known("a"), attributes={"pod.namespace": "shop"}))
+    host.read(("a", total(5)))
+    host.tick()
+    host.start()
+    host.begin("other")
+    host.end("other", total(0))  # writes the file before any reading
+    host.start()
+    for _ in range(2):
+        found = host.read(("a", total(8)))
+        assert (amount(found, ""), amount(found, "shop")) == (5, 3)
+        host.start()
+    host.end("a", total(9))
+    host.start()
+    found = host.read()
+    assert (amount(found, ""), amount(found, "shop"), host.content["renamed"]) == (5, 4, [])
+    assert of(found, "shop").ends == {Quality.EXACT: 1}
+
+
+def test_a_renamed_run_that_a_start_does_not_find_is_not_taken_back(host: Machine) -> None:
+    before = host.begin("a")
+    host.read(("a", total(5)))
+    save(host.store, replace(before, attributes={"pod.namespace": "shop"}))
+    host.read(("a", total(8)))
+    host.tick()
+    os.unlink(host.top / "records" / "a.json")
+    for _ in range(2):
+        host.start()
+        found = host.read()
+        assert (amount(found, ""), amount(found, "shop"), host.content["renamed"]) == (5, 3, [])
+
+
 def test_a_shown_run_that_is_undone_is_not_taken_back(host: Machine) -> None:
     host.begin("a")
     host.read(("a", total(5)))
