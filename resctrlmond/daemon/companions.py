@@ -80,6 +80,8 @@ class Companions:
         self._retries: dict[str, tuple[float, float]] = {}
         # By unit: the key of its workload.
         self._keys: dict[str, str] = {}
+        # The units without a workload that systemd did not stop.
+        self._strays: set[str] = set()
         self._changed: set[str] = set()
         self._is_any_changed = False
         self._wake = asyncio.Event()
@@ -212,8 +214,24 @@ class Companions:
         self._keys = {unit_of(key): key for key in keys}
         for unit in units.values():
             if unit.name not in self._keys:
-                await _stop(systemd, unit)
+                await self._stop_stray(systemd, unit)
         await self._settle_each(systemd, keys, units)
+
+    async def _stop_stray(self, systemd: Systemd, unit: Unit) -> None:
+        """Stop a unit without a workload. One that systemd does not stop keeps no companion from it.
+
+        Raises BusUnavailable, DBusError if systemd does not answer.
+        """
+        try:
+            await _stop(systemd, unit)
+        except DBusError as error:
+            if error.type == NO_REPLY:
+                raise
+            if unit.name not in self._strays:
+                log.warning("cannot stop %s, which has the name of a companion: %s", unit.name, error)
+            self._strays.add(unit.name)
+        else:
+            self._strays.discard(unit.name)
 
     async def _settle(self, systemd: Systemd, keys: set[str]) -> None:
         if keys:

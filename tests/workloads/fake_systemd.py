@@ -52,7 +52,7 @@ class FakeSystemd:
 
     It does not reply while ``hangs``. ``calls`` are the names of the methods that were called. ``transient`` are the
     properties of the transient units that were created, in their order, with their names. StartTransientUnit fails
-    with the name of the D-Bus error ``refusal`` if that is set.
+    with the name of the D-Bus error ``refusal`` if that is set, and StopUnit for units that are ``unstoppable``.
     """
 
     def __init__(self, address: str) -> None:
@@ -61,6 +61,7 @@ class FakeSystemd:
         self.calls: list[str] = []
         self.hangs = False
         self.refusal = ""
+        self.unstoppable: set[str] = set()
         self.transient: list[tuple[str, dict[str, Any]]] = []
 
     async def __aenter__(self) -> Self:
@@ -124,6 +125,9 @@ class FakeSystemd:
                 name = message.body[0]
                 if name not in self.units:
                     return dbus_fast.Message.new_error(message, f"{NAME}.NoSuchUnit", f"Unit {name} not loaded.")
+                if name in self.unstoppable:
+                    text = f"Operation refused, unit {name} may be requested by dependency only."
+                    return dbus_fast.Message.new_error(message, f"{NAME}.OnlyByDependency", text)
                 self.set(name)
                 return reply(message, "o", ["/"]) if message.member == "StopUnit" else reply(message)
         return None

@@ -31,7 +31,7 @@ from resctrlmond.workloads.reports import Facts
 from resctrlmond.workloads.requests import Assignment
 from tests.api.private_bus import PrivateBus
 from tests.workloads.conftest import UID, Host, join, own_host
-from tests.workloads.fake_systemd import NAME, FakeSystemd
+from tests.workloads.fake_systemd import NAME, FakeSystemd, Unit
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 FIRST, SECOND = "5e" * 32, "c0" * 32
@@ -302,6 +302,28 @@ def test_companion_whose_workload_ended_while_no_daemon_ran_is_stopped(site: Sit
             assert [name for name, _ in systemd.transient].count(unit_of(SECOND)) == 2
 
     run(test)
+
+
+def test_unit_that_systemd_does_not_stop_keeps_no_companion_from_it(
+    site: Site, process: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    stray = f"{COMPANION_PREFIX}admin.service"
+
+    async def test() -> None:
+        async with site.systemd as systemd:
+            systemd.units[stray] = Unit("/system.slice")
+            systemd.unstoppable.add(stray)
+            site.start(FIRST, process(), "simple")
+            async with site.running() as companions:
+                await site.until_status(FIRST, "running")
+                companions.configure()
+                await site.until(lambda: systemd.calls.count("StopUnit") == 2)
+            assert [*systemd.units] == [stray, unit_of(FIRST)]
+
+    run(test)
+    assert (
+        caplog.text.count(f"cannot stop {stray}, which has the name of a companion: {stray}: Operation refused") == 1
+    )
 
 
 def test_new_run_under_the_key_gets_a_companion_of_its_own(site: Site, process: Start) -> None:
