@@ -21,7 +21,7 @@ from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.model import State
 from tests.crash.fault import Fault
 from tests.crash.sweep import Point
-from tests.crash.verbs import VERBS, Scene, Verb
+from tests.crash.verbs import SERVICE, VERBS, Scene, Verb, check_service
 from tests.daemon.ledger_host import FileJournal, LedgerHost
 from tests.workloads.builders import drop
 from tests.workloads.conftest import MARK
@@ -59,7 +59,8 @@ class Harness:
         """Return the system calls of the verb at which the fault can be injected."""
         scene = self._scene(VERBS[name])
         trace = os.path.join(os.path.dirname(self.log), "trace")
-        self._run(scene, VERBS[name], ["-e", f"trace={CALLS[fault]}", "-o", trace])
+        end = End(self._run(scene, VERBS[name], ["-e", f"trace={CALLS[fault]}", "-o", trace]))
+        assert end is End.DONE, f"without a fault: {end.name.lower()}: {self._logged_error()}"
         self._drain(scene, "counting", VERBS[name])
         with open(trace, encoding="utf-8", errors="replace") as lines:
             made = Counter(line.partition("(")[0] for line in lines if "(" in line)
@@ -83,8 +84,11 @@ class Harness:
         status = self._run(scene, verb, inject)
         outcome = "killed" if status == -signal.SIGKILL else End(status).name.lower()
         assert outcome not in ("raw", "broken"), f"{outcome}: {self._logged_error()}"
+        # A process that waits before a command of a service executes it when its call ends, whatever the result.
+        outside = {child.pid for child in scene.children if self.host.tree.membership(child.pid).group != SERVICE}
         self.host.restart()
         try:
+            check_service(scene, outside)
             self.host.check()
             self.host.check_ledger()
             self.host.check_sums()
@@ -144,6 +148,7 @@ class Harness:
         try:
             verb.action(scene)
         except ResctrlError:
+            self._log_error()
             end = End.REFUSED
         except BaseException:
             self._log_error()

@@ -10,15 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from resctrlmond.resctrl.mounts import mounts
+from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads import overflow, rmid_transfer
+from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.owners import SYSTEMD
-from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.requests import Assignment, UnitCommand
 from resctrlmond.workloads.settings import Settings
 from tests.workloads.builders import drop
 from tests.workloads.conftest import UID, Host, assignment, join
 
 CTR = "4d" * 32
+SERVICE = "shop.service"
 
 
 @dataclass
@@ -31,6 +34,8 @@ class Scene:
     container: str = field(default_factory=lambda: uuid.uuid4().hex * 2)
     # Those of units.
     cgroups: list[str] = field(default_factory=list)
+    # The pidfd of the process that waits before a command.
+    pidfd: Descriptor | None = None
 
     def process(self, class_: str = "") -> int:
         """Start a process in a class."""
@@ -50,12 +55,17 @@ class Scene:
             os.rmdir(path)
         self.cgroups.clear()
 
-    def unit(self, name: str, priority: int) -> None:
-        """Start a unit with a process, and assign it as the watch of units does."""
+    def cgroup(self, name: str) -> str:
+        """Create the control group of a unit, and return its path."""
         top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
         path = os.path.join(top, f"resctrlmond-crash-{os.getpid()}-{name}")
         os.mkdir(path)
         self.cgroups.append(path)
+        return path
+
+    def unit(self, name: str, priority: int) -> None:
+        """Start a unit with a process, and assign it as the watch of units does."""
+        path = self.cgroup(name)
         join(path, self.process())
         self.host.manager.assign(
             Assignment(key=name, owner=SYSTEMD, cgroup=path, kind="unit", member=name, priority=priority)
@@ -97,6 +107,49 @@ def _end_shared_group(scene: Scene) -> None:
     overflow.LINGER_S = 0.0
     scene.host.manager.settings = Settings(reserve=0, overflow=0)
     scene.host.manager.maintenance.tick()
+
+
+def _command(scene: Scene) -> None:
+    """Start a process of SERVICE, which waits before its command."""
+    if not scene.cgroups:
+        scene.cgroup(SERVICE)
+    join(scene.cgroups[0], scene.process())
+    scene.pidfd = Descriptor(os.pidfd_open(_pid(scene)))
+
+
+def _assign_self(scene: Scene) -> None:
+    """Assign that process as its call does after systemd has stated the commands of the service."""
+    scene.host.manager.assign(
+        Assignment(
+            key=SERVICE,
+            owner=SYSTEMD,
+            pidfd=scene.pidfd,
+            kind="unit",
+            member=SERVICE,
+            own_cgroup=scene.cgroups[0],
+            late=False,
+            unit_command=UnitCommand(commands=tuple(f"ExecStart={child.pid}" for child in scene.children)),
+        )
+    )
+
+
+def _command_runs(scene: Scene) -> None:
+    """Start a command of SERVICE in its group, and a process that waits before the next one."""
+    _command(scene)
+    _assign_self(scene)
+    assert scene.host.manager.get(SERVICE).first.baseline is Quality.EXACT
+    _command(scene)
+
+
+def check_service(scene: Scene, pids: set[int]) -> None:
+    """Check that SERVICE is not exact if processes that it names have begun outside its group."""
+    workload = scene.host.manager.find(SERVICE)
+    member = workload.member(SERVICE) if workload is not None else None
+    if workload is None or member is None:
+        return
+    wrong = [name for name in member.commands if int(name.rpartition("=")[2]) in pids]
+    is_exact = workload.group_of(member).baseline is Quality.EXACT and not member.joining
+    assert not (wrong and is_exact), f"exact, although {wrong} began outside"
 
 
 def _joined(scene: Scene) -> None:
@@ -210,6 +263,8 @@ VERBS: dict[str, Verb] = {
     ),
     "Assign (observed)": Verb(_in_pod, _observe),
     "Assign (observed again)": Verb(_observed_before, _observe),
+    "AssignSelf": Verb(_command, _assign_self),
+    "AssignSelf (next command)": Verb(_command_runs, _assign_self),
     "Release": Verb(_joined, lambda scene: scene.host.manager.release(CTR, owner="oci")),
     "Release (two classes)": Verb(_spread, lambda scene: scene.host.manager.release(UID, owner="oci")),
     "AddMember": Verb(_joined, lambda scene: scene.host.manager.add_member(CTR, "c2", owner="oci")),
