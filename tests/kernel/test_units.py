@@ -231,7 +231,7 @@ def test_profiles_apply_to_units(host: Host) -> None:
     host.until(lambda: host.call("ListUnwatched")["containers"], "the unit that is not watched")
     (unwatched,) = host.call("ListUnwatched")["containers"]
     assert (unwatched["id"], unwatched["isUnit"]) == (fork, True)
-    # Of an earlier test, its run that has ended may still be listed.
+    # A run of an earlier test may still be listed.
     assert host.state(fork) in ("", "completed")
     for key, profile in ((simple, "gold"), (fork, "quiet")):
         assert json.loads(host.out(f"resctrlctl profiles explain {key} --json"))["profile"] == profile
