@@ -9,7 +9,7 @@ process of each. A command that does not run through the program, or whose proce
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.unit_exec import is_program, may_call
@@ -26,7 +26,8 @@ class Command:
     """A command of a service: its setting, and its program in the unit file.
 
     ``pid`` is its process since the last start of the service, 0 for none; ``started_s`` is the time of that
-    (``time.monotonic``), and ``has_ended`` whether systemd has seen its end.
+    (``time.monotonic``), and ``has_ended`` whether systemd has seen its end. ``may_call``: the process may still
+    call, as far as ``Service.with_callers`` has looked.
     """
 
     setting: str
@@ -34,21 +35,22 @@ class Command:
     pid: int = 0
     started_s: float = 0.0
     has_ended: bool = False
+    may_call: bool = False
 
     @property
     def name(self) -> str:
         """The name of this process of the command in the record of a member."""
         return f"{self.setting}={self.pid}"
 
-    def may_call(self, now_s: float) -> bool:
-        """Return whether the process may still call: it has not executed the command, and has not run for long."""
-        if not self.pid or self.has_ended or not is_program(self.program):
-            return False
-        return now_s - self.started_s < COMMAND_GRACE_S and may_call(self.pid)
+    def with_caller(self, now_s: float) -> Command:
+        """Return the command with ``may_call``: the process has not executed it, and has not run for long."""
+        is_open = bool(self.pid) and not self.has_ended and is_program(self.program)
+        is_new = now_s - self.started_s < COMMAND_GRACE_S
+        return replace(self, may_call=is_open and is_new and may_call(self.pid))
 
-    def ran_outside(self, known: Collection[str], now_s: float) -> bool:
+    def ran_outside(self, known: Collection[str]) -> bool:
         """Return whether the command was started, and its process is not known and cannot call any more."""
-        return bool(self.pid) and self.name not in known and not self.may_call(now_s)
+        return bool(self.pid) and self.name not in known and not self.may_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,17 @@ class Service:
     is_delegated: bool
     commands: tuple[Command, ...]
 
-    def may_call(self, now_s: float) -> bool:
-        """Return whether a process of a command may still call to be put into the group."""
-        return any(command.may_call(now_s) for command in self.commands)
+    def with_callers(self, now_s: float) -> Service:
+        """Return the service with the commands of which a process may still call at this time (``time.monotonic``).
+
+        The names of the known processes are to be read after this: a process that has called since is one of them.
+        """
+        return replace(self, commands=tuple(command.with_caller(now_s) for command in self.commands))
+
+    @property
+    def has_callers(self) -> bool:
+        """Whether a process of a command may still call to be put into the group."""
+        return any(command.may_call for command in self.commands)
 
     def knows_all(self, known: Collection[str]) -> bool:
         """Return whether all processes that systemd has started for commands are known."""
@@ -82,7 +92,7 @@ class Service:
         return sum(command.setting in _AT_STOP for command in self.commands)
 
 
-def reasons(service: Service, member: str, known: Collection[str], now_s: float) -> list[str]:
+def reasons(service: Service, member: str, known: Collection[str]) -> list[str]:
     """Return why tasks of the unit ran outside its group; [] if all commands that were started began in it.
 
     ``known`` are the names of the processes that were put into the group by their call. A process that may still call
@@ -93,7 +103,7 @@ def reasons(service: Service, member: str, known: Collection[str], now_s: float)
         program, setting = printable(command.program), f"{command.setting}="
         if not is_program(command.program):
             found.append(Reason.COMMAND_NOT_EXACT.text(member=member, program=program, setting=setting))
-        elif command.ran_outside(known, now_s):
+        elif command.ran_outside(known):
             found.append(Reason.COMMAND_OUTSIDE.text(member=member, program=program, setting=setting))
     if service.is_delegated:
         found.append(Reason.DELEGATED.text(member=member))

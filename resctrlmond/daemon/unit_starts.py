@@ -114,7 +114,7 @@ class UnitStarts:
             raise PermissionDenied(
                 f"process {caller.pid} is not one that systemd has started through resctrlmon-unit-exec for {name}"
             )
-        return service, command
+        return service.with_callers(time.monotonic()), command
 
     async def _assign(
         self, caller: Caller, assignment: Assignment, service: Service, command: Command, known: tuple[str, ...]
@@ -128,9 +128,8 @@ class UnitStarts:
                 reasons.append(Reason.START_UNSEEN.text(member=name))
             known = ()
         current = unit_commands.kept(service, known, command)
-        reasons += unit_commands.reasons(service, name, current, now)
-        has_run = any(other.ran_outside(current, now) for other in service.commands)
-        others = {other.pid for other in service.commands if other.may_call(now)}
+        reasons += unit_commands.reasons(service, name, current)
+        has_run = any(other.ran_outside(current) for other in service.commands)
         request = dataclasses.replace(
             assignment,
             cgroup=None,
@@ -140,7 +139,6 @@ class UnitStarts:
             unit_command=UnitCommand(
                 commands=current,
                 at_stop=service.at_stop,
-                others=frozenset(others - {caller.pid}),
                 reasons=tuple(reasons),
             ),
         )

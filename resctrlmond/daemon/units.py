@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import math
 import os
 import re
 import time
@@ -26,7 +25,7 @@ from resctrlmond.unit_globs import UnitGlobs, is_of_user, is_valid_name
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.errors import AlreadyMonitored
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.model import State, Workload
+from resctrlmond.workloads.model import Member, State, Workload
 from resctrlmond.workloads.owners import SYSTEMD
 from resctrlmond.workloads.placement import COMMAND_GRACE_S
 from resctrlmond.workloads.profiles import Choice, Watch
@@ -285,34 +284,37 @@ class UnitWatch:
 
         For a unit that has its workload, check that all its commands began in the group.
         """
-        workload = self._manager.find(unit.key)
-        member = workload.member(unit.key) if workload is not None else None
-        is_exact = member is not None and bool(member.commands)
-        if not is_exact and not await self._call(_is_new, unit.cgroup):
+        _, member = self._find(unit.key)
+        if not (member and member.commands) and not await self._call(_is_new, unit.cgroup):
             return True
         if (service := await self._service(systemd, unit.key)) is None:
             return True
-        now = time.monotonic()
-        if service.may_call(now) and not (member and service.knows_all(member.commands)):
+        # In this order: a process that has executed its command by now, and has called, is in the record then.
+        service = await self._call(service.with_callers, time.monotonic())
+        workload, member = self._find(unit.key)
+        if service.has_callers and not (member and service.knows_all(member.commands)):
             asyncio.get_running_loop().call_later(_CALL_PAUSE_S, self._look_at, unit.key)
-        if workload is not None and member is not None and is_exact and not workload.state.is_over:
+        if workload is not None and member is not None and member.commands and not workload.state.is_over:
             # Also of another start, which can be over when the next one calls.
-            await self._downgrade(workload, Quality.LATE, reasons(service, unit.key, member.commands, now))
-        if workload is None or member is None or not _has(workload, unit):
-            return not service.may_call(now)
-        return True
+            await self._downgrade(workload, Quality.LATE, reasons(service, unit.key, member.commands))
+        return _has(workload, unit) or not service.has_callers
 
     async def _check_end(self, systemd: Systemd, key: str, *, is_loaded: bool) -> None:
         """Make a unit that has ended late if a command of it may have run outside its group."""
-        workload = self._manager.find(key)
-        member = workload.member(key) if workload is not None and not workload.state.is_over else None
-        if workload is None or member is None or not member.commands:
+        _, member = self._find(key)
+        service = await self._service(systemd, key) if is_loaded and member and member.commands else None
+        # After systemd's statement: a process that has called meanwhile is in the record.
+        workload, member = self._find(key)
+        if workload is None or workload.state.is_over or member is None or not member.commands:
             return
-        service = await self._service(systemd, key) if is_loaded else None
-        found = [] if service is None else reasons(service, key, member.commands, math.inf)
+        found = [] if service is None else reasons(service, key, member.commands)
         if service is None or unit_commands.is_other_start(service, member.commands):
             found += unit_commands.reasons_of_stop(member)
         await self._downgrade(workload, Quality.LATE, found)
+
+    def _find(self, key: str) -> tuple[Workload | None, Member | None]:
+        workload = self._manager.find(key)
+        return workload, workload.member(key) if workload is not None else None
 
     async def _service(self, systemd: Systemd, key: str) -> Service | None:
         """Return a service as systemd describes it; None for another unit, or one that is not loaded any more."""
@@ -441,7 +443,10 @@ def _has(workload: Workload | None, unit: _RunningUnit) -> bool:
     if workload.state is State.PENDING and workload.priority != unit.priority:
         return False
     member = workload.member(unit.key)
-    return member is not None and member.is_living and member.cgroup == unit.cgroup
+    if member is None or member.cgroup != unit.cgroup:
+        return False
+    # Between two commands of an exact service, its next command calls. A sweep finds one that does not.
+    return member.is_living or (member.dormant and bool(member.commands))
 
 
 def _is_new(path: str) -> bool:

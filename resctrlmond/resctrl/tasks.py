@@ -73,6 +73,8 @@ class MoveOptions(msgspec.Struct, frozen=True):
     first thread is moved, if there is one. ``origins`` receives each moved thread, for ``put_back``.
     ``yields``: a thread that another call has moved since it was listed stays there until the next pass, which finds
     it in its new group.
+    ``waits_for``: a thread that is outside stays there for now if this returns true, and is not reported: its own
+    call moves it.
     """
 
     may_take: Callable[[Membership], bool] | None = None
@@ -83,6 +85,7 @@ class MoveOptions(msgspec.Struct, frozen=True):
     before_first: Callable[[], object] | None = None
     origins: Origins | None = None
     yields: bool = False
+    waits_for: Callable[[int], bool] = lambda _tid: False
 
 
 NO_OPTIONS = MoveOptions()
@@ -216,7 +219,7 @@ class _Move(msgspec.Struct):
                 where = self.tree.membership(tid)
             except NoSuchProcess:
                 continue
-            if where in targets:
+            if where in targets or self.options.waits_for(tid):
                 continue
             is_elsewhere = where.group and where not in self.options.own and self.options.may_take is None
             kind = self.options.elsewhere(where) if is_elsewhere else Elsewhere.TAKE

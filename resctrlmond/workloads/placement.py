@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from resctrlmond import unit_exec
 from resctrlmond.resctrl import cgroups, processes
@@ -23,7 +23,7 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import CgroupTasks, Moved, MoveOptions, Origins, ProcessTasks, Tasks, move
+from resctrlmond.resctrl.tasks import NO_OPTIONS, CgroupTasks, Moved, MoveOptions, Origins, ProcessTasks, Tasks, move
 from resctrlmond.workloads import group_ops, nested, units
 from resctrlmond.workloads.clock import boot_ns, seconds_since_ns, utc_now
 from resctrlmond.workloads.context import Context
@@ -111,7 +111,7 @@ def wake_dormant(ctx: Context, txn: Transaction, *, is_last: bool = False) -> No
 
 def _has_waited(ctx: Context, txn: Transaction, member: Member) -> bool:
     """Return whether no task of a dormant member is about to call, or it has had tasks for COMMAND_GRACE_S."""
-    if not any(map(_is_about_to_call, cgroups.tasks(member.cgroup))):
+    if not any(map(is_about_to_call, cgroups.tasks(member.cgroup))):
         return True
     ended_at, since = ctx.memory.returns.get(txn.key, ("", 0))
     if ended_at != member.ended_at:
@@ -120,12 +120,8 @@ def _has_waited(ctx: Context, txn: Transaction, member: Member) -> bool:
     return seconds_since_ns(since) >= COMMAND_GRACE_S
 
 
-def _has_callers(ctx: Context, workload: Workload, member: Member) -> bool:
-    """Return whether a process in the control group of a service is outside, and about to call."""
-    return any(map(_is_about_to_call, outside_of(ctx, workload, cgroups.tasks(member.cgroup))))
-
-
-def _is_about_to_call(tid: int) -> bool:
+def is_about_to_call(tid: int) -> bool:
+    """Return whether this may be the process of a command of a service that calls before it executes the command."""
     # The age is limited, because any process can have such a name.
     found = processes.stat(tid)
     if found is None or not unit_exec.may_call(tid):
@@ -208,16 +204,19 @@ def spread(
     tasks: Tasks,
     *,
     late: bool = False,
+    leaves_callers: bool = False,
     origins: list[tuple[int, Origins]] | None = None,
 ) -> Moved:
     """Move the member's tasks into its group, and those in other classes into groups there.
 
     ``late``: they ran when the group's baseline was read. This is always so for tasks that are found in other
     classes. If all tasks of the workload are in another class, its group moves there. Tasks whose group has to wait
-    for an RMID stay ``in_other_classes``. ``origins``, of an Assign, gets the nonce of each group, and where the
-    tasks were before. Raises what moving tasks and creating groups raise.
+    for an RMID stay ``in_other_classes``. ``leaves_callers``: the process of a command of a service that is about to
+    call is not moved, because its call moves it, and then it is not late. ``origins``, of an Assign, gets the nonce
+    of each group, and where the tasks were before. Raises what moving tasks and creating groups raise.
     """
-    moved = _move_into(ctx, txn, txn.workload.group_of(member), member, tasks=tasks, late=late, origins=origins)
+    home, waits_for = txn.workload.group_of(member), is_about_to_call if leaves_callers else NO_OPTIONS.waits_for
+    moved = _move_into(ctx, txn, home, member, tasks=tasks, late=late, origins=origins, waits_for=waits_for)
     if member.allow_class_change:
         return moved
     for class_ in sorted(moved.in_other_classes):
@@ -225,7 +224,7 @@ def spread(
             group = _group_in(ctx, txn, class_, moved)
             if not group.state.has_directory:
                 continue
-            more = _move_into(ctx, txn, group, member, tasks=tasks, late=True, origins=origins)
+            more = _move_into(ctx, txn, group, member, tasks=tasks, late=True, origins=origins, waits_for=waits_for)
         except ResctrlError:
             if late:
                 why = Reason.IN_NO_GROUP.text(member=member.id, class_=class_ or "/")
@@ -241,9 +240,7 @@ def spread(
 
 def _sweep_and_record(ctx: Context, txn: Transaction, member: Member, *, is_last: bool = False) -> None:
     try:
-        if member.commands and not is_last and _has_callers(ctx, txn.workload, member):
-            return  # a command of the service: its call moves it, and it is not late
-        moved = _sweep_member(ctx, txn, member)
+        moved = _sweep_member(ctx, txn, member, is_last=is_last)
     except NoSuchProcess:
         return  # its end is about to be recorded
     except ResctrlError as error:
@@ -277,13 +274,14 @@ def _sweep_and_record(ctx: Context, txn: Transaction, member: Member, *, is_last
     txn.save(replace(workload, is_active=True))
 
 
-def _sweep_member(ctx: Context, txn: Transaction, member: Member) -> Moved:
+def _sweep_member(ctx: Context, txn: Transaction, member: Member, *, is_last: bool = False) -> Moved:
     if not txn.workload.group_of(member).state.has_directory or not member.has_tasks:
         return Moved(0, 0)
     if txn.workload.is_observed:
         return Moved(0, 0, not_moved=_threads_outside(ctx, txn.workload, member))
     if member.cgroup:
-        return spread(ctx, txn, member, CgroupTasks(member.cgroup), late=True)
+        leaves_callers = bool(member.commands) and not is_last
+        return spread(ctx, txn, member, CgroupTasks(member.cgroup), late=True, leaves_callers=leaves_callers)
     with Process.open(member.pid, member.start_time) as process:
         return spread(ctx, txn, member, ProcessTasks(process, member.include_descendants), late=True)
 
@@ -304,6 +302,7 @@ def _move_into(
     tasks: Tasks,
     late: bool,
     origins: list[tuple[int, Origins]] | None,
+    waits_for: Callable[[int], bool],
 ) -> Moved:
     def make_late() -> None:
         # The tasks ran outside until now, so no total of this group is exact. This is on disk before the first of
@@ -324,6 +323,7 @@ def _move_into(
         # A container that starts in a slice is in its control group before its own Assign moves it: a move to the
         # slice's group after that would leave the container without a task, and with totals that are exact.
         yields=late or isinstance(tasks, CgroupTasks),
+        waits_for=waits_for,
     )
     moved = move(ctx.tree, tasks, group.ref, options)
     for _, before in here.values() if origins is None else ():

@@ -25,13 +25,11 @@ class UnitCommand(msgspec.Struct, frozen=True):
     """The command of a service that the process of an Assign is about to execute.
 
     ``commands`` are those of ``Member`` with it, and ``at_stop`` is the number of those that run when the service
-    stops. ``others`` are the processes of commands that are about to call too. ``reasons`` are those for which the
-    baseline is late.
+    stops. ``reasons`` are those for which the baseline is late.
     """
 
     commands: tuple[str, ...]
     at_stop: int = 0
-    others: frozenset[int] = frozenset()
     reasons: tuple[str, ...] = ()
 
 

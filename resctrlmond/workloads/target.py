@@ -20,6 +20,7 @@ from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup, InvalidRequest
 from resctrlmond.workloads.model import Member, Workload
 from resctrlmond.workloads.owners import OF_UNITS, SYSTEMD
+from resctrlmond.workloads.placement import is_about_to_call
 from resctrlmond.workloads.requests import Assignment, UnitCommand
 from resctrlmond.workloads.states import FOLLOW
 from resctrlmond.workloads.validation import check_word
@@ -193,8 +194,8 @@ class _UnitCommand(msgspec.Struct, frozen=True):
 
     def children(self) -> list[int]:
         # All other tasks of the service, because none of them may be outside.
-        held = {tid for pid in (self.process.pid, *self._command.others) for tid in processes.threads(pid)}
-        return [tid for tid in cgroups.tasks(self._cgroup) if tid not in held]
+        held = processes.threads(self.process.pid)
+        return [tid for tid in cgroups.tasks(self._cgroup) if tid not in held and not is_about_to_call(tid)]
 
     def descendants(self) -> list[int]:
         return []  # they are in the control group

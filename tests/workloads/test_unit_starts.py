@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,17 @@ import pytest
 from resctrlmond.api.access import Policy
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink.interfaces import unit_server
-from resctrlmond.api.verbs import Service
+from resctrlmond.api.verbs import Service as Verbs
 from resctrlmond.api.workers import Workers
 from resctrlmond.daemon import unit_starts
+from resctrlmond.daemon.systemd import Systemd
+from resctrlmond.daemon.unit_commands import Service
 from resctrlmond.daemon.unit_starts import UnitStarts
 from resctrlmond.unit_exec import PROGRAM
 from resctrlmond.workloads import placement
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State
+from resctrlmond.workloads.reasons import Reason
 from tests.api.private_bus import PrivateBus
 from tests.hook.forms import ROOT
 from tests.workloads.conftest import Host, join
@@ -54,7 +57,7 @@ class Services(Site):
             watch = self.watch
             await self.until(lambda: watch.systemd is not None)
             with contextlib.closing(Workers()) as workers:
-                service = Service(self.host.manager, Policy(), workers)
+                service = Verbs(self.host.manager, Policy(), workers)
                 self.starts = UnitStarts(self.host.manager, workers, lambda: watch.systemd, watch.assignment)
                 service.assign_unit = self.starts.assign
                 server = unit_server(service)
@@ -238,6 +241,101 @@ def test_each_command_of_a_service_is_counted(site: Services) -> None:
             site.systemd.set(SHOP, active="inactive", sub="dead")
             await site.until(lambda: not site.claimed())
             assert (site.quality(), site.host.manager.get(SHOP).generation) == (Quality.EXACT, 1)
+
+    run(test)
+
+
+def test_next_command_is_exact_though_the_watch_looks_before_systemd_states_it(site: Services) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            first = site.through(SHOP, "/bin/true")
+            site.state(SHOP, ExecStart=[started(first), Command(PROGRAM)])
+            go(first)
+            await ended(first)
+            site.host.manager.record_ends(SHOP)
+            done = started(first, ended=True)
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[done, Command(PROGRAM)])
+            await site.looked()
+            site.state(SHOP, ExecStart=[done, started(main)])
+            go(main)
+            await site.until(lambda: has_begun(main))
+            await site.looked()
+            assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+            assert site.in_group(main) == SHOP
+
+    run(test)
+
+
+def test_sweep_moves_the_processes_beside_one_that_is_about_to_call(site: Services) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=[Command(PROGRAM)])
+            go(main)
+            await site.until(lambda: has_begun(main))
+            reload = site.through(SHOP, "/bin/sleep", "600")
+            joined = site.spawn(SHOP, "/bin/sleep", "600")
+            go(joined)
+            await site.until(lambda: has_begun(joined))
+            with site.host.manager.context.store.transaction(SHOP) as txn:
+                placement.sweep(site.host.manager.context, txn)
+            assert (site.in_group(joined), site.in_group(reload)) == (SHOP, "")
+            assert site.quality() is Quality.LATE
+
+    run(test)
+
+
+def test_command_is_exact_beside_one_that_systemd_has_started_since_its_statement(site: Services) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=[Command(PROGRAM)])
+            reload = site.through(SHOP, "/bin/true")
+            go(main)
+            await site.until(lambda: has_begun(main))
+            assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=[started(reload)])
+            go(reload)
+            await ended(reload)
+            assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_end", [False, True])
+def test_call_between_the_statement_of_systemd_and_its_use_is_known(
+    site: Services, monkeypatch: pytest.MonkeyPatch, is_end: bool
+) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            await site.until(lambda: has_begun(main))
+            reload = site.through(SHOP, "/bin/sleep", "600")
+            commands = {"ExecStart": [started(main)], "ExecReload": [started(reload)]}
+            watch = site.watch
+            service: Callable[..., Awaitable[Service | None]] = watch._service
+
+            async def slow(systemd: Systemd, key: str) -> Service | None:
+                found = await service(systemd, key)
+                if found is not None and len(found.commands) == 2 and not has_begun(reload):
+                    go(reload)
+                    await site.until(lambda: has_begun(reload))
+                return found
+
+            monkeypatch.setattr(watch, "_service", slow)
+            if is_end:
+                site.systemd.set(SHOP, commands=commands, active="failed", sub="failed")
+                await site.until(lambda: not site.claimed())
+                assert Reason.RAN_ON.text(member=SHOP) in site.reasons()
+            else:
+                site.state(SHOP, **commands)
+                await site.looked()
+                assert site.quality() is Quality.EXACT
+            assert has_begun(reload)
+            assert "outside" not in " ".join(site.reasons())
 
     run(test)
 
