@@ -31,6 +31,7 @@ examples:
   resctrlctl list --pods
   resctrlctl list --units
   resctrlctl show --json=pretty web.service
+  resctrlctl status nginx.service
   resctrlctl run make -j8
   resctrlctl assign batch --cgroup /sys/fs/cgroup/batch.slice
   resctrlctl release batch
@@ -45,8 +46,8 @@ exit status:
   0    done
   1    failure
   2    the command line is wrong
-  3    resctrlmond is not running, or resctrl is not mounted or does not monitor
-  4    no such workload, claim, process or control group
+  3    resctrlmond is not running, or resctrl is not mounted or does not monitor; status: a unit is not running
+  4    no such workload, claim, process, control group or unit
   5    no RMID is free
   8    doctor: the worst finding is a warning
   9    doctor: there is an error
@@ -212,6 +213,8 @@ def _check_remote(args: argparse.Namespace) -> None:
     reason = _ONLY_HERE.get(args.verb, "")
     if args.verb == "profiles" and args.action != "explain":
         reason = "reads files on this machine, except with explain"
+    if args.verb == "status" and args.unit:
+        reason = "of a unit asks systemd on this machine"
     if reason:
         args.parser.error(
             f"argument -H/--host: not allowed, because {args.verb} {reason}. Run it there: ssh HOST resctrlctl "
@@ -477,6 +480,17 @@ def _show(verb: argparse.ArgumentParser) -> None:
 
 def _no_arguments(_verb: argparse.ArgumentParser) -> None:
     return
+
+
+def _status(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "unit",
+        metavar="UNIT",
+        nargs="*",
+        type=not_empty,
+        help="a unit, such as nginx.service or user-1000:app.service, or a glob: is it watched, and what did it use",
+    )
+    verb.set_defaults(root=None)
 
 
 def _machine(verb: argparse.ArgumentParser) -> None:
@@ -781,7 +795,11 @@ VERBS = {
     "record": ("write what the workloads use to a file, again and again", "record:record", _record),
     "plot": ("show a recording as plots in the terminal, or as a page", "plot:plot", _plot),
     "show": ("show workloads, foreign groups or classes with their counters", "queries:show", _show),
-    "status": ("show the state of resctrlmond and of the machine", "queries:status", _no_arguments),
+    "status": (
+        "show the state of resctrlmond and of the machine, or of systemd units",
+        "queries:status",
+        _status,
+    ),
     "doctor": ("examine this machine, and explain each fault with its remedy", "doctor.verb:doctor", _no_arguments),
     "classes": ("show the classes with their cache ways, bandwidth limits and use", "classes:classes", _root),
     "machine": (

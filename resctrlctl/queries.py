@@ -66,6 +66,11 @@ class Source:
         """Whether the workloads and groups are those of this host."""
         return isinstance(self._daemon.socket, str)
 
+    @property
+    def is_daemon(self) -> bool:
+        """Whether the last call was answered by the daemon, and not by the resctrl filesystem."""
+        return self._view is None
+
     def refresh(self) -> None:
         """Read the records again before the next listing, if they are read in place of the daemon."""
         if self._view is not None:
@@ -398,7 +403,11 @@ def _read_directories(source: Source, text: str, unknown: CommandError, *, with_
 
 
 def status(args: argparse.Namespace, output: Output) -> int:
-    """Print the state of the daemon and of the machine; return the exit status."""
+    """Print the state of the daemon and of the machine, or that of units; return the exit status."""
+    if args.unit:
+        from resctrlctl.unit_status import unit_status  # noqa: PLC0415 - imports much that only units need
+
+        return unit_status(args, output)
     from resctrlctl.host_replies import NoParameters, StatusReply  # noqa: PLC0415 - list does not need it
 
     daemon = Daemon(args.socket)

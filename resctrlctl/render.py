@@ -189,7 +189,7 @@ _MEMBER_FACTS: dict[str, Callable[[Member], str]] = {
     "pid": lambda member: f"process {member.pid}" if member.pid else "",
     "cgroup": lambda member: member.cgroup,
     "ended_at": lambda member: f"ended {format_time(member.ended_at)}" if member.ended_at else "",
-    "late": lambda member: _late_text(member) if member.late else "",
+    "late": lambda member: late_text(member) if member.late else "",
     "descendants_outside": lambda member: _outside_text(member.descendants_outside, "descendant", "outside"),
     "tasks_outside": lambda member: _outside_text(member.tasks_outside, "task", "stayed outside"),
     "reason": lambda member: member.reason if member.reason != "ended" else "",
@@ -247,11 +247,7 @@ def render_pods(reply: ListPodsReply) -> list[Block]:
 def render_workload(reply: ReadReply, *, is_raw: bool = False) -> list[Block]:
     """Render ``show``: the workload, what it used, the details and, with ``is_raw``, its counters."""
     head, details = _workload_sheets(reply)
-    blocks: list[Block] = [head]
-    if reply.totals:
-        blocks.append(_totals_table(reply.totals, _seconds(reply.workload)))
-    if reply.nested:
-        blocks.append(_totals_table(reply.nested, _seconds(reply.workload), "IN NESTED"))
+    blocks: list[Block] = [head, *_use_tables(reply)]
     if reply.domains and _divide(reply.domains, reply.totals):
         seconds = _seconds(reply.workload)
         blocks.append(Table(_DOMAIN_COLUMNS, tuple(_domain_row(use, seconds) for use in reply.domains)))
@@ -261,6 +257,17 @@ def render_workload(reply: ReadReply, *, is_raw: bool = False) -> list[Block]:
     if is_raw and reply.readings:
         blocks.append(Table(_READING_COLUMNS, tuple(map(_reading_row, reply.readings))))
     return blocks
+
+
+def render_use(reply: ReadReply) -> list[Block]:
+    """Render what the workload used since its baseline, and the reasons why that is not exact, as ``show`` does."""
+    return [*_use_tables(reply), *_reasons([*reply.totals, *(reply.nested or ())])]
+
+
+def _use_tables(reply: ReadReply) -> list[Table]:
+    seconds = _seconds(reply.workload)
+    found = ((reply.totals, "TOTAL"), (reply.nested or (), "IN NESTED"))
+    return [_totals_table(totals, seconds, title) for totals, title in found if totals]
 
 
 _NO_ENERGY = "core energy is not counted by this processor or kernel; see CORE ENERGY in resctrlmond(7)"
@@ -420,15 +427,25 @@ def _foreign_row(foreign: Foreign) -> Row:
 def _workload_sheets(reply: ReadReply) -> tuple[Sheet, Sheet]:
     """Return the sheet above the totals, and that with all other fields."""
     workload = reply.workload
-    lines = {field: (label, tuple(values_of(workload))) for field, (label, values_of) in _WORKLOAD_LINES.items()}
-    lines |= {field: (label, (value,)) for field, label, value in _other_fields(workload, _WORKLOAD_LINES)}
-    shown = {field: (label, values) for field, (label, values) in lines.items() if values}
+    shown = workload_lines(workload)
     head = [shown[field] for field in _HEAD if field in shown]
-    if found := levels(reply.readings, Level):
-        head.append(("Now", tuple(map(_level_text, found))))
+    if found := level_texts(reply):
+        head.append(("Now", found))
     rest = [line for field, line in shown.items() if field not in _HEAD]
     tone = TONES.get(workload.state, Tone.NORMAL)
     return Sheet(printable(workload.key), tuple(head), tone), Sheet("Details", tuple(rest))
+
+
+def workload_lines(workload: Workload) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return the labelled lines of a workload that have a value, by its field."""
+    lines = {field: (label, tuple(values_of(workload))) for field, (label, values_of) in _WORKLOAD_LINES.items()}
+    lines |= {field: (label, (value,)) for field, label, value in _other_fields(workload, _WORKLOAD_LINES)}
+    return {field: (label, values) for field, (label, values) in lines.items() if values}
+
+
+def level_texts(reply: ReadReply) -> tuple[str, ...]:
+    """Return what the workload holds now, such as ``llc_occupancy 1.50 MiB``; nothing if it has no group."""
+    return tuple(map(_level_text, levels(reply.readings, Level)))
 
 
 def _level_text(level: Level) -> str:
@@ -479,7 +496,8 @@ def _outside_text(number: int, noun: str, text: str) -> str:
     return f"{format_count(number, noun)} {text}" if number else ""
 
 
-def _late_text(member: Member) -> str:
+def late_text(member: Member) -> str:
+    """Return how late a member was put into the group, with the bound on what it had used."""
     used = f", for up to {member.cpu_time_before_ns / 1e9:.3f} s of CPU time" if member.cpu_time_before_ns else ""
     return f"was already running when it was put into the group{used}"
 

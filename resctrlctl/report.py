@@ -36,7 +36,7 @@ _PERSISTENT = "/var/log/journal/*/*.journal"
 _QUALITIES = tuple(Quality)
 _ENERGY, _TRAFFIC = "core_energy", "mbm_total_bytes"
 _COUNTED = tuple(name for name, event in EVENTS.items() if event.kind is Kind.CUMULATIVE)
-_FIELDS = (
+FIELDS = (
     *("_SYSTEMD_UNIT", "_UID", "MESSAGE_ID"),
     *(
         f"RESCTRLMON_{name}"
@@ -103,12 +103,9 @@ class Report(Struct):
 def report(args: argparse.Namespace, output: Output) -> int:
     """Print the sums over the workloads that ended in a time. Return the exit status."""
     times = [f"--{name}={value}" for name in ("since", "until") if (value := getattr(args, name)) is not None]
-    matches = (f"_SYSTEMD_UNIT={UNIT}", "_UID=0", f"MESSAGE_ID={MessageId.ENDED}")
     entries: dict[str, Entry] = {}
     invalid = duplicates = 0
-    for fields in _journal_entries(f"--output-fields={','.join(_FIELDS)}", *times, *matches):
-        if not is_of_service(fields):
-            continue
+    for fields in journal_entries(*times):
         entry = entry_of(fields)
         if entry is None:
             invalid += 1
@@ -144,7 +141,7 @@ def is_of_service(fields: dict[str, Any]) -> bool:
 def entry_of(fields: dict[str, Any]) -> Entry | None:
     """Return the entry; None if a field is missing or invalid."""
     # journalctl prints a field that is binary as a list of numbers, and one that was sent twice as a list of texts.
-    if not all(isinstance(fields.get(name, ""), str) for name in _FIELDS):
+    if not all(isinstance(fields.get(name, ""), str) for name in FIELDS):
         return None
     run, key, micros = (fields.get(f"RESCTRLMON_{name}", "") for name in ("RUN", "KEY", "DURATION_USEC"))
     qualities = {name: fields.get(f"RESCTRLMON_QUALITY_{name.upper()}", "") for name in _COUNTED}
@@ -277,15 +274,20 @@ def _print_csv(found: Report, *, legend: bool) -> None:
 # -- the journal
 
 
-def _journal_entries(*arguments: str) -> Iterator[dict[str, Any]]:
-    """Yield the entries that match, the oldest first. Raises CommandError."""
+def journal_entries(*arguments: str) -> Iterator[dict[str, Any]]:
+    """Yield the entries of resctrlmond about ended workloads, the oldest first. Raises CommandError.
+
+    ``arguments`` are further ones of journalctl(1).
+    """
+    matches = (f"_SYSTEMD_UNIT={UNIT}", "_UID=0", f"MESSAGE_ID={MessageId.ENDED}")
+    fields = f"--output-fields={','.join(FIELDS)}"
     with tempfile.TemporaryFile() as errors:
-        with _journalctl("--all", *arguments, stderr=errors.fileno()) as process:
+        with _journalctl("--all", fields, *arguments, *matches, stderr=errors.fileno()) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 # It prints "-- No entries --" if there are none.
-                if line.startswith(b"{"):
-                    yield _decoded(line)
+                if line.startswith(b"{") and is_of_service(found := _decoded(line)):
+                    yield found
         errors.seek(0)
         message = errors.read(10000).decode("utf-8", "replace").strip()
     if "not seeing messages from" in message or "insufficient permissions" in message:

@@ -80,7 +80,7 @@ def _enable(globs: Iterable[str], output: Output) -> None:
     for glob in globs:
         if problem := problem_of(glob):
             raise CommandError(f"{printable(glob)!r} is {problem}", USAGE)
-    own, set_in = _own(), {of.glob: of.path for of in _globs()}
+    own, set_in = _own(), {of.glob: of.path for of in all_globs()}
     new = [glob for glob in dict.fromkeys(globs) if glob not in set_in]
     if new:
         _write([*own, *new])
@@ -88,7 +88,7 @@ def _enable(globs: Iterable[str], output: Output) -> None:
 
 
 def _disable(globs: Iterable[str], output: Output) -> None:
-    own, set_in = _own(), {of.glob: of.path for of in _globs()}
+    own, set_in = _own(), {of.glob: of.path for of in all_globs()}
     for glob in globs:
         if glob in set_in and glob not in own:
             path = printable(set_in[glob])
@@ -108,7 +108,7 @@ def _make_exact(names: list[str], output: Output) -> None:
         )
     # All of them before the first is written.
     texts = {name: exact_units.drop_in_for(name) for name in names}
-    globs = [of.glob for of in _globs()]
+    globs = [of.glob for of in all_globs()]
     new: list[str] = []
     for name in names:
         if UnitGlobs([*globs, *new]).rank(exact_units.sample_of(name)) is not None:
@@ -169,11 +169,11 @@ def _path() -> str:
 
 def _own() -> list[str]:
     """Return the globs in the drop-in of this verb. Raises ConfigError."""
-    return [of.glob for of in _globs() if of.path == _path()]
+    return [of.glob for of in all_globs() if of.path == _path()]
 
 
-def _globs() -> list[Glob]:
-    """Return the globs of all files. Raises ConfigError."""
+def all_globs() -> list[Glob]:
+    """Return the globs of all files of the configuration. Raises ConfigError."""
     return [Glob(glob, path) for path, data in config.files() for glob in config.parse(data, path).units]
 
 
@@ -225,7 +225,7 @@ def _systemctl(*arguments: str, unit: str = _SERVICE) -> subprocess.CompletedPro
 
 
 def _show(output: Output) -> None:
-    found, exact = _globs(), exact_units.exact_units()
+    found, exact = all_globs(), exact_units.exact_units()
     if output.json is not Json.OFF:
         output.print_json(Units(found, exact))
         return

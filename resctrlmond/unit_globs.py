@@ -13,7 +13,7 @@ TYPES = (".service", ".scope", ".slice")
 _NAME = re.compile(r"[A-Za-z0-9:_.\\@-]{1,248}\.(service|scope|slice)", re.ASCII)
 _GLOB = re.compile(r"[A-Za-z0-9:_.\\@*?\[\]!-]{1,255}")
 # Process 1 starts each service: if it were in a group, all of them would start there. The root slice is the host.
-_NEVER = frozenset({"init.scope", "-.slice"})
+NEVER = frozenset({"init.scope", "-.slice"})
 
 # The units of companions (resctrlmond-profiles(5)), each of which would take an RMID beside its workload.
 COMPANION_PREFIX = "resctrlmon-companion-"
@@ -26,7 +26,7 @@ def problem_of(glob: str) -> str:
     text = glob.removeprefix("!")
     if not _GLOB.fullmatch(text):
         return "not the name or glob of a unit, such as nginx.service, *.service or !getty@*.service"
-    if text in _NEVER:
+    if text in NEVER:
         return "never watched: it has the tasks of the whole host, or process 1, which starts all services"
     if not text.endswith((*TYPES, "*", "]")):
         stem, dot, _ = text.rpartition(".")
@@ -68,11 +68,15 @@ class UnitGlobs:
 
     def rank(self, name: str) -> int | None:
         """Return the index of the first glob that selects the unit; None if none does."""
-        if _USER.sub("", name) in _NEVER or not name.endswith(TYPES):
+        if _USER.sub("", name) in NEVER or not name.endswith(TYPES):
             return None
-        if any(_matches(name, glob) for glob in self._excluded):
+        if self.excluded_by(name):
             return None
         return next((index for index, glob in enumerate(self.wanted) if _matches(name, glob)), None)
+
+    def excluded_by(self, name: str) -> str:
+        """Return the first glob with "!" that matches the unit, with the "!"; "" if none does."""
+        return next((f"!{glob}" for glob in self._excluded if _matches(name, glob)), "")
 
 
 def _matches(name: str, glob: str) -> bool:

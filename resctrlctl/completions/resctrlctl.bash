@@ -3,10 +3,17 @@
 # "run --".
 
 # Prints the keys of the workloads; nothing if resctrlctl fails. $1: the value of --socket on the line, if any; $2: that
-# of --host, which is not asked, because ssh may ask for a password.
+# of --host, which is not asked, because ssh may ask for a password. $3: --all, or nothing for those that have not ended.
 __resctrlctl_keys() {
     [[ -z $2 ]] || return
-    resctrlctl ${1:+--socket "$1"} list --all --quiet 2>/dev/null
+    resctrlctl ${1:+--socket "$1"} list ${3:+"$3"} --quiet 2>/dev/null
+}
+
+# Prints the units that systemd has loaded.
+__resctrlctl_units() {
+    local unit
+    systemctl list-units --all --full --plain --no-legend --type=service,scope,slice 2>/dev/null |
+        while read -r unit _; do echo "$unit"; done
 }
 
 # Prints the classes: the directories that have a schemata file.
@@ -190,8 +197,14 @@ _resctrlctl() {
         __resctrlctl_words "${all// /$'\n'}" "$current"
     else
         case $verb:$count in
-            watch:* | record:* | show:* | create:0 | assign:0 | release:0 | move:0)
+            watch:* | record:* | show:* | create:0 | assign:0)
+                __resctrlctl_words "$(__resctrlctl_keys "$socket" "$host" --all)" "$current"
+                ;;
+            release:0 | move:0)
                 __resctrlctl_words "$(__resctrlctl_keys "$socket" "$host")" "$current"
+                ;;
+            status:*)
+                __resctrlctl_words "$(__resctrlctl_units)" "$current"
                 ;;
             plot:0)
                 mapfile -t COMPREPLY < <(compgen -f -- "$current")
@@ -212,7 +225,7 @@ _resctrlctl() {
                 case $action in
                     show) __resctrlctl_words "$(resctrlctl profiles list --quiet 2>/dev/null)" "$current" ;;
                     check) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
-                    explain) __resctrlctl_words "$(__resctrlctl_keys "$socket" "$host")" "$current" ;;
+                    explain) __resctrlctl_words "$(__resctrlctl_keys "$socket" "$host" --all)" "$current" ;;
                 esac
                 ;;
             move:1)

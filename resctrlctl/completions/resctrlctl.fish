@@ -69,13 +69,14 @@ function __resctrlctl_has_no_verb
     test -z "$(__resctrlctl_words)"
 end
 
-# Prints the workloads: keys with the names as descriptions, and names with the keys.
+# Prints the workloads: keys with the names as descriptions, and names with the keys. $argv: --all, or nothing for
+# those that have not ended.
 function __resctrlctl_workloads
     # Another host is not asked, because ssh may ask for a password.
     test -n "$(__resctrlctl_words host)"; and return
     set -l socket (__resctrlctl_words socket)
     test -n "$socket"; and set socket --socket $socket
-    set -l list list --all --no-legend --columns key,workload --filter 'key=*'
+    set -l list list $argv --no-legend --columns key,workload --filter 'key=*'
     resctrlctl $socket $list 2>/dev/null | while read -l key name
         set name (string trim -- $name)
         printf '%s\t%s\n' $key $name
@@ -99,8 +100,13 @@ function __resctrlctl_profile_subjects
         case check
             __fish_complete_path (commandline -ct)
         case explain
-            __resctrlctl_workloads
+            __resctrlctl_workloads --all
     end
+end
+
+function __resctrlctl_units
+    set -l list list-units --all --full --plain --no-legend --type=service,scope,slice
+    systemctl $list 2>/dev/null | string replace -r ' .*' ''
 end
 
 # Completes the command of run.
@@ -127,7 +133,7 @@ complete -c resctrlctl -n __resctrlctl_has_no_verb -a watch -d 'report what happ
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a record -d 'write what the workloads use to a file, again and again'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a plot -d 'show a recording as plots in the terminal, or as a page'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a show -d 'show workloads, foreign groups or classes with their counters'
-complete -c resctrlctl -n __resctrlctl_has_no_verb -a status -d 'show the state of resctrlmond and of the machine'
+complete -c resctrlctl -n __resctrlctl_has_no_verb -a status -d 'show the state of resctrlmond and of the machine, or of systemd units'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a doctor -d 'examine this machine, and explain each fault with its remedy'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a classes -d 'show the classes with their cache ways, bandwidth limits and use'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a machine -d 'show what the whole machine used, and how much of it the workloads used'
@@ -159,21 +165,22 @@ complete -c resctrlctl -n '__resctrlctl_is top' -s r -l reverse -d 'reverse the 
 complete -c resctrlctl -n '__resctrlctl_is top' -l filter -xa 'state= class= owner= quality= namespace= pod= container= unit= key=' -d 'list only workloads that match'
 complete -c resctrlctl -n '__resctrlctl_is watch' -l change -xa 'present added pending changed ended lost removed' -d 'show only changes of this kind'
 complete -c resctrlctl -n '__resctrlctl_is watch' -l filter -xa 'state= class= owner= quality= namespace= pod= container= unit= key=' -d 'list only workloads that match'
-complete -c resctrlctl -n '__resctrlctl_is watch' -k -a '(__resctrlctl_workloads)'
+complete -c resctrlctl -n '__resctrlctl_is watch' -k -a '(__resctrlctl_workloads --all)'
 complete -c resctrlctl -n '__resctrlctl_is record' -s o -l output -rF -d 'the file to write'
 complete -c resctrlctl -n '__resctrlctl_is record' -s d -l delay -x -d 'the time between readings'
 complete -c resctrlctl -n '__resctrlctl_is record' -s n -l count -x -d 'end after N readings'
 complete -c resctrlctl -n '__resctrlctl_is record' -l parquet -d 'write a Parquet file at the end'
 complete -c resctrlctl -n '__resctrlctl_is record' -l filter -xa 'state= class= owner= quality= namespace= pod= container= unit= key=' -d 'list only workloads that match'
-complete -c resctrlctl -n '__resctrlctl_is record' -k -a '(__resctrlctl_workloads)'
+complete -c resctrlctl -n '__resctrlctl_is record' -k -a '(__resctrlctl_workloads --all)'
 complete -c resctrlctl -n '__resctrlctl_is plot' -l html -rF -d 'write a page with plots to FILE'
 complete -c resctrlctl -n '__resctrlctl_is plot 0' -F
-complete -c resctrlctl -n '__resctrlctl_is plot' -k -a '(__resctrlctl_workloads)'
+complete -c resctrlctl -n '__resctrlctl_is plot' -k -a '(__resctrlctl_workloads --all)'
 complete -c resctrlctl -n '__resctrlctl_is show' -l raw -d 'show the counters of each domain too'
 complete -c resctrlctl -n '__resctrlctl_is show' -s p -l property -x -d 'print only these properties, as NAME=VALUE, such as core_energy'
 complete -c resctrlctl -n '__resctrlctl_is show' -l value -d 'with -p: print only the values'
 complete -c resctrlctl -n '__resctrlctl_is show' -l root -xa '(__fish_complete_directories)' -d 'read the resctrl filesystem (or simulator) at PATH, without asking resctrlmond'
-complete -c resctrlctl -n '__resctrlctl_is show' -k -a '(__resctrlctl_workloads)'
+complete -c resctrlctl -n '__resctrlctl_is show' -k -a '(__resctrlctl_workloads --all)'
+complete -c resctrlctl -n '__resctrlctl_is status' -a '(__resctrlctl_units)'
 complete -c resctrlctl -n '__resctrlctl_is classes' -l root -xa '(__fish_complete_directories)' -d 'read the resctrl filesystem (or simulator) at PATH, without asking resctrlmond'
 complete -c resctrlctl -n '__resctrlctl_is machine' -l domains -d 'a line for each L3 cache and processor package'
 complete -c resctrlctl -n '__resctrlctl_is sums' -l by -xa 'namespace slice user profile' -d 'add up the workloads of the same name'
@@ -182,7 +189,7 @@ complete -c resctrlctl -n '__resctrlctl_is create' -l claim -x -d 'the owner of 
 complete -c resctrlctl -n '__resctrlctl_is create' -l attribute -x -d 'an attribute to show with the workload'
 complete -c resctrlctl -n '__resctrlctl_is create' -l no-pending -d 'fail if no RMID is free, instead of waiting for one'
 complete -c resctrlctl -n '__resctrlctl_is create' -l priority -x -d 'the order in which pending workloads get free RMIDs: -1000 to 1000, highest first'
-complete -c resctrlctl -n '__resctrlctl_is create 0' -k -a '(__resctrlctl_workloads)'
+complete -c resctrlctl -n '__resctrlctl_is create 0' -k -a '(__resctrlctl_workloads --all)'
 complete -c resctrlctl -n '__resctrlctl_is assign' -l pid -xa '(__fish_complete_pids)' -d 'a process with all its threads'
 complete -c resctrlctl -n '__resctrlctl_is assign' -l cgroup -xa '(__fish_complete_directories)' -d 'the directory of a control group, with all control groups below it'
 complete -c resctrlctl -n '__resctrlctl_is assign' -l tree -d 'with --pid: move all its descendants too'
@@ -194,7 +201,7 @@ complete -c resctrlctl -n '__resctrlctl_is assign' -l claim -x -d 'the owner of 
 complete -c resctrlctl -n '__resctrlctl_is assign' -l attribute -x -d 'an attribute to show with the workload'
 complete -c resctrlctl -n '__resctrlctl_is assign' -l no-pending -d 'fail if no RMID is free, instead of waiting for one'
 complete -c resctrlctl -n '__resctrlctl_is assign' -l priority -x -d 'the order in which pending workloads get free RMIDs: -1000 to 1000, highest first'
-complete -c resctrlctl -n '__resctrlctl_is assign 0' -k -a '(__resctrlctl_workloads)'
+complete -c resctrlctl -n '__resctrlctl_is assign 0' -k -a '(__resctrlctl_workloads --all)'
 complete -c resctrlctl -n '__resctrlctl_is release' -l claim -x -d 'the owner of the claim'
 complete -c resctrlctl -n '__resctrlctl_is release' -l reason -x -d 'the reason, for the record of the workload'
 complete -c resctrlctl -n '__resctrlctl_is release 0' -k -a '(__resctrlctl_workloads)'

@@ -22,6 +22,8 @@ getty@tty1:service  getty@tty1:service
 run-1-7             make -j8
 """
 WORKLOADS = {"aaaa-bbbb", "shop/cart-0 app", "web.service", "getty@tty1:service", "run-1-7", "make -j8"}
+# systemctl list-units
+UNITS = "wall@x:y.service loaded active running W\nwww.slice loaded active active S\n"
 MODES = {"--json=short", "--json=pretty", "--json=off"}
 
 
@@ -35,6 +37,9 @@ class Shell:
         program = folder / "resctrlctl"
         program.write_text(f'#!/bin/sh\necho "$@" >>{folder}/asked\ncat {folder}/listed\n')
         program.chmod(0o755)
+        systemctl = folder / "systemctl"
+        systemctl.write_text(f'#!/bin/sh\necho "$@" >>{folder}/asked\nprintf %s "{UNITS}"\n')
+        systemctl.chmod(0o755)
 
     @property
     def asked(self) -> str:
@@ -123,7 +128,8 @@ def test_each_option_of_a_verb_is_completed(verb: str, complete: Callable[[str],
         ("resctrlctl run -o x resctrlctl sho", {"show"}),
         ("resctrlctl top --by n", {"namespace"}),
         ("resctrlctl top --sort en", {"energy"}),
-        ("resctrlctl status w", set()),
+        ("resctrlctl status w", {"wall@x:y.service", "www.slice"}),
+        ("resctrlctl status www.slice wa", {"wall@x:y.service"}),
     ],
 )
 def test_completion_of_words(line: str, offered: set[str], complete: Callable[[str], set[str]]) -> None:
@@ -164,6 +170,12 @@ def test_workloads_are_listed_without_groups_of_other_programs(shell: Shell) -> 
     shell.complete("resctrlctl show a")
     # A filter leaves out the table of foreign groups; without a legend, there is no heading.
     assert shell.asked == "list --all --no-legend --columns key,workload --filter key=*\n"
+
+
+@pytest.mark.parametrize("verb", ["release", "move"])
+def test_workloads_that_have_ended_are_not_offered_where_they_are_refused(verb: str, shell: Shell) -> None:
+    assert set(shell.complete(f"resctrlctl {verb} a")) == {"aaaa-bbbb"}
+    assert shell.asked == "list --no-legend --columns key,workload --filter key=*\n"
 
 
 def test_another_host_is_not_asked_for_its_workloads(shell: Shell) -> None:

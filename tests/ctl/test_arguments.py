@@ -266,10 +266,11 @@ def split_as_bash(line: str, breaks: str) -> Iterator[str]:
 
 
 def complete(line: str, *, keys: str = "", breaks: str = "@:=") -> list[str]:
-    """Return the completions at the end of the line; ``keys`` are the keys of the workloads."""
+    """Return the completions at the end of the line; ``keys`` are the keys of the workloads, and those of units."""
     words = list(split_as_bash(line, breaks))
     script = (
         f'source {COMPLETION}; __resctrlctl_keys() {{ printf "%b" "$KEYS"; }}; '
+        '__resctrlctl_units() { printf "%b" "$KEYS"; }; '
         'COMP_LINE=$1 COMP_POINT=${#1}; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
         '_resctrlctl; printf "%s\\n" "${COMPREPLY[@]}"'
     )
@@ -311,7 +312,8 @@ def test_completion_has_every_verb_and_option() -> None:
         ("resctrlctl run -- tr", None),
         ("resctrlctl run tr", None),
         ("resctrlctl run -o list tr", None),
-        ("resctrlctl status ", []),
+        ("resctrlctl status w", ["web", "worker"]),
+        ("resctrlctl status web w", ["web", "worker"]),
         ("resctrlctl list --sort en", ["energy"]),
         ("resctrlctl list --columns key,age,p", ["key,age,power", "key,age,pod"]),
         ("resctrlctl list --filter na", ["namespace="]),
@@ -356,6 +358,11 @@ def test_quiet_list_prints_the_keys_for_the_completion(manager: FakeManager, ctl
         ("resctrlctl --socket /s show w", "--socket /s list --all --quiet"),
         ("resctrlctl --socket=/s show w", "--socket /s list --all --quiet"),
         ("resctrlctl show --socket /s w", "--socket /s list --all --quiet"),
+        ("resctrlctl assign w", "list --all --quiet"),
+        ("resctrlctl profiles explain w", "list --all --quiet"),
+        # These two refuse a workload that has ended.
+        ("resctrlctl release w", "list --quiet"),
+        ("resctrlctl --socket /s move w", "--socket /s list --quiet"),
     ],
 )
 def test_completion_uses_the_socket_of_the_line(line: str, command: str, tmp_path: Path) -> None:
@@ -375,6 +382,22 @@ def test_completion_uses_the_socket_of_the_line(line: str, command: str, tmp_pat
     )
     assert (done.stdout, done.stderr) == ("web\n", "")
     assert (tmp_path / "resctrlctl.asked").read_text().strip() == command
+
+
+def test_completion_of_units_asks_systemd(tmp_path: Path) -> None:
+    listed = "getty@tty1.service loaded active running Getty\nweb.service loaded failed failed W\n"
+    (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$@" >"$0.asked"; printf %s "{listed}"\n')
+    (tmp_path / "systemctl").chmod(0o755)
+    done = subprocess.run(
+        ["bash", "--norc", "-c", f"source {COMPLETION}; __resctrlctl_units"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("getty@tty1.service\nweb.service\n", "")
+    asked = (tmp_path / "systemctl.asked").read_text()
+    assert asked == "list-units --all --full --plain --no-legend --type=service,scope,slice\n"
 
 
 def test_socket_option_precedes_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,19 +31,22 @@ from resctrlctl.host_replies import (
 from resctrlctl.layout import to_text
 from resctrlctl.machine import blocks as machine_blocks
 from resctrlctl.render import render_pods, render_status, render_workload
-from resctrlctl.replies import Claim, Level, Member, ReadReply, Total, Usage, Workload
+from resctrlctl.render_unit import blocks as unit_blocks
+from resctrlctl.replies import Claim, Companion, Level, Member, ReadReply, Total, Usage, Workload
 from resctrlctl.report import Entry, Report, grouped
 from resctrlctl.report import table as report_table
 from resctrlctl.run_report import Report as RunReport
 from resctrlctl.run_report import as_text as run_text
 from resctrlctl.run_samples import LevelSummary
 from resctrlctl.structs import replace
+from resctrlctl.unit_state import UnitState
+from resctrlctl.unit_status import Absence, Run, UnitStatus
 from resctrlctl.watch import text as watch_text
 from resctrlctl.workload_table import in_order, lines, table
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.changes import ChangeKind, ContainerState
 from resctrlmond.workloads.model import EndRule, State
-from resctrlmond.workloads.states import Pool, Quality
+from resctrlmond.workloads.states import CompanionState, Pool, Quality
 
 SCREENS = Path(__file__).parent / "screens"
 WIDTHS = (80, 200)
@@ -172,6 +175,78 @@ def status_screen(width: int) -> str:
     )
     used = ("traffic: █ tracked 61 %, ▒ untracked 39 %", "█" * 29 + "▒" * 19)
     return to_text(render_status(reply, (), used), width, legend=True)
+
+
+def unit_screen(state: str, width: int) -> str:
+    """Return the text of ``status UNIT`` for a unit that is exact, late, ended, without an RMID, or excluded."""
+    name = "php8.2-fpm@prometheus-alertmanager.service"
+    unit = UnitState(
+        name=name,
+        load="loaded",
+        active="failed" if state == "ended" else "active",
+        sub="failed" if state == "ended" else "running",
+        since=_BEGIN,
+        description="The PHP FastCGI Process Manager of the alert manager",
+        cgroup=f"/sys/fs/cgroup/system.slice/system-php.slice/{name}",
+    )
+    member = Member(
+        id=name,
+        kind="unit",
+        owner="systemd",
+        cgroup=unit.cgroup,
+        started_at=_BEGIN,
+        late=state == "late",
+        cpu_time_before_ns=1_250_000_000 if state == "late" else 0,
+        tasks_outside=1 if state == "late" else 0,
+    )
+    quality = Quality.LATE if state == "late" else Quality.EXACT
+    reason = f"{name} ran and had used up to 1.250 s of CPU time before it was put into the group"
+    shared = "shared with 12 others in overflow@system.slice, because no RMID is free for it"
+    no_rmid = "cannot keep the monitoring group: its RMID was needed for shop/cart-0, which has a higher priority"
+    totals = [
+        replace(total, quality=quality, reason=reason if state == "late" else None) for total in usage(4).totals
+    ]
+    if state == "shared":
+        totals = [replace(total, value=None, quality=Quality.UNKNOWN, reason=shared) for total in totals]
+    shown = replace(
+        workload(4),
+        key=name,
+        state={"shared": State.PENDING, "ended": State.COMPLETED}.get(state, State.ACTIVE),
+        reason=no_rmid if state == "shared" else None,
+        claims=(Claim("systemd", _BEGIN, EndRule.RELEASE),),
+        members=(member,),
+        attributes={"unit": name},
+        path=None if state == "shared" else f"/sys/fs/resctrl/mon_groups/{name}",
+        priority=-1,
+        profile="web",
+        profile_source="rule 2 of /etc/resctrlmond/profiles.d/web.yaml",
+        companion=Companion(state=CompanionState.RUNNING, unit=f"resctrlmon-companion-{name}"),
+        baseline=quality,
+        created_at=_BEGIN if state == "ended" else None,
+        completed_at="2026-11-21T11:10:00.000000Z" if state == "ended" else None,
+    )
+    file = "/etc/resctrlmond/resctrlmond.yaml"
+    absences = {
+        "ended": Absence("it is not running", f"systemctl start {name}"),
+        "excluded": Absence(
+            f"the glob !php* in {file} excludes it",
+            f"remove the glob from {file}, then: systemctl reload resctrlmond",
+        ),
+    }
+    found = UnitStatus(
+        unit=unit,
+        glob="" if state == "excluded" else "*.service",
+        glob_path="" if state == "excluded" else "/etc/resctrlmond/resctrlmond.d/units.yaml",
+        exact_path="",
+        use=None if state == "excluded" else ReadReply(workload=shown, readings=[], totals=totals),
+        absence=absences.get(state),
+        shared_key="overflow@system.slice" if state == "shared" else "",
+        shared_with=12,
+        tasks=17 if state in ("exact", "late") else None,
+        runs=[Run(_BEGIN, 100.5, quality, usage(number).totals) for number in range(2, 5)],
+        problems=[],
+    )
+    return to_text(unit_blocks(found), width, legend=True)
 
 
 def long_names_screen(width: int) -> str:
@@ -310,6 +385,8 @@ def others() -> dict[str, str]:
         found[f"run-1-{width}"] = run_screen(1, width)
         found[f"run-3-{width}"] = run_screen(3, width)
         found[f"status-{width}"] = status_screen(width)
+        for state in ("exact", "late", "ended", "shared", "excluded"):
+            found[f"unit-{state}-{width}"] = unit_screen(state, width)
     return found | {f"watch-{count}": watch_screen(count) for count in COUNTS}
 
 
