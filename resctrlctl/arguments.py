@@ -8,9 +8,10 @@ import os
 import sys
 
 from resctrlctl.defaults import CLAIM, HOOKS_DIR, SOCKET
-from resctrlctl.errors import OWN_FAILURE, PROGRAM, USAGE
+from resctrlctl.errors import OWN_FAILURE, PROGRAM
 from resctrlctl.width import terminal_width
 from resctrlmond import __version__
+from resctrlmond.api.exit_codes import USAGE
 from resctrlmond.arguments import not_empty
 
 TYPE_CHECKING = False  # importing typing takes longer than this module

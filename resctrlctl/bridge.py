@@ -11,9 +11,10 @@ import _thread
 import os
 
 from resctrlctl.defaults import SOCKET
-from resctrlctl.errors import OK, PROGRAM, USAGE, CommandError, print_error
+from resctrlctl.errors import OK, PROGRAM, CommandError, print_error
 from resctrlctl.structs import to_json
 from resctrlmond import __version__
+from resctrlmond.api.exit_codes import USAGE
 
 TYPE_CHECKING = False  # importing typing takes longer than this module
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ PROGRAM = "resctrlctl"
 
 # The other exit statuses are in resctrlmond.api.exit_codes.
 OK = 0
-USAGE = 2
 # The verb doctor: the severity of its worst finding.
 DOCTOR_WARNING = 8
 DOCTOR_ERROR = 9

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from resctrlctl import workload_table
 from resctrlctl.daemon import Daemon
 from resctrlctl.defaults import SOCKET
-from resctrlctl.errors import OK, USAGE, CommandError, DaemonDown, print_error
+from resctrlctl.errors import OK, CommandError, DaemonDown, print_error
 from resctrlctl.layout import Block
 from resctrlctl.output import Json, Output
 from resctrlctl.replies import KeyRequest, ReadAllReply, ReadAllRequest, ReadReply, Usage
 from resctrlctl.selectors import call_for
 from resctrlctl.structs import Struct, replace, to_json
 from resctrlctl.width import has_blocks
-from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
+from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD, USAGE
 from resctrlmond.resctrl.errors import ResctrlError, printable
 
 TYPE_CHECKING = False  # importing typing takes longer than this module
@@ -379,7 +379,7 @@ def _read_directories(source: Source, text: str, unknown: CommandError, *, with_
         if not found:
             raise CommandError(
                 f"{unknown}. No foreign group has this name or path either, and classes are shown only on their host",
-                unknown.status,
+                NO_SUCH_WORKLOAD,
                 unknown.name,
             )
         return found
@@ -391,7 +391,7 @@ def _read_directories(source: Source, text: str, unknown: CommandError, *, with_
     except ResctrlError as error:
         if not found:
             message = f"{unknown}. The classes cannot be read: {error}"
-            raise CommandError(message, unknown.status, unknown.name) from error
+            raise CommandError(message, NO_SUCH_WORKLOAD, unknown.name) from error
     if not found:
         raise CommandError(
             f"cannot show {text!r}: no workload, no foreign group and no class has this key, name or path. "

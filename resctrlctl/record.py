@@ -17,7 +17,7 @@ import msgspec
 
 from resctrlctl import workload_table
 from resctrlctl.daemon import Daemon
-from resctrlctl.errors import OK, USAGE, CommandError
+from resctrlctl.errors import OK, CommandError
 from resctrlctl.format import format_count
 from resctrlctl.host_replies import NoParameters, StatusReply
 from resctrlctl.output import Output, escaped
@@ -25,7 +25,7 @@ from resctrlctl.recording import FORMAT, Amount, AnyLine, Header, Outage, Readin
 from resctrlctl.replies import ReadAllReply, ReadAllRequest
 from resctrlctl.selectors import name_of
 from resctrlctl.workload_table import Line
-from resctrlmond.api.exit_codes import FAILURE
+from resctrlmond.api.exit_codes import FAILURE, USAGE
 from resctrlmond.resctrl.counters import EVENTS
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.clock import utc_now

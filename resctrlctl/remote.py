@@ -18,9 +18,9 @@ import subprocess
 from resctrlctl.bridge import GREETING
 from resctrlctl.client import Client
 from resctrlctl.defaults import SOCKET
-from resctrlctl.errors import USAGE, CommandError, RemoteError
+from resctrlctl.errors import CommandError, RemoteError
 from resctrlctl.structs import from_json
-from resctrlmond.api.exit_codes import FAILURE
+from resctrlmond.api.exit_codes import FAILURE, USAGE
 from resctrlmond.api.varlink.frames import ProtocolError, VarlinkError
 
 TYPE_CHECKING = False  # importing typing takes longer than this module

@@ -18,12 +18,12 @@ from datetime import UTC, datetime
 from decimal import Context, Decimal, localcontext
 from typing import Any
 
-from resctrlctl.errors import OK, USAGE, CommandError
+from resctrlctl.errors import OK, CommandError
 from resctrlctl.format import format_count, format_duration, format_time, shorten
 from resctrlctl.layout import Column, Row, Table
 from resctrlctl.output import Json, Output
 from resctrlctl.structs import Struct
-from resctrlmond.api.exit_codes import DENIED
+from resctrlmond.api.exit_codes import DENIED, USAGE
 from resctrlmond.message_ids import MessageId
 from resctrlmond.resctrl.counters import EVENTS, Kind
 from resctrlmond.resctrl.errors import printable

@@ -10,8 +10,9 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 
-from resctrlctl.errors import USAGE, CommandError
+from resctrlctl.errors import CommandError
 from resctrlctl.structs import Struct
+from resctrlmond.api.exit_codes import USAGE
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import ResctrlError, printable
 from resctrlmond.unit_globs import is_of_user

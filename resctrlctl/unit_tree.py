@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 
-from resctrlctl.errors import USAGE, CommandError
+from resctrlctl.errors import CommandError
 from resctrlctl.format import format_count, format_duration, shorten
 from resctrlctl.layout import Column, Row, Table
 from resctrlctl.structs import Struct, replace
 from resctrlctl.top_view import COLUMNS, NO_UNIT, By, Entry, View, entries, unit_names
 from resctrlctl.workload_table import NOTHING_LISTED, Line
+from resctrlmond.api.exit_codes import USAGE
 from resctrlmond.resctrl.errors import printable
 
 # Before the name of one that others follow, of the last one, and, for those in them, below each of these two.

@@ -9,13 +9,13 @@ import subprocess
 from collections.abc import Iterable
 
 from resctrlctl import exact_units
-from resctrlctl.errors import OK, USAGE, CommandError
+from resctrlctl.errors import OK, CommandError
 from resctrlctl.exact_units import ExactUnit
 from resctrlctl.layout import Block, Column, Row, Table
 from resctrlctl.output import Json, Output
 from resctrlctl.structs import Struct
 from resctrlmond import config, unit_exec
-from resctrlmond.api.exit_codes import DENIED
+from resctrlmond.api.exit_codes import DENIED, USAGE
 from resctrlmond.config_file import ConfigError
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.unit_globs import UnitGlobs, problem_of

@@ -8,13 +8,14 @@ import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 
-from resctrlctl.errors import USAGE, CommandError
+from resctrlctl.errors import CommandError
 from resctrlctl.format import format_duration, format_time, shorten
 from resctrlctl.layout import Column, Row, Table, Tone, cell_width
 from resctrlctl.replies import Level, Total, Usage, Workload
 from resctrlctl.selectors import selectors_of
 from resctrlctl.structs import Struct, replace
 from resctrlctl.unit_path import unit_of
+from resctrlmond.api.exit_codes import USAGE
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.states import Quality, State
 

@@ -5,6 +5,7 @@ VARLINK_PREFIX = "org.resctrlmon.Manager."
 DBUS_PREFIX = "org.resctrlmon1.Error."
 
 FAILURE = 1
+USAGE = 2
 NOT_RUNNING = 3
 NO_SUCH_WORKLOAD = 4
 NO_RMID = 5
@@ -12,6 +13,11 @@ DENIED = 77
 
 # All other errors exit with FAILURE.
 EXIT_CODES = {
+    # The text is part of the command line.
+    "InvalidKey": USAGE,
+    "InvalidClass": USAGE,
+    "InvalidAttributes": USAGE,
+    "InvalidRequest": USAGE,
     "NotMounted": NOT_RUNNING,
     "MonitoringUnavailable": NOT_RUNNING,
     "NoSuchWorkload": NO_SUCH_WORKLOAD,

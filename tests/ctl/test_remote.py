@@ -360,3 +360,6 @@ def test_foreign_group_of_the_other_host_has_no_tasks_and_rates(
         "there is no such workload. No foreign group has this name or path either, and classes are shown only on "
         "their host\n"
     )
+    # A path of a class is not a valid key, but a valid name for show.
+    manager.refuse["Read"] = error("InvalidKey", "the key contains a slash")
+    assert other.ctl("show", "gold/").returncode == 4

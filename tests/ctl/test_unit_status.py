@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from resctrlctl import exact_units, queries, report
 from resctrlctl.command import main
-from resctrlctl.errors import USAGE
 from resctrlctl.host_replies import ListReply
 from resctrlctl.queries import Source
 from resctrlctl.unit_state import full_name
 from resctrlmond import config
 from resctrlmond.api import types
+from resctrlmond.api.exit_codes import USAGE
 from resctrlmond.api.types import Claim, Member
 from resctrlmond.resctrl import cgroups
 from resctrlmond.workloads.accounting import Quality

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from resctrlctl.command import main
-from resctrlctl.errors import USAGE
 from resctrlmond import config
-from resctrlmond.api.exit_codes import DENIED
+from resctrlmond.api.exit_codes import DENIED, USAGE
 from tests.ctl.conftest import command
 
 

@@ -317,7 +317,7 @@ def test_recording_has_the_final_totals_of_a_short_command(host: Host, tmp_path:
 def test_errors_of_the_daemon_have_their_exit_status(host: Host, sleeper: int) -> None:
     assert host.ctl("show", "missing").returncode == 4
     assert host.ctl("assign", "x", "--pid", "2147483647").returncode == 4
-    assert host.ctl("create", "..").returncode == 1
+    assert host.ctl("create", "..").returncode == 2
     mismatch = host.ctl("assign", "x", "--pid", str(sleeper), "--class", "gold")
     assert (mismatch.returncode, mismatch.stdout) == (1, "")
     assert mismatch.stderr.startswith(f"resctrlctl: cannot assign process {sleeper} to 'x': ")
