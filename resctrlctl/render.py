@@ -46,7 +46,7 @@ from resctrlctl.replies import (
     Usage,
     Workload,
 )
-from resctrlctl.structs import Struct, fields_of, to_json
+from resctrlctl.structs import Struct, fields_of, replace, to_json
 from resctrlctl.workload_table import TONES
 from resctrlmond.api.levels import levels
 from resctrlmond.resctrl.errors import printable
@@ -426,7 +426,7 @@ def _foreign_row(foreign: Foreign) -> Row:
 
 def _workload_sheets(reply: ReadReply) -> tuple[Sheet, Sheet]:
     """Return the sheet above the totals, and that with all other fields."""
-    workload = reply.workload
+    workload = replace(reply.workload, caveats=_caveats_without_total(reply))
     shown = workload_lines(workload)
     head = [shown[field] for field in _HEAD if field in shown]
     if found := level_texts(reply):
@@ -434,6 +434,16 @@ def _workload_sheets(reply: ReadReply) -> tuple[Sheet, Sheet]:
     rest = [line for field, line in shown.items() if field not in _HEAD]
     tone = TONES.get(workload.state, Tone.NORMAL)
     return Sheet(printable(workload.key), tuple(head), tone), Sheet("Details", tuple(rest))
+
+
+def _caveats_without_total(reply: ReadReply) -> dict[str, str]:
+    """Return the caveats that are not among the reasons of the totals, which the sheet above the details has."""
+    stated = {(total.event, why) for total in reply.totals for why in (total.reason or "").split("; ")}
+    left = {
+        event: "; ".join(why for why in text.split("; ") if (event, why) not in stated)
+        for event, text in reply.workload.caveats.items()
+    }
+    return {event: text for event, text in left.items() if text}
 
 
 def workload_lines(workload: Workload) -> dict[str, tuple[str, tuple[str, ...]]]:

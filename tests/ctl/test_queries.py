@@ -444,6 +444,19 @@ def test_show_prints_the_caveats_of_an_event(manager: FakeManager, ctl: Ctl) -> 
     assert "  Baseline: estimated\n   Caveats: mbm_total_bytes: no counter was free\n" in ctl("show", "k").stdout
 
 
+def test_show_states_a_caveat_once_if_it_is_a_reason_of_a_total(manager: FakeManager, ctl: Ctl) -> None:
+    shared, other = "the end was not seen", "no counter was free"
+    manager.add(
+        "k", caveats={"core_energy": shared, "mbm_total_bytes": f"{shared}; {other}", "llc_occupancy": shared}
+    )
+    totals = [replace(total, reason=f"{shared}; it is late") for total in TOTALS]
+    manager.replies["Read"] = types.ReadReply(workload=manager.workloads["k"], readings=[], totals=totals)
+    shown = ctl("show", "k").stdout
+    assert f"Not exact\n  all: {shared}\n       it is late\n" in shown
+    assert f"   Caveats: llc_occupancy: {shared}\n            mbm_total_bytes: {other}\n" in shown
+    assert "core_energy: " not in shown
+
+
 def test_unit_that_is_not_watched_is_listed_and_explained(manager: FakeManager, ctl: Ctl) -> None:
     reason = "it is in no group, because of its profile quiet (rule at /etc/quiet.yaml:3)"
     facts = {"profile": "quiet", "profile_source": "rule at /etc/quiet.yaml:3", "reason": reason}
