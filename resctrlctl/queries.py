@@ -170,7 +170,7 @@ class Source:
             self._output.note(f"resctrlmond is not running: read from {tree_view.ROOT}")
             view, notes = tree_view.TreeView.open(tree_view.ROOT, simulation=False, run=tree_view.RUN)
         else:
-            # The records in /run are about the machine's own resctrl filesystem only.
+            # The records in /run are about the machine's own resctrl filesystem only. A simulation has its own.
             view, notes = tree_view.TreeView.open(root, simulation=True, run="")
         for note in notes:
             self._output.note(note)

@@ -48,7 +48,8 @@ class TreeView:
     """A resctrl filesystem with the records of its workloads. It is only read.
 
     ``gid`` is the Unix group that marks the daemon's groups; None if it is unknown: all groups are then foreign.
-    ``run`` is the daemon's directory in /run; "" if the filesystem is not the machine's own, which has no records.
+    ``run`` is the daemon's directory with the records; "" if the filesystem is neither the machine's own nor a
+    simulation of a daemon.
     """
 
     tree: Tree
@@ -73,12 +74,15 @@ class TreeView:
     def open(cls, root: str, *, simulation: bool = False, run: str = RUN) -> tuple[TreeView, list[str]]:
         """Open the resctrl filesystem at ``root``; return it with notes on records that cannot be read.
 
-        Raises CommandError if ``root`` is not a resctrl filesystem.
+        The records of a simulation are those of the daemon that runs on it. Raises CommandError if ``root`` is not a
+        resctrl filesystem.
         """
         try:
             tree = Tree.open(root, allow_simulation=simulation)
         except ResctrlError as error:
             raise _command_error("read the groups", error) from error
+        if tree.simulation is not None:
+            run = _run_beside(root)
         records, notes = _records(run) if run else ({}, [])
         return cls(tree, _mark(run), records, run), notes
 
@@ -239,6 +243,13 @@ def _from_workload(workload: Workload, found: Found | None = None) -> types.Work
     if found is not None:
         workload = workload.with_group(replace(workload.first, class_=found.ref.class_))
     return translate.workload_of(workload, found.path if found else None)
+
+
+def _run_beside(root: str) -> str:
+    """Return the daemon's directory of ``resctrlmond --simulate`` (daemon/simulated.py); "" if there is none."""
+    top, name = os.path.split(os.path.realpath(root))
+    run = os.path.join(top, "run")
+    return run if name == "resctrl" and os.path.isdir(os.path.join(run, "records")) else ""
 
 
 def _records(run: str) -> tuple[dict[str, Workload], list[str]]:

@@ -357,6 +357,24 @@ def test_tree_and_daemon_have_the_same_readings(host: Host, sleeper: int) -> Non
     host.ctl("release", "same")
 
 
+def test_root_of_a_simulation_has_the_workloads_of_its_daemon(host: Host) -> None:
+    assert host.ctl("create", "seen", "--attribute", "unit=seen.service").returncode == 0
+    try:
+        options = ["--root", f"{host.top}/resctrl", "--socket", "/none"]
+        listed = json.loads(host.ctl("list", "-aj", *options).stdout)
+        by_key = {usage["workload"]["key"]: usage["workload"] for usage in listed["usages"]}
+        assert by_key["seen"]["attributes"] == {"unit": "seen.service"}
+        assert "seen" not in [group["name"] for group in listed["foreign"]]
+        shown = json.loads(host.ctl("show", "-j", "seen", *options).stdout)
+        assert shown["workload"]["claims"][0]["owner"] == "cli"
+        assert {total["event"] for total in shown["totals"]} >= {"core_energy"}
+        linked = host.top / "elsewhere"
+        linked.symlink_to(host.top / "resctrl")
+        assert "seen.service" in host.ctl("list", "--root", str(linked), "--socket", "/none").stdout
+    finally:
+        host.ctl("release", "seen")
+
+
 @pytest.mark.parametrize("source", ["daemon", "tree"])
 def test_show_prints_the_foreign_groups_of_all_classes_with_that_name(host: Host, source: str) -> None:
     folders = [
