@@ -56,6 +56,20 @@ def _parser() -> argparse.ArgumentParser:
         help=f"the events to export, as a pattern; can be repeated ({', '.join(metrics.DEFAULT_EVENTS)})",
     )
     parser.add_argument(
+        "--names",
+        action="append",
+        type=_names,
+        metavar="PROGRAM",
+        help=f"whose names the figures have: {', '.join(metrics.Names)}; can be repeated "
+        f"({', '.join(metrics.DEFAULT_NAMES)})",
+    )
+    parser.add_argument(
+        "--node-name",
+        type=not_empty,
+        metavar="NAME",
+        help="with --names nri-resctrl-mon: the name of this host in Kubernetes ($NODE_NAME, or the host name)",
+    )
+    parser.add_argument(
         "--timeout",
         type=_seconds,
         default=8.0,
@@ -81,6 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _node_name() -> str:
+    """Return the name that a pod gets from Kubernetes, or else the one that kubelet derives from the host's name."""
+    return os.environ.get("NODE_NAME") or os.uname().nodename.lower()
+
+
 def _address(text: str) -> listening.Address:
     try:
         return listening.parse(text)
@@ -92,6 +111,14 @@ def _pattern(text: str) -> str:
     if not metrics.selected([text]):
         raise argparse.ArgumentTypeError(f"no event matches {text!r}; they are: {', '.join(metrics.EVENT_METRICS)}")
     return text
+
+
+def _names(text: str) -> metrics.Names:
+    try:
+        return metrics.Names(text)
+    except ValueError:
+        known = ", ".join(metrics.Names)
+        raise argparse.ArgumentTypeError(f"there are no names of {text!r}; choose from: {known}") from None
 
 
 def _seconds(text: str) -> float:
@@ -114,10 +141,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--listen and --certfile cannot be used with --textfile, which does not listen")
     if options.interval and not options.textfile:
         parser.error("--interval needs --textfile")
+    if options.node_name and metrics.Names.NRI_RESCTRL_MON not in (options.names or ()):
+        parser.error("--node-name needs --names nri-resctrl-mon")
     journal.setup(options.log_level, "resctrlmon-exporter")
     # Before any thread: all of them leave the signals to this one.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-    exporter = Exporter(Source(options.manager_socket, options.timeout), options.event or metrics.DEFAULT_EVENTS)
+    exporter = Exporter(
+        Source(options.manager_socket, options.timeout),
+        options.event or metrics.DEFAULT_EVENTS,
+        options.names or metrics.DEFAULT_NAMES,
+        options.node_name or _node_name(),
+    )
     try:
         if options.textfile:
             return _write(Textfile(options.textfile, exporter, options.timeout), options.interval or _INTERVAL_S)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert what the daemon reports to metrics. A figure that has no number is left out; it is never 0."""
+"""Convert what the daemon reports to metrics. A figure that has no number is left out; it is never 0.
+
+A figure can also have the name that another exporter gives to it (``Names``). These names have no mark for what is
+not exact, so the marks of resctrlmond are exported with the figures under any name.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,11 @@ from resctrlmond.api.monotone import Monotone
 from resctrlmond.api.types import Latency, MachineReply, NameSums, StatusReply, Sum, SumsReply, Usage, Workload
 from resctrlmond.exporter import metrics
 from resctrlmond.exporter.families import Families, cut
-from resctrlmond.exporter.metrics import Type
+from resctrlmond.exporter.metrics import EventMetrics, Names, Type
 from resctrlmond.exporter.source import VERBS, Observation, Source
 from resctrlmond.workloads.names import names_of
 from resctrlmond.workloads.states import NameKind, Quality, State
+from resctrlmond.workloads.validation import is_pod_uid
 
 T = TypeVar("T")
 
@@ -33,15 +38,29 @@ _PROCESS_LEFT_OUT = "process_start_time_seconds"
 
 
 class Exporter:
-    """Collects the metrics of ``source``. ``events``: patterns of the events to export. Thread-safe."""
+    """Collects the metrics of ``source``. Thread-safe.
 
-    def __init__(self, source: Source, events: Iterable[str] = metrics.DEFAULT_EVENTS) -> None:
+    ``events``: patterns of the events to export. ``node``: the name of this host in Kubernetes, which is a label of
+    the metrics with the names of nri-resctrl-mon.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        events: Iterable[str] = metrics.DEFAULT_EVENTS,
+        names: Iterable[Names] = metrics.DEFAULT_NAMES,
+        node: str = "",
+    ) -> None:
         self._source = source
         self._events = metrics.selected(events)
+        self._names = frozenset(names)
+        self._node = node
         self._process = ProcessCollector(registry=None)
         # Held while one observation is converted: the metrics of thousands of workloads take tens of MiB.
         self._guard = threading.Lock()
         self._of_workloads, self._of_machine, self._of_sums = Monotone[float](), Monotone[float](), Monotone[float]()
+        # By key: the start of the run, and the class that it had at first.
+        self._first_classes: dict[str, tuple[str, str]] = {}
 
     def render(self, encode: Callable[[CollectorRegistry], T], timeout_s: float, *, with_start_times: bool) -> T:
         """Read from the daemon, for ``timeout_s`` at most, and return what ``encode`` makes of all metrics."""
@@ -58,36 +77,45 @@ class Exporter:
             self._add_workloads(families, observation.usages)
         if observation.machine is not None:
             self._add_machine(families, observation.machine)
-        if observation.sums is not None:
+        if observation.sums is not None and Names.RESCTRLMOND in self._names:
             self._add_sums(families, observation.sums)
         own = (family for family in self._process.collect() if family.name != _PROCESS_LEFT_OUT)
         return [*families, *own]
 
     def _add_workloads(self, families: Families, usages: Sequence[Usage]) -> None:
         for usage in usages:
-            _add_names(families, usage.workload)
-            self._add_usage(families, usage)
+            if Names.RESCTRLMOND in self._names:
+                _add_names(families, usage.workload)
+            if self._names_of(usage.workload):
+                self._add_usage(families, usage)
         keys = {usage.workload.key for usage in usages}
         self._of_workloads.forget_unless(lambda series: series[1][0] in keys)
+        self._first_classes = {key: first for key, first in self._first_classes.items() if key in keys}
+
+    def _names_of(self, workload: Workload) -> frozenset[Names]:
+        """Return whose names the figures of a workload have: nri-resctrl-mon has only pods, node_exporter none."""
+        names = self._names - {Names.NODE_EXPORTER}
+        return names if is_pod_uid(workload.key) else names - {Names.NRI_RESCTRL_MON}
 
     def _add_usage(self, families: Families, usage: Usage) -> None:
         workload = usage.workload
         key, started = workload.key, workload.created_at or ""
         start = _seconds(started) if started else None
-        held = set()
+        names, held = self._names_of(workload), set()
         for use in usage.domains or ():
             row = self._events.get(use.event)
             if row is None or use.value is None:
                 continue
             labels = (key, _domain(use.domain), *filter(None, (row.label,)))
             value = float(use.value)
-            if row.workload.type is Type.GAUGE:
-                families.gauge(row.workload, value, *labels)
-                continue
-            value, is_held = self._of_workloads.next((row.workload.name, labels), started, value)
-            if is_held:
-                held.add(use.event)
-            families.counter(row.workload, labels, value, start)
+            if row.workload.type is Type.COUNTER:
+                value, is_held = self._of_workloads.next((row.workload.name, labels), started, value)
+                if is_held:
+                    held.add(use.event)
+            if Names.RESCTRLMOND in names:
+                families.figure(row.workload, labels, value, start)
+            if Names.NRI_RESCTRL_MON in names:
+                families.figure(row.pod, self._pod_labels(workload, use.domain), value)
         for total in usage.totals:
             if total.event not in self._events:
                 continue
@@ -96,25 +124,53 @@ class Exporter:
             elif total.event in held:
                 families.gauge(metrics.WORKLOAD_INEXACT, 1, key, total.event, Quality.ESTIMATED)
 
+    def _pod_labels(self, workload: Workload, domain: str) -> tuple[str, ...]:
+        """Return the labels of nri-resctrl-mon, with the class that the run had at first.
+
+        With the present class, a move would split the series of a pod. If the pod moved back, the former series would
+        rise by the use that the other series has counted already.
+        """
+        run = workload.created_at or "", workload.class_
+        first = self._first_classes.setdefault(workload.key, run)
+        if first[0] != run[0]:
+            first = self._first_classes[workload.key] = run
+        return (workload.key, _domain_id(domain), domain, first[1], "pod", self._node)
+
+    def _has_machine(self, row: EventMetrics) -> bool:
+        return Names.RESCTRLMOND in self._names or (Names.NODE_EXPORTER in self._names and row.node is not None)
+
     def _add_machine(self, families: Families, machine: MachineReply) -> None:
         start = _seconds(machine.since)
-        families.gauge(metrics.MACHINE_START, start)
+        if Names.RESCTRLMOND in self._names:
+            families.gauge(metrics.MACHINE_START, start)
+        # The values of all pools of an event in a domain.
+        whole: dict[tuple[str, str], list[float | None]] = {}
         for use in machine.pools:
             row = self._events.get(use.event)
-            if row is None:
+            if row is None or not self._has_machine(row):
                 continue
-            domain, is_held = _domain(use.domain), False
+            domain, value, is_held = _domain(use.domain), None, False
             if use.value is not None:
                 labels = (domain, use.pool, *filter(None, (row.label,)))
                 value = float(use.value)
-                if row.machine.type is Type.GAUGE:
-                    families.gauge(row.machine, value, *labels)
-                else:
+                if row.machine.type is Type.COUNTER:
                     value, is_held = self._of_machine.next((row.machine.name, labels), machine.since, value)
-                    families.counter(row.machine, labels, value, start)
+                if Names.RESCTRLMOND in self._names:
+                    families.figure(row.machine, labels, value, start)
+            whole.setdefault((use.event, domain), []).append(value)
             quality = Quality.ESTIMATED if is_held and use.quality is Quality.EXACT else use.quality
             if quality is not Quality.EXACT:
                 families.gauge(metrics.MACHINE_INEXACT, 1, domain, use.event, use.pool, quality)
+        if Names.NODE_EXPORTER in self._names:
+            self._add_whole(families, whole)
+
+    def _add_whole(self, families: Families, whole: dict[tuple[str, str], list[float | None]]) -> None:
+        """Add the sums of all pools, as node_exporter names them. One that lacks the value of a pool is left out."""
+        for (event, domain), values in whole.items():
+            row = self._events[event]
+            known = [value for value in values if value is not None]
+            if row.node is not None and len(known) == len(values):
+                families.figure(row.node, (domain, *filter(None, (row.label,))), sum(known))
 
     def _add_sums(self, families: Families, sums: SumsReply) -> None:
         start = _seconds(sums.since)
@@ -229,6 +285,12 @@ def _add_names(families: Families, workload: Workload) -> None:
         families.gauge(metrics.WORKLOAD_START, _seconds(workload.created_at), workload.key)
     if workload.completed_at is not None:
         families.gauge(metrics.WORKLOAD_END, _seconds(workload.completed_at), workload.key)
+
+
+def _domain_id(name: str) -> str:
+    """Return the number of a domain as its directory has it: "00" for mon_L3_00."""
+    number = _NUMBER.search(name)
+    return number[0] if number else ""
 
 
 def _domain(name: str) -> str:

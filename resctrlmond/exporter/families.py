@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from prometheus_client import Metric as Family
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 
-from resctrlmond.exporter.metrics import PREFIX, Metric, Type
+from resctrlmond.exporter.metrics import Metric, Type
 
 # A value of a label is cut to this length: an attribute can have 4096 characters.
 MAX_LABEL = 256
@@ -36,6 +36,13 @@ class Families:
         family = self._family(metric)
         assert isinstance(family, GaugeMetricFamily)
         family.add_metric(labels, value)
+
+    def figure(self, metric: Metric, labels: Sequence[str], value: float, start: float | None = None) -> None:
+        """Add a sample of a counter, which began at ``start``, or of a gauge."""
+        if metric.type is Type.GAUGE:
+            self.gauge(metric, value, *labels)
+        else:
+            self.counter(metric, labels, value, start)
 
     def histogram(
         self, metric: Metric, labels: Sequence[str], buckets: Sequence[tuple[str, float]], total: float, start: float
@@ -70,7 +77,7 @@ def cut(text: str) -> str:
 
 
 def _new(metric: Metric) -> Family:
-    name = PREFIX + metric.name
+    name = metric.family
     match metric.type:
         case Type.COUNTER:
             return CounterMetricFamily(name, metric.help, labels=metric.labels, unit=metric.unit)

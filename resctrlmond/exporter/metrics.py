@@ -14,6 +14,19 @@ from resctrlmond.resctrl.kinds import Kind
 PREFIX = "resctrlmond_"
 
 
+class Names(enum.StrEnum):
+    """The program whose names the figures have, as ``--names`` selects it."""
+
+    RESCTRLMOND = "resctrlmond"
+    # The NRI plugin of containers/nri-plugins.
+    NRI_RESCTRL_MON = "nri-resctrl-mon"
+    # The collector "resctrl" that is proposed for node_exporter.
+    NODE_EXPORTER = "node-exporter"
+
+
+DEFAULT_NAMES = (Names.RESCTRLMOND,)
+
+
 class Type(enum.Enum):
     """The type of a metric. The names of samples end in "_total" for a counter, and in "_info" for INFO."""
 
@@ -25,32 +38,41 @@ class Type(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric. ``name`` has neither the prefix nor the suffix of its type, and ends in ``unit``, if there is one."""
+    """A metric. ``name`` lacks the prefix and the suffix of its type, and ends in ``unit``, if there is one."""
 
     name: str
     type: Type
     help: str
     labels: tuple[str, ...] = ()
     unit: str = ""
+    prefix: str = PREFIX
+
+    @property
+    def family(self) -> str:
+        """Return its name, without the suffix of its type."""
+        return self.prefix + self.name
 
     @property
     def sample(self) -> str:
         """Return the name of its samples."""
         suffix = {Type.COUNTER: "_total", Type.INFO: "_info", Type.GAUGE: "", Type.HISTOGRAM: ""}[self.type]
-        return f"{PREFIX}{self.name}{suffix}"
+        return self.family + suffix
 
 
 @dataclass(frozen=True, slots=True)
 class EventMetrics:
     """The metrics of one event of the kernel. ``label`` is the value of their last label, "" if they have none.
 
-    ``accounted`` is that of the sums; None for a gauge, which has none.
+    ``accounted`` is that of the sums; None for a gauge, which has none. ``pod`` is that of a pod by the name of
+    nri-resctrl-mon, and ``node`` that of the whole machine by the name of node_exporter; None if it has none.
     """
 
     workload: Metric
     machine: Metric
     accounted: Metric | None
     label: str
+    pod: Metric
+    node: Metric | None
 
 
 # The events that are exported unless others are chosen: what each costs a workload is one series for each domain.
@@ -72,6 +94,20 @@ _EVENTS = (
     ("c1_res", "core_idle", "state", "c1", "residency in C1 or C6"),
     ("c6_res", "core_idle", "state", "c6", "residency in C1 or C6"),
 )
+# The metrics of nri-resctrl-mon with their units. That of another event has the name of the event after "perf_".
+_OF_NRI_RESCTRL_MON = {
+    "llc_occupancy": "l3_llc_occupancy_bytes",
+    "mbm_total_bytes": "l3_mbm_bytes",
+    "mbm_local_bytes": "l3_mbm_local_bytes",
+    "core_energy": "perf_core_energy_joules",
+    "activity": "perf_activity_farads",
+}
+# The events of the proposed collector of node_exporter. Apart from the prefix, its names are those of resctrlmond.
+_OF_NODE_EXPORTER = ("llc_occupancy", "mbm_total_bytes", "mbm_local_bytes")
+_POD_LABELS = (
+    *("k8s_pod_uid", "domain_id", "domain_name"),
+    *("resctrl_control_group", "resctrl_group_source", "k8s_node_name"),
+)
 
 
 def _of_event(event: str, name: str, label: str, value: str, text: str) -> EventMetrics:
@@ -83,12 +119,19 @@ def _of_event(event: str, name: str, label: str, value: str, text: str) -> Event
     by_workload = f"Of a workload in a domain{'' if is_gauge else ', since its baseline'}: {text}."
     by_pool = f"Of a pool of the machine in a domain{'' if is_gauge else ', since the daemon began'}: {text}."
     by_name = f"Of all workloads of a name since the boot, ended ones included: {text}."
+    by_pod = f"Event {event} of a pod in a domain{'' if is_gauge else ', since its baseline'}."
+    of_node = f"Of the whole machine in a domain{'' if is_gauge else ', since resctrlmond began'}: {text}."
     accounted = Metric(f"accounted_{named}", Type.COUNTER, by_name, ("by", "name", *labels), of.unit)
+    pod = _OF_NRI_RESCTRL_MON.get(event, f"perf_{event}")
+    pod_unit = of.unit if pod.endswith(f"_{of.unit}") else ""
+    node = Metric(named, type_, of_node, ("domain", *labels), of.unit, "node_resctrl_")
     return EventMetrics(
         Metric(named, type_, by_workload, ("key", "domain", *labels), of.unit),
         Metric(f"machine_{named}", type_, by_pool, ("domain", "pool", *labels), of.unit),
         None if is_gauge else accounted,
         value,
+        Metric(pod, type_, by_pod, _POD_LABELS, pod_unit, prefix=""),
+        node if event in _OF_NODE_EXPORTER else None,
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's Prometheus server, which scrapes one exporter every few seconds."""
+"""Debian's Prometheus server, which scrapes an exporter every few seconds, and other targets if a test has them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONFIGURATION = """\
 global: {{scrape_interval: {interval_s}s, scrape_timeout: {interval_s}s}}
 scrape_configs:
   - job_name: resctrlmond
-    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+    static_configs: [{{targets: {targets}}}]
 """
 _WAIT_S = 60.0
 
@@ -61,6 +61,13 @@ class Prometheus:
             for one in found
         ]
 
+    def query(self, query: str, time: float) -> list[tuple[dict[str, str], float]]:
+        """Return the labels and the values of an instant query at a time (seconds since the epoch)."""
+        parameters = urllib.parse.urlencode({"query": query, "time": f"{time:.3f}"})
+        with urllib.request.urlopen(f"{self._url}/api/v1/query?{parameters}", timeout=_WAIT_S) as reply:
+            found = json.load(reply)["data"]["result"]
+        return [(one["metric"], float(one["value"][1])) for one in found]
+
     def metrics(self) -> list[str]:
         """Return the names of all metrics."""
         with urllib.request.urlopen(f"{self._url}/api/v1/label/__name__/values", timeout=_WAIT_S) as reply:
@@ -68,11 +75,12 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def running(folder: Path, target: int, interval_s: int) -> Iterator[Prometheus]:
-    """Run a server that scrapes the port ``target`` while the block runs."""
+def running(folder: Path, target: int, interval_s: int, *others: int) -> Iterator[Prometheus]:
+    """Run a server that scrapes the port ``target``, and the ``others``, while the block runs."""
     folder.mkdir()
     configuration = folder / "prometheus.yml"
-    configuration.write_text(CONFIGURATION.format(port=target, interval_s=interval_s))
+    targets = json.dumps([f"127.0.0.1:{port}" for port in (target, *others)])
+    configuration.write_text(CONFIGURATION.format(targets=targets, interval_s=interval_s))
     log = folder / "log"
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(reserved_port("127.0.0.1"))

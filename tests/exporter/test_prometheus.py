@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.exporter.metrics import Names
 from resctrlmond.sim.profiles import PROFILES
 from tests.exporter.churn import churn
 from tests.exporter.conftest import Exporter, machine_of
@@ -24,10 +25,13 @@ def test_promtool_has_no_remark(tmp_path: Path, profile: str) -> None:
         machine.start()
         run_for(machine, "short", loops=1000)
         machine.call("Create", key="empty", claim="me", attributes={"pod.name": 'a"b\\', "unit": "x.service"})
-        with contextlib.closing(Exporter(tmp_path, machine.socket, "--event", "*")) as exporter:
+        machine.call("Create", key="c0ffee00-0000-4000-8000-000000000001", claim="me")
+        names = [option for name in Names for option in ("--names", name)]
+        with contextlib.closing(Exporter(tmp_path, machine.socket, "--event", "*", *names)) as exporter:
             exporter.start()
             text = exporter.get().body
-    assert b"resctrlmond_memory_bandwidth_bytes_total{" in text
+    for name in ("resctrlmond_memory_bandwidth_bytes", "l3_mbm_bytes", "node_resctrl_memory_bandwidth_bytes"):
+        assert f"{name}_total{{".encode() in text
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 

@@ -192,6 +192,8 @@ def test_every_option_of_the_exporter() -> None:
     assert {event.replace("_", "\\_").replace("*", "\\*") for event in metrics.DEFAULT_EVENTS} <= set(
         re.findall(r"_((?:\\.|[a-z])+)_", text)
     )
+    assert {f"_{name}_" for name in metrics.Names} <= set(re.findall(r"_[a-z-]+_", text))
+    assert f"Default: _{', '.join(metrics.DEFAULT_NAMES)}_." in text
     assert exit_codes(EXPORTER) == {os.EX_OK, 2, os.EX_OSERR, os.EX_CANTCREAT}
     unit = (ROOT / "systemd" / "resctrlmon-exporter.service").read_text(encoding="utf-8")
     assert "RestartPreventExitStatus=2\n" in unit
@@ -201,8 +203,16 @@ def test_every_metric_of_the_exporter() -> None:
     """Each with its labels and type; and no page has another metric."""
     events = metrics.EVENT_METRICS.values()
     declared = [value for value in vars(metrics).values() if isinstance(value, metrics.Metric)]
-    declared += [metric for row in events for metric in (row.workload, row.machine, row.accounted) if metric]
-    expected = set()
+    declared += [
+        metric for row in events for metric in (row.workload, row.machine, row.accounted, row.node) if metric
+    ]
+    # The labels of these have paragraphs of their own.
+    pods = {row.pod for row in events}
+    expected = {f"*{metric.sample}*, {metric.type.value}" for metric in pods}
+    names = section(EXPORTER, "NAMES OF OTHER EXPORTERS")
+    assert {label for metric in pods for label in metric.labels} <= set(
+        re.findall(r"_(\w+)_", names.replace("\\_", "_"))
+    )
     for metric in declared:
         labels = "{" + ", ".join(f"_{label}_" for label in metric.labels) + "}" if metric.labels else ""
         kind = "" if metric.type is metrics.Type.INFO else f", {metric.type.value}"
@@ -210,7 +220,7 @@ def test_every_metric_of_the_exporter() -> None:
     text = "\n".join(
         section(EXPORTER, f"METRICS OF {of}") for of in ("WORKLOADS", "THE MACHINE", "SUMS", "THE SERVICE")
     )
-    found = re.findall(r"^(\*resctrlmond_.*?)(?:\+\+)?$", text, re.MULTILINE)
+    found = re.findall(r"^(\*(?:resctrlmond|l3|perf|node)_.*?)(?:\+\+)?$", text + names, re.MULTILINE)
     assert sorted(found) == sorted(expected)
 
 

@@ -1258,6 +1258,27 @@ MUTANTS = (
         "tests/exporter/test_figures.py",
     ),
     Mutant(
+        "a pod that moves has another class in its labels",
+        _EXPORTER + "collector.py",
+        'domain, first[1], "pod"',
+        'domain, workload.class_, "pod"',
+        "tests/exporter/test_names.py",
+    ),
+    Mutant(
+        "a sum of the machine lacks a pool without a number",
+        _EXPORTER + "collector.py",
+        "and len(known) == len(values):",
+        "and known:",
+        "tests/exporter/test_names.py",
+    ),
+    Mutant(
+        "a figure under the name of another exporter has no mark",
+        _EXPORTER + "collector.py",
+        "            if total.event not in self._events:\n",
+        "            if total.event not in self._events or Names.RESCTRLMOND not in names:\n",
+        "tests/exporter/test_names.py",
+    ),
+    Mutant(
         "a daemon that never ends its reply delays a scrape for ever",
         _EXPORTER + "source.py",
         "limit.start()",
