@@ -143,12 +143,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--interval needs --textfile")
     if options.node_name and metrics.Names.NRI_RESCTRL_MON not in (options.names or ()):
         parser.error("--node-name needs --names nri-resctrl-mon")
+    events = options.event or metrics.DEFAULT_EVENTS
+    if metrics.Names.NODE_EXPORTER in (options.names or ()) and metrics.selected(events).keys().isdisjoint(
+        metrics.OF_NODE_EXPORTER
+    ):
+        parser.error(f"--names node-exporter needs an --event of: {', '.join(metrics.OF_NODE_EXPORTER)}")
     journal.setup(options.log_level, "resctrlmon-exporter")
     # Before any thread: all of them leave the signals to this one.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     exporter = Exporter(
         Source(options.manager_socket, options.timeout),
-        options.event or metrics.DEFAULT_EVENTS,
+        events,
         options.names or metrics.DEFAULT_NAMES,
         options.node_name or _node_name(),
     )

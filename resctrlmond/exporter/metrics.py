@@ -103,7 +103,7 @@ _OF_NRI_RESCTRL_MON = {
     "activity": "perf_activity_farads",
 }
 # The events of the proposed collector of node_exporter. Apart from the prefix, its names are those of resctrlmond.
-_OF_NODE_EXPORTER = ("llc_occupancy", "mbm_total_bytes", "mbm_local_bytes")
+OF_NODE_EXPORTER = ("llc_occupancy", "mbm_total_bytes", "mbm_local_bytes")
 _POD_LABELS = (
     *("k8s_pod_uid", "domain_id", "domain_name"),
     *("resctrl_control_group", "resctrl_group_source", "k8s_node_name"),
@@ -131,7 +131,7 @@ def _of_event(event: str, name: str, label: str, value: str, text: str) -> Event
         None if is_gauge else accounted,
         value,
         Metric(pod, type_, by_pod, _POD_LABELS, pod_unit, prefix=""),
-        node if event in _OF_NODE_EXPORTER else None,
+        node if event in OF_NODE_EXPORTER else None,
     )
 
 

@@ -236,7 +236,15 @@ def test_sum_of_a_pool_that_falls_is_held() -> None:
     assert whole(["4", "2", "8"]) == [5, 5, 9]
 
 
-@pytest.mark.parametrize("options", [["--names", "other"], ["--node-name", "n"], ["--node-name", ""]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--names", "other"],
+        ["--names", "node-exporter", "--event", "core_*"],
+        ["--node-name", "n"],
+        ["--node-name", ""],
+    ],
+)
 def test_wrong_names_are_refused(options: list[str]) -> None:
     command = [sys.executable, "-m", "resctrlmond.exporter", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
