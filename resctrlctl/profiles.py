@@ -178,7 +178,11 @@ def _explain(name: str, daemon: Daemon, output: Output) -> int:
 def _selected(
     name: str, workloads: Sequence[replies.Workload], unwatched: Sequence[host_replies.Unwatched]
 ) -> list[Selected]:
-    """Return the workloads, members, and unwatched containers and units that a text selects."""
+    """Return the workloads, members, and unwatched containers and units that a text selects.
+
+    What runs without a workload is selected before workloads that have ended: they may be its earlier runs.
+    """
+    matched = matching(name, workloads, is_change=False)
     found = [
         Selected(
             one.key,
@@ -187,19 +191,26 @@ def _selected(
             companion=one.companion,
             members=[Selected(of.id, of.profile, of.profile_source) for of in one.members if not of.ended_at],
         )
-        for one in matching(name, workloads, is_change=False)
+        for one in matched
     ]
-    found = found or [
+    if any(not one.state.is_over for one in matched):
+        return found
+
+    def is_selected(text: str) -> bool:
+        return text == name or (not matched and text.startswith(name))
+
+    members = [
         Selected(member.id, member.profile, member.profile_source)
         for workload in workloads
         for member in workload.members
-        if not member.ended_at and member.id.startswith(name)
+        if not member.ended_at and is_selected(member.id)
     ]
-    return found or [
+    left_out = [
         Selected(one.id, one.profile, one.profile_source, one.reason)
         for one in unwatched
-        if name == one.name or one.id.startswith(name)
+        if name == one.name or is_selected(one.id)
     ]
+    return members or left_out or found
 
 
 def _selected_sheet(selected: Selected) -> Sheet:

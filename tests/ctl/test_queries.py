@@ -469,6 +469,8 @@ def test_unit_that_is_not_watched_is_listed_and_explained(manager: FakeManager, 
     assert ["-", "0123456789ab", "-"] in [line.split()[:3] for line in lines]
     assert "1 unwatched container, 1 unwatched unit." in lines
     assert reason in ctl("list", "--all", "--full").stdout
+    # An earlier run, before the profile applied.
+    manager.add("getty@tty1.service", state=State.COMPLETED, completed_at=LATER)
     explained = json.loads(ctl("profiles", "explain", "getty@tty1.service", "--json").stdout)
     assert explained == {
         "id": "getty@tty1.service",
