@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.unit_exec import is_program, may_call
+from resctrlmond.workloads.callers import COMMAND_GRACE_S
 from resctrlmond.workloads.model import Member
-from resctrlmond.workloads.placement import COMMAND_GRACE_S
 from resctrlmond.workloads.reasons import Reason
 
 # The settings of commands that run while a service stops.

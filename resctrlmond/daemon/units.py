@@ -23,11 +23,11 @@ from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, ResctrlError
 from resctrlmond.unit_globs import UnitGlobs, is_of_user, is_valid_name
 from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.callers import COMMAND_GRACE_S
 from resctrlmond.workloads.errors import AlreadyMonitored
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import Member, State, Workload
 from resctrlmond.workloads.owners import SYSTEMD
-from resctrlmond.workloads.placement import COMMAND_GRACE_S
 from resctrlmond.workloads.profiles import Choice, Watch
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.requests import Assignment

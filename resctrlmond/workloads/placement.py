@@ -10,8 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
-from resctrlmond import unit_exec
-from resctrlmond.resctrl import cgroups, processes
+from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import (
     LACKS,
     NoSuchGroup,
@@ -25,6 +24,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import NO_OPTIONS, CgroupTasks, Moved, MoveOptions, Origins, ProcessTasks, Tasks, move
 from resctrlmond.workloads import group_ops, nested, units
+from resctrlmond.workloads.callers import COMMAND_GRACE_S, is_about_to_call
 from resctrlmond.workloads.clock import boot_ns, seconds_since_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import NotWritten
@@ -34,9 +34,6 @@ from resctrlmond.workloads.reasons import Reason, ran_before
 from resctrlmond.workloads.store import Transaction
 
 log = logging.getLogger(__name__)
-
-# The process of a command that runs through resctrlmon-unit-exec has called, or given up, after this time (s).
-COMMAND_GRACE_S = unit_exec.LONGEST_WAIT_S + 5.0
 
 
 def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bool = False) -> None:
@@ -118,15 +115,6 @@ def _has_waited(ctx: Context, txn: Transaction, member: Member) -> bool:
         since = boot_ns()
         ctx.memory.returns[txn.key] = member.ended_at, since
     return seconds_since_ns(since) >= COMMAND_GRACE_S
-
-
-def is_about_to_call(tid: int) -> bool:
-    """Return whether this may be the process of a command of a service that calls before it executes the command."""
-    # The age is limited, because any process can have such a name.
-    found = processes.stat(tid)
-    if found is None or not unit_exec.may_call(tid):
-        return False
-    return boot_ns() / 1e9 - found.start_time / processes.TICKS_PER_S < COMMAND_GRACE_S
 
 
 def adopt(ctx: Context, txn: Transaction, group: Group) -> None:

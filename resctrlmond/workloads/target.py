@@ -16,11 +16,11 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import CgroupTasks, ProcessTasks, Tasks
 from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.workloads.callers import is_about_to_call
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup, InvalidRequest
 from resctrlmond.workloads.model import Member, Workload
 from resctrlmond.workloads.owners import OF_UNITS, SYSTEMD
-from resctrlmond.workloads.placement import is_about_to_call
 from resctrlmond.workloads.requests import Assignment, UnitCommand
 from resctrlmond.workloads.states import FOLLOW
 from resctrlmond.workloads.validation import check_word

@@ -27,7 +27,7 @@ from resctrlmond.daemon.systemd import Systemd
 from resctrlmond.daemon.unit_commands import Service
 from resctrlmond.daemon.unit_starts import UnitStarts
 from resctrlmond.unit_exec import PROGRAM
-from resctrlmond.workloads import placement
+from resctrlmond.workloads import callers, placement
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.reasons import Reason
@@ -543,7 +543,7 @@ def test_command_that_never_calls_is_assigned_by_the_watch(site: Services, monke
     async def test() -> None:
         async with site.serving("*.service"):
             main = site.spawn(SHOP, "/bin/sleep", "600")
-            long_ago = time.monotonic() - placement.COMMAND_GRACE_S
+            long_ago = time.monotonic() - callers.COMMAND_GRACE_S
             site.state(SHOP, ExecStart=[Command(PROGRAM, main.pid, started=long_ago)])
             await site.until(lambda: site.claimed() == [SHOP])
             assert (site.in_group(main), site.quality()) == (SHOP, Quality.LATE)
