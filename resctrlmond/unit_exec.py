@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 # ``resctrlctl units exact`` writes this path into the drop-ins of units.
 PROGRAM = "/usr/libexec/resctrlmon-unit-exec"
@@ -15,6 +16,9 @@ LONGEST_WAIT_S = 30.0
 # The beginnings of names in /proc/PID/comm, which the kernel cuts to 15 characters: of the program, and of systemd's
 # own process before it executes the program (src/core/exec-invoke.c, rename_process_from_path()).
 _COMMS = (b"resctrlmon-unit", b"(", b"systemd")
+# Before that, systemd-executor may have the name of the descriptor by which systemd executes it, as "/proc/self/fd/9"
+# (src/core/execute.c, exec_spawn()).
+_DESCRIPTOR = re.compile(rb"[0-9]{1,10}\n?")
 
 
 def is_program(path: str) -> bool:
@@ -29,6 +33,7 @@ def may_call(pid: int) -> bool:
     """
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
-            return file.read().startswith(_COMMS)
+            comm = file.read()
     except OSError:
         return False
+    return comm.startswith(_COMMS) or bool(_DESCRIPTOR.fullmatch(comm))

@@ -67,10 +67,12 @@ class Services(Site):
                 finally:
                     await server.close()
 
-    def spawn(self, name: str, *words: str, below: str = "", user: int | None = None) -> subprocess.Popen[str]:
+    def spawn(
+        self, name: str, *words: str, below: str = "", user: int | None = None, comm: str = "(x)"
+    ) -> subprocess.Popen[str]:
         """Start a process in the control group of the service, which executes the words when it gets a line."""
         # With a name as systemd's own process has before it executes the command.
-        command = ["/bin/sh", "-c", 'echo "(x)" >/proc/$$/comm; echo; read _; exec "$0" "$@"', *words]
+        command = ["/bin/sh", "-c", f'printf %s "{comm}" >/proc/$$/comm; echo; read _; exec "$0" "$@"', *words]
         options: dict[str, Any] = {} if user is None else {"user": user, "group": user, "extra_groups": []}
         child = subprocess.Popen(
             command, cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
@@ -267,14 +269,15 @@ def test_next_command_is_exact_though_the_watch_looks_before_systemd_states_it(s
     run(test)
 
 
-def test_sweep_moves_the_processes_beside_one_that_is_about_to_call(site: Services) -> None:
+@pytest.mark.parametrize("comm", ["(x)", "9", "systemd-executo"])
+def test_sweep_moves_the_processes_beside_one_that_is_about_to_call(site: Services, comm: str) -> None:
     async def test() -> None:
         async with site.serving("*.service"):
             main = site.through(SHOP, "/bin/sleep", "600")
             site.state(SHOP, ExecStart=[started(main)], ExecReload=[Command(PROGRAM)])
             go(main)
             await site.until(lambda: has_begun(main))
-            reload = site.through(SHOP, "/bin/sleep", "600")
+            reload = site.through(SHOP, "/bin/sleep", "600", comm=comm)
             joined = site.spawn(SHOP, "/bin/sleep", "600")
             go(joined)
             await site.until(lambda: has_begun(joined))
