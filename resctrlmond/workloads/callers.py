@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes of commands of exact services that are about to call, before they execute the command.
 
-Their call moves them into the group of the service, and then they are not late. Whoever looks for tasks outside
-leaves them to it.
+Their call moves them into the group of the service, and then they are not late. Searches for tasks outside
+leave them to it.
 """
 
 from __future__ import annotations
