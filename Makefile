@@ -39,7 +39,7 @@ setup: $(READY)
 $(READY): pyproject.toml tests/host-packages
 	tests/host-packages
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[sim,nri,exporter,parquet,plot,test,dbus-next]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[sim,nri,exporter,otlp,parquet,plot,test,dbus-next]'
 	touch $@
 
 demo: setup

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command resctrlmon-exporter: serve metrics to Prometheus, or write them for node_exporter, until a signal."""
+"""The command resctrlmon-exporter: serve metrics to Prometheus, write them for node_exporter, or push by OTLP."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from resctrlmond import __version__, config, journal
 from resctrlmond.api import sockets
 from resctrlmond.arguments import not_empty
 from resctrlmond.exporter import listening, metrics
 from resctrlmond.exporter.collector import Exporter
+from resctrlmond.exporter.otlp.ends import Ends
+from resctrlmond.exporter.otlp.ledger import Ledger, Temporality
 from resctrlmond.exporter.server import MAX_CONNECTIONS, Application, Server, tls_context
 from resctrlmond.exporter.source import Source
 from resctrlmond.exporter.textfile import NAME, Textfile
@@ -25,15 +28,23 @@ from resctrlmond.notify import Notify
 
 log = logging.getLogger("resctrlmond.exporter")
 
+_Push = Callable[[Source, Mapping[str, metrics.EventMetrics]], int]
+
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
 _MAX_S = 3600.0
 _INTERVAL_S = 15.0
+# As that of OpenTelemetry's SDK.
+_PUSH_INTERVAL_S = 60.0
+_PROTOCOLS = ("http/protobuf", "grpc")
+_TEMPORALITY = Temporality.CUMULATIVE
+# A receiver that does not answer delays the end of the process by this time at most.
+_LAST_PUSH_S = 15.0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="resctrlmon-exporter",
-        description="Export what each workload and the whole machine used, for Prometheus.",
+        description="Export what each workload and the whole machine used, for Prometheus or OpenTelemetry.",
     )
     parser.add_argument(
         "--listen",
@@ -88,7 +99,31 @@ def _parser() -> argparse.ArgumentParser:
         "--interval",
         type=_seconds,
         metavar="SECONDS",
-        help=f"with --textfile: how often to write the file ({_INTERVAL_S})",
+        help=f"how often to write the file ({_INTERVAL_S}), or to push ({_PUSH_INTERVAL_S})",
+    )
+    parser.add_argument(
+        "--otlp",
+        nargs="?",
+        const=False,
+        type=_url,
+        metavar="URL",
+        help="push to this receiver of OTLP, and do not listen (that of OTEL_EXPORTER_OTLP_ENDPOINT)",
+    )
+    parser.add_argument(
+        "--otlp-protocol",
+        choices=_PROTOCOLS,
+        help=f"with --otlp: the protocol (that of OTEL_EXPORTER_OTLP_PROTOCOL, or {_PROTOCOLS[0]})",
+    )
+    parser.add_argument(
+        "--otlp-temporality",
+        choices=list(Temporality),
+        help=f"with --otlp: whether a point has the use since the start or since the last push ({_TEMPORALITY})",
+    )
+    parser.add_argument(
+        "--otlp-state",
+        type=not_empty,
+        metavar="PATH",
+        help="with --otlp: keep what was pushed in this file, over restarts",
     )
     parser.add_argument("--log-level", choices=journal.LEVELS, default="info", help="(%(default)s)")
     parser.add_argument("--version", action="version", version=f"resctrlmon-exporter {__version__}")
@@ -131,6 +166,13 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _url(text: str) -> str:
+    parts = urllib.parse.urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address such as http://localhost:4318")
+    return text
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the exporter until a signal stops it. Return the exit status."""
     parser = _parser()
@@ -139,8 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--keyfile and --client-cafile need --certfile")
     if options.textfile and (options.listen or options.certfile):
         parser.error("--listen and --certfile cannot be used with --textfile, which does not listen")
-    if options.interval and not options.textfile:
-        parser.error("--interval needs --textfile")
+    if options.interval and not options.textfile and options.otlp is None:
+        parser.error("--interval needs --textfile or --otlp")
     if options.node_name and metrics.Names.NRI_RESCTRL_MON not in (options.names or ()):
         parser.error("--node-name needs --names nri-resctrl-mon")
     events = options.event or metrics.DEFAULT_EVENTS
@@ -148,22 +190,78 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metrics.OF_NODE_EXPORTER
     ):
         parser.error(f"--names node-exporter needs an --event of: {', '.join(metrics.OF_NODE_EXPORTER)}")
+    push = _otlp(parser, options)
     journal.setup(options.log_level, "resctrlmon-exporter")
     # Before any thread: all of them leave the signals to this one.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-    exporter = Exporter(
-        Source(options.manager_socket, options.timeout),
-        events,
-        options.names or metrics.DEFAULT_NAMES,
-        options.node_name or _node_name(),
-    )
+    source = Source(options.manager_socket, options.timeout)
+    names = options.names or metrics.DEFAULT_NAMES
+    exporter = Exporter(source, events, names, options.node_name or _node_name())
     try:
+        if push is not None:
+            return push(source, metrics.selected(events))
         if options.textfile:
             return _write(Textfile(options.textfile, exporter, options.timeout), options.interval or _INTERVAL_S)
         return _serve(options, exporter)
     except (OSError, ValueError) as error:
         log.error("cannot start: %s", error)
         return os.EX_OSERR
+
+
+def _otlp(parser: argparse.ArgumentParser, options: argparse.Namespace) -> _Push | None:
+    """Return the function that pushes, with --otlp. Errors of the command line end the process."""
+    if options.otlp is None:
+        if options.otlp_protocol or options.otlp_temporality or options.otlp_state:
+            parser.error("--otlp-protocol, --otlp-temporality and --otlp-state need --otlp")
+        return None
+    if options.listen or options.certfile or options.textfile:
+        parser.error("--listen, --certfile and --textfile cannot be used with --otlp: start a further exporter")
+    if options.names or options.node_name:
+        parser.error("--names and --node-name cannot be used with --otlp, which has names of OpenTelemetry")
+    temporality = Temporality(options.otlp_temporality or _TEMPORALITY)
+    if temporality is Temporality.DELTA and options.otlp_state is None:
+        parser.error("--otlp-temporality delta needs --otlp-state: after a restart, the use would be pushed again")
+    protocol = options.otlp_protocol or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or _PROTOCOLS[0]
+    if protocol not in _PROTOCOLS:
+        parser.error(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; the protocols are: {', '.join(_PROTOCOLS)}")
+    try:
+        # Not above: Debian 13 has no packages of the SDK.
+        from resctrlmond.exporter.otlp.pusher import Pusher  # noqa: PLC0415
+        from resctrlmond.exporter.otlp.sender import Protocol, Sender  # noqa: PLC0415
+
+        sender = Sender(options.otlp or None, Protocol(protocol), temporality)
+    except ImportError as error:
+        parser.error(
+            f"--otlp needs the SDK of OpenTelemetry with its exporters, which cannot be imported: {error}. Debian 13"
+            " does not have them: install resctrlmond[otlp] from PyPI into an environment of its own, see"
+            " resctrlmon-exporter(8), PUSHING"
+        )
+    except Exception as error:
+        parser.error(f"the SDK of OpenTelemetry does not accept the settings OTEL_*: {error}")
+
+    def push(source: Source, events: Mapping[str, metrics.EventMetrics]) -> int:
+        try:
+            ledger = Ledger(temporality, options.otlp_state)
+        except (OSError, ValueError) as error:
+            log.error("cannot start: %s", error)
+            return os.EX_CANTCREAT
+        ends = Ends(options.manager_socket)
+        pusher = Pusher(source, ends, sender, ledger, events, timeout_s=options.timeout)
+        stop = threading.Event()
+        arguments = (options.interval or _PUSH_INTERVAL_S, stop)
+        thread = threading.Thread(target=pusher.run, args=arguments, name="push", daemon=True)
+        ends.start()
+        thread.start()
+        log.info("pushing to %s", sender.url)
+        notify = Notify()
+        notify.ready()
+        signal.sigwait(_STOPPING)
+        notify.stopping()
+        stop.set()
+        thread.join(_LAST_PUSH_S)
+        return os.EX_OK
+
+    return push
 
 
 def _serve(options: argparse.Namespace, exporter: Exporter) -> int:

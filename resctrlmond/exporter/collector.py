@@ -12,7 +12,7 @@ import itertools
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -106,7 +106,7 @@ class Exporter:
             row = self._events.get(use.event)
             if row is None or use.value is None:
                 continue
-            labels = (key, _domain(use.domain), *filter(None, (row.label,)))
+            labels = (key, domain_number(use.domain), *filter(None, (row.label,)))
             value = float(use.value)
             if row.workload.type is Type.COUNTER:
                 value, is_held = self._of_workloads.next((row.workload.name, labels), started, value)
@@ -149,7 +149,7 @@ class Exporter:
             row = self._events.get(use.event)
             if row is None or not self._has_machine(row):
                 continue
-            domain, value, is_held = _domain(use.domain), None, False
+            domain, value, is_held = domain_number(use.domain), None, False
             if use.value is not None:
                 labels = (domain, use.pool, *filter(None, (row.label,)))
                 value = float(use.value)
@@ -206,6 +206,13 @@ class _Scrape(Collector):
         return self._families()
 
 
+def health(observation: Observation) -> Iterable[tuple[metrics.Metric, Mapping[str, str], float]]:
+    """Return the gauges of the service: each sample with its metric and its labels."""
+    families = Families(with_start_times=False)
+    _add_health(families, observation)
+    return families.gauges()
+
+
 def _add_health(families: Families, observation: Observation) -> None:
     families.gauge(metrics.UP, observation.status is not None)
     families.info(metrics.EXPORTER_BUILD, __version__)
@@ -246,9 +253,9 @@ def _add_status(families: Families, status: StatusReply) -> None:
     if status.bandwidth is not None:
         families.gauge(metrics.BANDWIDTH_MODE, 1, status.bandwidth.mode)
         for cache in status.bandwidth.counters:
-            families.gauge(metrics.ASSIGNABLE, cache.counters, _domain(cache.domain))
+            families.gauge(metrics.ASSIGNABLE, cache.counters, domain_number(cache.domain))
             if cache.available is not None:
-                families.gauge(metrics.ASSIGNABLE_FREE, cache.available, _domain(cache.domain))
+                families.gauge(metrics.ASSIGNABLE_FREE, cache.available, domain_number(cache.domain))
 
 
 def _add_latency(families: Families, of: Latency) -> None:
@@ -293,7 +300,7 @@ def _domain_id(name: str) -> str:
     return number[0] if number else ""
 
 
-def _domain(name: str) -> str:
+def domain_number(name: str) -> str:
     """Return the number of a domain as the kernel counts it: "0" for mon_L3_00 and for mon_PERF_PKG_00."""
     number = _NUMBER.search(name)
     return str(int(number[0])) if number else name

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import Metric as Family
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
@@ -24,6 +24,7 @@ class Families:
     def __init__(self, *, with_start_times: bool) -> None:
         self._with_start_times = with_start_times
         self._families: dict[str, Family] = {}
+        self._metrics: dict[str, Metric] = {}
 
     def counter(self, metric: Metric, labels: Sequence[str], value: float, start: float | None) -> None:
         """Add a sample of a counter that began at ``start`` (seconds since the epoch; None: unknown)."""
@@ -61,6 +62,13 @@ class Families:
         named = {name: cut(text) for name, text in zip(metric.labels, labels, strict=True) if text}
         family.add_metric((), named)
 
+    def gauges(self) -> Iterator[tuple[Metric, Mapping[str, str], float]]:
+        """Return the samples of all gauges, with their labels."""
+        for name, family in self._families.items():
+            if (metric := self._metrics[name]).type is Type.GAUGE:
+                for sample in family.samples:
+                    yield metric, sample.labels, sample.value
+
     def __iter__(self) -> Iterator[Family]:
         return iter(self._families.values())
 
@@ -68,6 +76,7 @@ class Families:
         family = self._families.get(metric.sample)
         if family is None:
             family = self._families[metric.sample] = _new(metric)
+            self._metrics[metric.sample] = metric
         return family
 
 

@@ -63,14 +63,16 @@ class Metric:
 class EventMetrics:
     """The metrics of one event of the kernel. ``label`` is the value of their last label, "" if they have none.
 
-    ``accounted`` is that of the sums; None for a gauge, which has none. ``pod`` is that of a pod by the name of
-    nri-resctrl-mon, and ``node`` that of the whole machine by the name of node_exporter; None if it has none.
+    ``accounted`` is that of the sums; None for a gauge, which has none. ``text`` describes the event. ``pod`` is that
+    of a pod by the name of nri-resctrl-mon, and ``node`` that of the whole machine by the name of node_exporter; None
+    if it has none.
     """
 
     workload: Metric
     machine: Metric
     accounted: Metric | None
     label: str
+    text: str
     pod: Metric
     node: Metric | None
 
@@ -130,6 +132,7 @@ def _of_event(event: str, name: str, label: str, value: str, text: str) -> Event
         Metric(f"machine_{named}", type_, by_pool, ("domain", "pool", *labels), of.unit),
         None if is_gauge else accounted,
         value,
+        text,
         Metric(pod, type_, by_pod, _POD_LABELS, pod_unit, prefix=""),
         node if event in OF_NODE_EXPORTER else None,
     )

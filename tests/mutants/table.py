@@ -1246,13 +1246,13 @@ MUTANTS = (
         """\
             if row is None or use.value is None:
                 continue
-            labels = (key, _domain(use.domain), *filter(None, (row.label,)))
+            labels = (key, domain_number(use.domain), *filter(None, (row.label,)))
             value = float(use.value)
 """,
         """\
             if row is None:
                 continue
-            labels = (key, _domain(use.domain), *filter(None, (row.label,)))
+            labels = (key, domain_number(use.domain), *filter(None, (row.label,)))
             value = float(use.value or 0)
 """,
         "tests/exporter/test_figures.py",
@@ -1284,5 +1284,55 @@ MUTANTS = (
         "limit.start()",
         "pass",
         "tests/exporter/test_hostile_daemon.py",
+    ),
+    # -- the exporter, over OTLP
+    Mutant(
+        "a delta that was refused is lost",
+        _EXPORTER + "otlp/pusher.py",
+        "if self._ledger.temporality is Temporality.CUMULATIVE:",
+        "if True:",
+        "tests/exporter/test_otlp_truth.py",
+    ),
+    Mutant(
+        "a delta is counted again after a restart",
+        _EXPORTER + "otlp/ledger.py",
+        "            os.replace(temporary, self._path)",
+        "            pass",
+        "tests/exporter/test_otlp_truth.py",
+    ),
+    Mutant(
+        "a run that continues a lost one is counted twice over OTLP",
+        _EXPORTER + "otlp/ledger.py",
+        "if known is None and figures.continues:",
+        "if False:",
+        "tests/exporter/test_otlp_truth.py",
+    ),
+    Mutant(
+        "the end of a run whose key is used again is not pushed",
+        _EXPORTER + "otlp/ends.py",
+        "            self._waiting[figures.run] = figures\n",
+        "",
+        "tests/exporter/test_otlp_truth.py",
+    ),
+    Mutant(
+        "an end that the receiver has is pushed again",
+        _EXPORTER + "otlp/points.py",
+        "            self.known.is_final = True\n",
+        "",
+        "tests/exporter/test_otlp.py",
+    ),
+    Mutant(
+        "ends pile up while a receiver refuses",
+        _EXPORTER + "otlp/ends.py",
+        "while len(self._waiting) > self._most:",
+        "while False:",
+        "tests/exporter/test_otlp_ledger.py",
+    ),
+    Mutant(
+        "a run whose names change becomes a second resource",
+        _EXPORTER + "otlp/points.py",
+        "{**self._host, **instance, **known.attributes}",
+        "{**self._host, **instance, **figures.attributes}",
+        "tests/exporter/test_otlp.py",
     ),
 )

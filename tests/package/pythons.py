@@ -50,8 +50,8 @@ TOOLS = (
 REQUIREMENTS = ("pytest", "pytest-timeout", "hypothesis", "pyfakefs", "pyte", "asyncvarlink", "varlink")
 OPTIONS = ("-q", "-p", "no:cacheprovider", *(f"--ignore=tests/{folder}" for folder in LEFT_OUT))
 IN_SID = """\
-mkdir out; python3 -m venv venv
-venv/bin/pip install -q --no-index --find-links in/wheels "$(ls in/*.whl)[sim,nri,exporter,parquet,plot,dbus-next]" $1
+mkdir out; python3 -m venv venv; wheel=$(ls in/*.whl)
+venv/bin/pip install -q --no-index --find-links in/wheels "$wheel[sim,nri,exporter,otlp,parquet,plot,dbus-next]" $1
 tar -x -f in/*.tar.gz; cd resctrlmond-*/
 rm -r resctrlmond resctrlctl; ln -s /build/venv/lib/python3*/site-packages/resctrl* .
 shift; /build/venv/bin/python -m pytest "$@" 2>&1
@@ -85,7 +85,7 @@ def check(python: str, version: str, folder: Path, tests: Sequence[str]) -> bool
     interpreter = place / "venv" / "bin" / "python"
     pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     (wheel,) = folder.glob("*.whl")
-    tool([interpreter, *pip, f"{wheel}[sim,nri,exporter,parquet,plot,dbus-next]", *REQUIREMENTS])
+    tool([interpreter, *pip, f"{wheel}[sim,nri,exporter,otlp,parquet,plot,dbus-next]", *REQUIREMENTS])
     (sdist,) = folder.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(place, filter="data")
@@ -110,7 +110,7 @@ def check_in_sid(folder: Path, tests: Sequence[str]) -> bool:
     place.mkdir(parents=True)
     (wheel,) = folder.glob("*.whl")
     # For this version, not that of the interpreter; packages without a wheel are built.
-    wanted = [f"{wheel}[sim,nri,exporter,parquet,plot,dbus-next]", *REQUIREMENTS]
+    wanted = [f"{wheel}[sim,nri,exporter,otlp,parquet,plot,dbus-next]", *REQUIREMENTS]
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     tool([*pip, "wheel", "--wheel-dir", place / "wheels", "--no-deps", "sdnotify"])
     selected: list[str | Path] = ["--python-version", OF_SID, "--only-binary=:all:", "--find-links", place / "wheels"]

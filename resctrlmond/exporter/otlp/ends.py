@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collect the final figures of each run that ends, also of those that the daemon no longer lists."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from resctrlmond.api.types import WatchReply
+from resctrlmond.api.varlink.client import Client, ProtocolError, VarlinkError
+from resctrlmond.exporter.otlp.figures import Figures, Run, of_end
+
+log = logging.getLogger(__name__)
+
+# Some KB each. A receiver that refuses for long must not let the process grow.
+MAX_ENDS = 4096
+_AGAIN_S = 1.0
+
+
+class Ends:
+    """The ends that wait for a push: the last ``most``. A thread of its own follows the daemon at ``path``."""
+
+    def __init__(self, path: str, most: int = MAX_ENDS) -> None:
+        self._path = path
+        self._most = most
+        self._guard = threading.Lock()
+        self._waiting: dict[Run, Figures] = {}
+        self._dropped = 0
+
+    def start(self) -> None:
+        """Follow the daemon from now on, over its restarts."""
+        threading.Thread(target=self._follow, name="watch", daemon=True).start()
+
+    def add(self, figures: Figures) -> None:
+        """Keep the end of a run until ``remove``, in the place of the oldest one if there are too many."""
+        with self._guard:
+            self._waiting[figures.run] = figures
+            while len(self._waiting) > self._most:
+                del self._waiting[next(iter(self._waiting))]
+                self._dropped += 1
+
+    def waiting(self) -> list[Figures]:
+        """Return all ends that were not removed. Log how many were given up."""
+        with self._guard:
+            dropped, self._dropped = self._dropped, 0
+            found = list(self._waiting.values())
+        if dropped:
+            log.warning(
+                "the receiver has not accepted the final figures of %d runs, which are given up; the metrics"
+                " resctrl.accounted.* include them",
+                dropped,
+            )
+        return found
+
+    def remove(self, run: Run) -> None:
+        """Drop the end of a run, if there is one: the receiver has it."""
+        with self._guard:
+            self._waiting.pop(run, None)
+
+    def _follow(self) -> None:
+        while True:
+            try:
+                with Client(self._path) as client:
+                    for reply in client.stream("org.resctrlmon.Manager.Watch", reply=WatchReply):
+                        for figures in filter(None, map(of_end, reply.changes)):
+                            self.add(figures)
+            except (OSError, ProtocolError, VarlinkError) as error:
+                # The calls of each push report that the daemon does not answer.
+                log.debug("cannot watch the workloads: %s", error)
+            time.sleep(_AGAIN_S)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record what the receiver has: the last value of each counter, and the runs whose final values it has got."""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+
+import msgspec
+
+from resctrlmond.exporter.otlp.figures import Figures, Run
+from resctrlmond.resctrl.counters import EXACTLY
+
+# A run is forgotten when it has not been listed for this time: Watch may report an end after ReadAll.
+_FORGET_S = 60.0
+# Receivers with milliseconds need another time for another value.
+_TICK_NS = 1_000_000
+
+
+class Temporality(enum.StrEnum):
+    """Whether a point has the use since the start, or since the point before."""
+
+    CUMULATIVE = "cumulative"
+    DELTA = "delta"
+
+
+class Counted(msgspec.Struct):
+    """The value of a counter at a time, since its ``start``."""
+
+    start: str
+    value: Decimal
+    time_ns: int
+
+
+class Known(msgspec.Struct):
+    """A run that was seen: its start, its resource as it was at first, its counters, and whether it is done with.
+
+    A resource that changed would be another one, and the use since the start would be counted for both.
+    """
+
+    start: str
+    attributes: dict[str, str | int]
+    counters: dict[str, Counted] = msgspec.field(default_factory=dict)
+    is_final: bool = False
+    seen_s: float = 0.0
+
+
+class _Entry(msgspec.Struct):
+    key: str
+    created_at: str
+    known: Known
+
+
+class _File(msgspec.Struct):
+    version: int
+    temporality: Temporality
+    runs: list[_Entry]
+    host: dict[str, Counted]
+
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The next point of a counter, and its state once the point is delivered. ``is_held``: the counter has fallen."""
+
+    start_ns: int
+    time_ns: int
+    value: Decimal
+    is_held: bool
+    kept: Counted
+
+
+def step(before: Counted | None, now: Counted, start_ns: int, temporality: Temporality) -> Step:
+    """Return the next point of a counter, which has the value ``now`` since ``start_ns``.
+
+    A value that falls while the start stays is held: a receiver would take it for a new start from 0.
+    """
+    if before is None or before.start != now.start:
+        time_ns = max(now.time_ns, start_ns)
+        return Step(start_ns, time_ns, now.value, False, Counted(now.start, now.value, time_ns))
+    value = max(before.value, now.value)
+    time_ns = max(now.time_ns, before.time_ns + (_TICK_NS if value > before.value else 0))
+    kept = Counted(now.start, value, time_ns)
+    if temporality is Temporality.CUMULATIVE:
+        return Step(start_ns, time_ns, value, now.value < value, kept)
+    with localcontext(EXACTLY):
+        return Step(before.time_ns, time_ns, value - before.value, now.value < value, kept)
+
+
+class Ledger:
+    """The runs and the counters of the host that were pushed. With a ``path``, they are kept in this file.
+
+    Raises OSError and ValueError that name the file, if it cannot be read or written.
+    """
+
+    def __init__(self, temporality: Temporality, path: str | None = None) -> None:
+        self.temporality = temporality
+        self.host: dict[str, Counted] = {}
+        self.runs: dict[Run, Known] = {}
+        self._path = path
+        if path is not None:
+            self._load(path)
+            self.save()
+
+    def known(self, figures: Figures) -> Known:
+        """Return what is known of a run, with its name as it was at first."""
+        run = figures.run
+        known = self.runs.get(run)
+        if known is None and figures.continues:
+            known = self._interrupted(run)
+        if known is None:
+            known = Known(figures.start, dict(figures.attributes))
+        self.runs[run] = known
+        known.seen_s = time.monotonic()
+        return known
+
+    def _interrupted(self, run: Run) -> Known | None:
+        """Return the last run of the key, which was lost: its counters continue."""
+        earlier = [of for of, known in self.runs.items() if of.key == run.key and not known.is_final]
+        return self.runs.pop(max(earlier, key=lambda of: of.created_at)) if earlier else None
+
+    def forget(self) -> None:
+        """Forget the runs that have not been listed for a while. Call this after the listed ones were looked up."""
+        now = time.monotonic()
+        self.runs = {run: known for run, known in self.runs.items() if now - known.seen_s < _FORGET_S}
+
+    def _load(self, path: str) -> None:
+        try:
+            with open(path, "rb") as file:
+                found = msgspec.json.decode(file.read(), type=_File)
+            if found.version != _VERSION or found.temporality is not self.temporality:
+                raise ValueError(f"it has version {found.version} and temporality {found.temporality}")
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            text = error.strerror if isinstance(error, OSError) else error
+            raise ValueError(
+                f"cannot use the state {path}: {text}. Remove it to push all use since the starts, again"
+            ) from error
+        now = time.monotonic()
+        self.host = found.host
+        for entry in found.runs:
+            entry.known.seen_s = now
+            self.runs[Run(entry.key, entry.created_at)] = entry.known
+
+    def save(self) -> None:
+        """Write the file, if there is one. Raises OSError that names it."""
+        if self._path is None:
+            return
+        entries = [_Entry(run.key, run.created_at, known) for run, known in self.runs.items()]
+        data = msgspec.json.encode(_File(_VERSION, self.temporality, entries, self.host))
+        temporary = f"{self._path}.new"
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+            os.replace(temporary, self._path)
+        except OSError as error:
+            raise OSError(
+                f"cannot write the state {self._path}: {error.strerror or error}. Check that its directory exists and"
+                " can be written to"
+            ) from error

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convert what the daemon reports to points of OTLP. A figure that has no number is left out; it is never 0."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from resctrlmond.api.types import MachineReply, Sum, SumsReply
+from resctrlmond.exporter import metrics
+from resctrlmond.exporter.collector import domain_number, health
+from resctrlmond.exporter.families import cut
+from resctrlmond.exporter.metrics import EventMetrics, Metric, Type
+from resctrlmond.exporter.otlp.figures import Attributes, Figures, Run, nanoseconds
+from resctrlmond.exporter.otlp.ledger import Counted, Known, Ledger, step
+from resctrlmond.exporter.source import Observation
+from resctrlmond.workloads.states import NameKind, Quality
+
+PREFIX = "resctrl."
+_INSTANCE = "service.instance.id"
+# The codes of UCUM, which the semantic conventions use, by the unit of the metric.
+_UNITS = {"bytes": "By", "joules": "J", "farads": "F", "cycles": "{cycle}", "seconds": "s", "": "1"}
+# The names of metrics do not end in these, because a metric has a unit.
+_IN_NAME = ("bytes", "joules", "farads", "seconds")
+_GROUPS = ("workload", "machine", "accounted")
+# Numbers of these units have decimals, also one that happens to be whole: a series has values of one type.
+_FRACTIONAL = ("joules", "farads", "seconds")
+_MAX_INT = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The name, the unit and the text of a metric in OTLP."""
+
+    name: str
+    unit: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point of a metric. ``start_ns``: None for a gauge."""
+
+    metric: Name
+    attributes: Attributes
+    start_ns: int | None
+    time_ns: int
+    value: int | float
+
+
+@dataclass(slots=True)
+class Part:
+    """The points of one resource, and what the ledger keeps of them."""
+
+    attributes: Attributes
+    points: list[Point] = field(default_factory=list)
+    kept: list[tuple[dict[str, Counted], str, Counted]] = field(default_factory=list)
+    # The run whose final figures these are.
+    final: Run | None = None
+    known: Known | None = None
+
+    def keep(self) -> None:
+        """Record that the receiver has the counters."""
+        for counters, name, counted in self.kept:
+            counters[name] = counted
+
+    def end(self) -> None:
+        """Record that the receiver has the final figures, if these are final."""
+        if self.final is not None and self.known is not None:
+            self.known.is_final = True
+            self.known.counters.clear()
+
+
+@functools.cache
+def name_of(metric: Metric, text: str = "", group: str = "") -> Name:
+    """Return the name in OTLP of a metric of Prometheus: "resctrl.machine.core_energy", with the unit "J"."""
+    name = metric.name.removesuffix(f"_{metric.unit}") if metric.unit in _IN_NAME else metric.name
+    for one in _GROUPS:
+        if name.startswith(f"{one}_"):
+            name = f"{one}.{name.removeprefix(f'{one}_')}"
+    return Name(f"{PREFIX}{group}{name}", _UNITS[metric.unit], text or metric.help)
+
+
+@functools.cache
+def of_workload(row: EventMetrics) -> Name:
+    """Return the name of the metric of an event of a workload."""
+    metric = row.workload
+    text = f"Of a workload{'' if metric.type is Type.GAUGE else ', since its baseline'}: {row.text}."
+    return name_of(metric, text, "workload.")
+
+
+class Builder:
+    """Builds the parts of one push. ``ledger`` has what was pushed before."""
+
+    def __init__(self, ledger: Ledger, events: Mapping[str, EventMetrics], host: Attributes) -> None:
+        self._ledger = ledger
+        self._events = events
+        self._host = host
+        # Prometheus has no other label for the resource.
+        self._instance = str(host.get(_INSTANCE, host["host.name"]))
+
+    def parts(self, observation: Observation, runs: Iterable[Figures], now_ns: int) -> list[Part]:
+        """Return the points of the host, and of each run that the receiver does not have to the end."""
+        host = Part({**self._host, _INSTANCE: self._instance})
+        self._add_health(host, observation, now_ns)
+        if observation.machine is not None:
+            self._add_machine(host, observation.machine)
+        if observation.sums is not None:
+            self._add_sums(host, observation.sums)
+        return [host, *filter(None, map(self._run, runs))]
+
+    def _run(self, figures: Figures) -> Part | None:
+        known = self._ledger.known(figures)
+        if known.is_final:
+            return None
+        final = figures.run if figures.is_final else None
+        instance = {_INSTANCE: f"{self._instance}/{figures.run.key}"}
+        part = Part({**self._host, **instance, **known.attributes}, final=final, known=known)
+        start_ns, time_ns = nanoseconds(known.start), nanoseconds(figures.read_at)
+        for total in figures.totals:
+            row = self._events.get(total.event)
+            if row is None:
+                continue
+            quality = total.quality
+            if total.value is not None:
+                now = Counted(known.start, Decimal(total.value), time_ns)
+                series = of_workload(row), _scoped(row, row.workload)
+                is_held = self._count(part, known.counters, series, now, start_ns)
+                quality = Quality.ESTIMATED if is_held and quality is Quality.EXACT else quality
+            if quality is not Quality.EXACT:
+                _mark(part, metrics.WORKLOAD_INEXACT, time_ns, total.event, quality)
+        for level in figures.levels:
+            row = self._events.get(level.event)
+            if row is not None and level.value is not None:
+                value = _number(Decimal(level.value), row.workload)
+                part.points.append(Point(of_workload(row), _scoped(row, row.workload), None, time_ns, value))
+        return part
+
+    def _count(
+        self,
+        part: Part,
+        counters: dict[str, Counted],
+        series: tuple[Name, Attributes],
+        now: Counted,
+        start_ns: int,
+    ) -> bool:
+        """Add the point of a counter. Return whether the counter has fallen, so that its former value is held."""
+        metric, attributes = series
+        name = "\0".join([metric.name, *map(str, attributes.values())])
+        next_ = step(counters.get(name), now, start_ns, self._ledger.temporality)
+        value = _number(next_.value, unit=metric.unit)
+        part.points.append(Point(metric, attributes, next_.start_ns, next_.time_ns, value))
+        part.kept.append((counters, name, next_.kept))
+        return next_.is_held
+
+    def _add_machine(self, part: Part, machine: MachineReply) -> None:
+        start_ns, time_ns = nanoseconds(machine.since), nanoseconds(machine.read_at)
+        for use in machine.pools:
+            row = self._events.get(use.event)
+            if row is None:
+                continue
+            domain, quality = domain_number(use.domain), use.quality
+            if use.value is not None:
+                attributes = {
+                    f"{PREFIX}domain": domain,
+                    f"{PREFIX}pool": str(use.pool),
+                    **_scoped(row, row.machine),
+                }
+                if row.machine.type is Type.GAUGE:
+                    value = _number(Decimal(use.value), row.machine)
+                    part.points.append(Point(name_of(row.machine), attributes, None, time_ns, value))
+                else:
+                    now = Counted(machine.since, Decimal(use.value), time_ns)
+                    series = name_of(row.machine), attributes
+                    is_held = self._count(part, self._ledger.host, series, now, start_ns)
+                    quality = Quality.ESTIMATED if is_held and quality is Quality.EXACT else quality
+            if quality is not Quality.EXACT:
+                _mark(part, metrics.MACHINE_INEXACT, time_ns, domain, use.event, use.pool, quality)
+
+    def _add_sums(self, part: Part, sums: SumsReply) -> None:
+        start_ns, time_ns = nanoseconds(sums.since), nanoseconds(sums.read_at)
+
+        def count(metric: Metric, value: Decimal, attributes: Attributes) -> None:
+            now = Counted(sums.since, value, time_ns)
+            self._count(part, self._ledger.host, (name_of(metric), attributes), now, start_ns)
+
+        # Each grouping has all runs.
+        ended = Counter(dict.fromkeys(Quality, 0))
+        for of in sums.names:
+            if of.by is NameKind.NAMESPACE:
+                ended.update({each.quality: each.runs for each in of.ends})
+            by: Attributes = {f"{PREFIX}by": str(of.by), f"{PREFIX}name": cut(of.name)}
+            for use in of.sums:
+                row = self._events.get(use.event)
+                if row is None or row.accounted is None:
+                    continue
+                if use.value is not None:
+                    count(row.accounted, Decimal(use.value), {**by, **_scoped(row, row.accounted)})
+                _add_inexact(part, by, use, time_ns)
+        for quality in Quality:
+            count(metrics.ENDS, Decimal(ended[quality]), {f"{PREFIX}quality": str(quality)})
+        count(metrics.ENDS_LOST, Decimal(sums.lost), {})
+
+    def _add_health(self, part: Part, observation: Observation, now_ns: int) -> None:
+        for metric, labels, value in health(observation):
+            attributes = {f"{PREFIX}{name}": text for name, text in labels.items()}
+            part.points.append(Point(name_of(metric), attributes, None, now_ns, float(value)))
+
+
+def _scoped(row: EventMetrics, metric: Metric) -> Attributes:
+    return {f"{PREFIX}{metric.labels[-1]}": row.label} if row.label else {}
+
+
+def _mark(part: Part, metric: Metric, time_ns: int, *values: str) -> None:
+    # The first label of the metric of a workload is its key, which the resource has.
+    names = metric.labels[-len(values) :]
+    attributes = {f"{PREFIX}{name}": str(value) for name, value in zip(names, values, strict=True)}
+    part.points.append(Point(name_of(metric), attributes, None, time_ns, 1))
+
+
+def _add_inexact(part: Part, by: Attributes, use: Sum, time_ns: int) -> None:
+    attributes = {**by, f"{PREFIX}event": use.event}
+    total = float(use.value or 0)
+    for quality, value in ((Quality.LATE, use.late), (Quality.ESTIMATED, use.estimated)):
+        if value is not None and total:
+            of = {**attributes, f"{PREFIX}quality": str(quality)}
+            part.points.append(Point(name_of(metrics.ACCOUNTED_INEXACT), of, None, time_ns, float(value) / total))
+    if use.unknown_runs:
+        point = Point(name_of(metrics.ACCOUNTED_UNKNOWN), attributes, None, time_ns, use.unknown_runs)
+        part.points.append(point)
+
+
+def _number(value: Decimal, metric: Metric | None = None, *, unit: str = "") -> int | float:
+    """Return a whole number for a metric of bytes, cycles or counts, which OTLP keeps exactly, up to 64 bits."""
+    is_fractional = (_UNITS[metric.unit] if metric is not None else unit) in {_UNITS[of] for of in _FRACTIONAL}
+    return float(value) if is_fractional or value > _MAX_INT else int(value)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Send points with the exporters of OpenTelemetry's SDK, which is imported here only: Debian 13 does not have it."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import urllib.parse
+from collections.abc import Iterable, Sequence
+
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Metric,
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from resctrlmond import __version__
+from resctrlmond.exporter.otlp.figures import Attributes
+from resctrlmond.exporter.otlp.ledger import Temporality
+from resctrlmond.exporter.otlp.points import Name, Part, Point
+
+log = logging.getLogger(__name__)
+
+_TEMPORALITIES = {
+    Temporality.CUMULATIVE: AggregationTemporality.CUMULATIVE,
+    Temporality.DELTA: AggregationTemporality.DELTA,
+}
+_SCOPE = InstrumentationScope("resctrlmond.exporter", __version__)
+_PATH = "/v1/metrics"
+# The SDK reads an address for metrics only, and a base address.
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+class Protocol(enum.StrEnum):
+    """The transport, in the words of OTEL_EXPORTER_OTLP_PROTOCOL."""
+
+    HTTP = "http/protobuf"
+    GRPC = "grpc"
+
+
+_DEFAULTS = {Protocol.HTTP: "http://localhost:4318", Protocol.GRPC: "http://localhost:4317"}
+
+
+class _LastMessages(logging.Handler):
+    """Keeps the last warning and the last error of the SDK: its exporters return no reason for a failure."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._texts: dict[int, str] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the message of the record."""
+        self._texts[min(record.levelno, logging.ERROR)] = record.getMessage()
+
+    def clear(self) -> None:
+        """Forget all messages."""
+        self._texts.clear()
+
+    def text(self) -> str:
+        """Return the reason of a failure. That of the last attempt is a warning, unless there was only one."""
+        found = self._texts.get(logging.WARNING) or self._texts.get(logging.ERROR) or "no reason was given"
+        return found.rstrip(".")
+
+
+class Sender:
+    """Sends to the receiver at ``url``, or at that of the environment. Headers and TLS are those of the environment.
+
+    Raises ImportError if the exporter of the protocol is not installed, and ValueError for a setting in the
+    environment that the SDK does not accept.
+    """
+
+    def __init__(self, url: str | None, protocol: Protocol, temporality: Temporality) -> None:
+        from_environment = next(filter(None, map(os.environ.get, _ENDPOINTS)), None)
+        self.url = without_user(url or from_environment or _DEFAULTS[protocol])
+        self._temporality = _TEMPORALITIES[temporality]
+        self._messages = _LastMessages()
+        sdk = logging.getLogger("opentelemetry")
+        sdk.addHandler(self._messages)
+        # A failure is reported once, not at each attempt.
+        sdk.propagate = False
+        self._attributes: Attributes = {
+            name: value
+            for name, value in OTELResourceDetector().detect().attributes.items()
+            if isinstance(value, str)
+        }
+        self._exporter = _exporter(url, protocol)
+
+    @property
+    def attributes(self) -> Attributes:
+        """Return the attributes of OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME, which each resource gets."""
+        return self._attributes
+
+    def send(self, parts: Iterable[Part]) -> str | None:
+        """Send the points of some resources in one message. Return why the receiver did not accept it, or None."""
+        self._messages.clear()
+        data = MetricsData([self._resource(*one) for one in _merged(parts)])
+        try:
+            result = self._exporter.export(data)
+        except Exception as error:  # the SDK does not catch all of those of its libraries
+            return f"{type(error).__name__}: {error}"
+        return None if result is MetricExportResult.SUCCESS else self._messages.text()
+
+    def _resource(self, attributes: Attributes, points: Iterable[Point]) -> ResourceMetrics:
+        by_metric: dict[tuple[Name, bool], list[NumberDataPoint]] = {}
+        for point in points:
+            found = NumberDataPoint(dict(point.attributes), point.start_ns or 0, point.time_ns, point.value)
+            by_metric.setdefault((point.metric, point.start_ns is None), []).append(found)
+        metrics = [
+            Metric(name.name, name.text, name.unit, Gauge(found) if is_gauge else self._sum(found))
+            for (name, is_gauge), found in by_metric.items()
+        ]
+        return ResourceMetrics(Resource(dict(attributes)), [ScopeMetrics(_SCOPE, metrics, "")], "")
+
+    def _sum(self, points: Sequence[NumberDataPoint]) -> Sum:
+        return Sum(points, self._temporality, is_monotonic=True)
+
+
+def _merged(parts: Iterable[Part]) -> Iterable[tuple[Attributes, list[Point]]]:
+    """Return the points of each resource: the SDK sends only one of two resources that are equal."""
+    merged: dict[tuple[tuple[str, str | int], ...], list[Point]] = {}
+    for part in parts:
+        merged.setdefault(tuple(sorted(part.attributes.items())), []).extend(part.points)
+    return [(dict(attributes), points) for attributes, points in merged.items()]
+
+
+def _exporter(url: str | None, protocol: Protocol) -> MetricExporter:
+    if protocol is Protocol.GRPC:
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (  # noqa: PLC0415 - one of two is imported
+            OTLPMetricExporter as OverGrpc,
+        )
+
+        return OverGrpc(endpoint=url)
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
+        OTLPMetricExporter as OverHttp,
+    )
+
+    return OverHttp(endpoint=with_path(url) if url else None)
+
+
+def with_path(url: str) -> str:
+    """Return the address of metrics of a receiver: "/v1/metrics", if the address has no path."""
+    parts = urllib.parse.urlsplit(url)
+    return url if parts.path.strip("/") else urllib.parse.urlunsplit(parts._replace(path=_PATH))
+
+
+def without_user(url: str) -> str:
+    """Return the address without a user and a password, for messages."""
+    scheme, slashes, rest = url.partition("//")
+    place, slash, path = rest.partition("/")
+    return f"{scheme}{slashes}{place.rpartition('@')[2]}{slash}{path}"

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The points of a counter over refused pushes and restarts, and runs that wait for a receiver that refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlmond.api.types import Change, Member, Usage
+from resctrlmond.exporter.otlp.ends import Ends
+from resctrlmond.exporter.otlp.figures import Figures, Run, nanoseconds, of_end, of_usage
+from resctrlmond.exporter.otlp.ledger import Counted, Step, Temporality, step
+from resctrlmond.exporter.otlp.sender import with_path, without_user
+from tests.exporter.test_collector import usage
+
+START, LATER = "2026-11-24T08:00:00Z", "2026-11-24T09:00:00Z"
+# A start, a value, and whether the push succeeds.
+READINGS = st.lists(st.tuples(st.sampled_from([START, LATER]), st.integers(0, 9), st.booleans()), max_size=20)
+
+
+def steps(readings: Iterable[tuple[str, int, bool]], temporality: Temporality) -> Iterable[tuple[Step, str, bool]]:
+    """Yield the points of a counter: one reading a second, whose start is never an earlier one again."""
+    before: Counted | None = None
+    begun = START
+    for second, (start, value, is_accepted) in enumerate(readings, 1):
+        begun = max(begun, start)
+        now = Counted(begun, Decimal(value), nanoseconds(begun) + second * 10**9)
+        found = step(before, now, nanoseconds(begun), temporality)
+        if is_accepted or temporality is Temporality.CUMULATIVE:
+            before = found.kept
+        yield found, begun, is_accepted
+
+
+@given(READINGS)
+def test_deltas_of_one_start_add_up_to_the_highest_value(readings: list[tuple[str, int, bool]]) -> None:
+    pushed, highest, ends = dict.fromkeys((START, LATER), Decimal(0)), dict[str, Decimal](), dict[str, int]()
+    for (found, start, is_accepted), (_, value, _) in zip(steps(readings, Temporality.DELTA), readings, strict=True):
+        assert found.value >= 0
+        # No time is counted twice, and none is left out.
+        assert found.start_ns == ends.get(start, nanoseconds(start))
+        if is_accepted:
+            pushed[start] += found.value
+            highest[start] = max(highest.get(start, Decimal(0)), Decimal(value))
+            ends[start] = found.time_ns
+            assert pushed[start] == highest[start]
+
+
+@given(READINGS)
+def test_values_of_one_start_never_fall(readings: list[tuple[str, int, bool]]) -> None:
+    last: dict[str, tuple[Decimal, int]] = {}
+    for (found, start, _), (_, value, _) in zip(steps(readings, Temporality.CUMULATIVE), readings, strict=True):
+        assert found.start_ns == nanoseconds(start)
+        assert found.is_held == (found.value != value)
+        assert (found.value, found.time_ns) >= last.get(start, (Decimal(0), 0))
+        last[start] = found.value, found.time_ns
+
+
+def test_value_that_changes_at_the_same_time_gets_a_later_one() -> None:
+    """All readings within half a second are the same, and an end may be older than the reading before."""
+    before = Counted(START, Decimal(5), nanoseconds(LATER))
+    same = step(before, Counted(START, Decimal(5), nanoseconds(LATER)), nanoseconds(START), Temporality.CUMULATIVE)
+    end = step(before, Counted(START, Decimal(6), nanoseconds(LATER) - 9), nanoseconds(START), Temporality.CUMULATIVE)
+    assert same.time_ns == nanoseconds(LATER)
+    assert end.time_ns == nanoseconds(LATER) + 1_000_000
+
+
+def changed(of: Usage, **fields: Any) -> Usage:
+    return msgspec.structs.replace(of, workload=msgspec.structs.replace(of.workload, **fields))
+
+
+def attributes(of: Usage) -> dict[str, str | int]:
+    figures = of_usage(msgspec.structs.replace(of, read_at=LATER))
+    assert figures is not None
+    return dict(figures.attributes)
+
+
+CONTAINER = "4f" * 32
+POD = "5f1d6a52-43a5-4b53-9b2e-2f0e8b7f2c11"
+
+
+def test_attributes_are_those_of_the_semantic_conventions() -> None:
+    of_container = {"id": CONTAINER, "kind": "container", "owner": "oci"}
+    member = msgspec.convert(of_container, Member)
+    known = {"container.name": "db", "pod.name": "db-0", "pod.namespace": "shop"}
+    own = {"resctrl.workload.generation": 1}
+    pod = changed(usage("1", key=POD), members=(member,), attributes=known)
+    names = {"k8s.pod.uid": POD, "k8s.pod.name": "db-0", "k8s.namespace.name": "shop", "k8s.container.name": "db"}
+    # The figures are those of the pod, not of one of its containers.
+    assert attributes(pod) == {"resctrl.workload.key": POD, **own, **names}
+    apart = changed(usage("1", key=CONTAINER), members=(member,), attributes=known | {"pod.uid": POD})
+    assert attributes(apart) == {"resctrl.workload.key": CONTAINER, **own, **names, "container.id": CONTAINER}
+    alone = changed(usage("1", key=CONTAINER), members=(member,), attributes={"container.name": "db"})
+    names = {"container.id": CONTAINER, "container.name": "db"}
+    assert attributes(alone) == {"resctrl.workload.key": CONTAINER, **own, **names}
+    session = "/sys/fs/cgroup/user.slice/user-1000.slice/session-2.scope"
+    member = msgspec.convert({"id": "m", "kind": "cgroup", "owner": "cli", "cgroup": session}, Member)
+    unit = changed(usage("1"), members=(member,))
+    names = {"systemd.unit.name": "session-2.scope", "user.id": "1000"}
+    assert attributes(unit) == {"resctrl.workload.key": "k", **own, **names}
+
+
+def ending(number: int) -> Figures:
+    workload = msgspec.structs.replace(usage("1", key=f"k{number}").workload, completed_at=LATER)
+    change = {"change": "ended", "at": LATER, "key": workload.key}
+    of = msgspec.structs.replace(msgspec.convert(change, Change), workload=workload, totals=[])
+    figures = of_end(of)
+    assert figures is not None
+    return figures
+
+
+def test_ends_that_no_receiver_accepts_are_limited(caplog: pytest.LogCaptureFixture) -> None:
+    ends = Ends("/nowhere", most=3)
+    for number in range(5):
+        ends.add(ending(number))
+    assert [of.run.key for of in ends.waiting()] == ["k2", "k3", "k4"]
+    assert "final figures of 2 runs" in caplog.text
+    ends.remove(Run("k3", START))
+    assert [of.run.key for of in ends.waiting()] == ["k2", "k4"]
+
+
+@pytest.mark.parametrize(
+    ("url", "whole"),
+    [
+        ("http://h:4318", "http://h:4318/v1/metrics"),
+        ("http://h:4318/", "http://h:4318/v1/metrics"),
+        ("https://h/otlp/v1/metrics", "https://h/otlp/v1/metrics"),
+    ],
+)
+def test_address_without_a_path_gets_that_of_metrics(url: str, whole: str) -> None:
+    assert with_path(url) == whole
+
+
+def test_password_in_the_address_is_not_logged() -> None:
+    assert without_user("http://user:secret@h:4318/v1/metrics") == "http://h:4318/v1/metrics"
+    assert without_user("http://h:4318/a@b") == "http://h:4318/a@b"
