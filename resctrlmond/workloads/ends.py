@@ -22,6 +22,7 @@ from resctrlmond.workloads.pod_times import cgroup_of_pod
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.requests import CONTAINERS
 from resctrlmond.workloads.store import Transaction
+from resctrlmond.workloads.units import is_unit
 
 log = logging.getLogger(__name__)
 
@@ -89,13 +90,18 @@ def _without_unseen_joiners(workload: Workload, member: Member) -> Workload:
 
 
 def finish_again(ctx: Context, txn: Transaction) -> Workload:
-    """Complete an end that failed before: what ran since then in the groups is counted too."""
+    """Complete an end that failed before: what ran since then in the groups is counted too, or was outside."""
     txn.save(_with_late_end(ctx, txn.workload, Reason.END_READ_LATE))
     return group_ops.finish(ctx, txn, txn.workload.reason)
 
 
 def _with_late_end(ctx: Context, workload: Workload, why: Reason) -> Workload:
     """Return the workload with a caveat if its end values are read later than its end."""
+    if workload.state is State.ENDING and is_unit(workload):
+        # It gives up its RMID: its end did not remove the claim, and has taken its tasks out of the groups.
+        for group in workload.existing_groups:
+            if not ctx.snapshots.is_complete(workload.subfolder(group)):
+                workload = workload.downgraded(group, Quality.ESTIMATED, Reason.TAKEN_OUT.text())
     # Processes that a member has started may run on in the group after its end, unless its control group or its PID
     # namespace ended with it.
     others = [member.id for member in workload.members if _may_leave_processes(member)]

@@ -488,12 +488,13 @@ def finish(
     *,
     change: Callable[[Workload], Workload] = lambda workload: workload,
     without_claims: Iterable[str] = (),
+    take_out: Callable[[Workload], None] = lambda _workload: None,
 ) -> Workload:
     """End the run: write the end values of each group, remove its directory, and so free its RMID.
 
     ``change`` returns the workload with what the first write records too. ``without_claims`` are the owners of the
-    last claims, which are removed with the first write. Can be called again for a workload that is ending: finished
-    steps are not repeated.
+    last claims, which are removed with the first write. ``take_out`` moves the tasks out of the groups, before the
+    end values are read. Can be called again for a workload that is ending: finished steps are not repeated.
     """
     first = txn.workload.first
     if first.state is not GroupState.ENDING and _was_never_created(ctx, first):
@@ -506,6 +507,8 @@ def finish(
         workload = replace(workload, left_tasks=left_tasks or workload.left_tasks)
         ending = replace(workload.first, state=GroupState.ENDING, reason=reason)
         txn.save(functools.reduce(Workload.without_claim, without_claims, workload.with_group(ending)))
+        # After the write: if that fails, the run goes on, and its tasks must not be outside.
+        take_out(txn.workload)
     # The first group is the last to end, because its completed_at means that all end values are written.
     _end_others(ctx, txn, reason)
     _end_group(ctx, txn, txn.workload.first, reason)

@@ -459,6 +459,8 @@ class Manager:
                 raise NoSuchClaim(f"{owner} has no claim on {key}", remedy=f"It is claimed by {owners}")
             if workload.is_interrupted or (not is_over and workload.without_claim(owner).claims):
                 txn.save(group_ops.without_claim(workload, owner))
+            elif workload.state is State.ENDING:
+                ends.finish_again(self.context, txn)
             elif not is_over:
                 placement.sweep_last(self.context, txn)
                 # The last claim is removed by the write that records the end: a daemon that is killed after it

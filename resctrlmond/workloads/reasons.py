@@ -184,6 +184,10 @@ class Reason(enum.Enum):
         "its end values were not read at its end, and the use of processes that {member} had started is counted "
         "until the end values were read",
     )
+    TAKEN_OUT = (
+        Quality.ESTIMATED,
+        "its tasks may have been moved out of the group before the end values were read",
+    )
 
     # The hardware, or its configuration.
     REALLOCATED = (

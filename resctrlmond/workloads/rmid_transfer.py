@@ -9,6 +9,7 @@ only to a strictly higher priority, so two units of the same priority never take
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -73,8 +74,12 @@ def take(ctx: Context, queue: Iterable[InWorkload], guard: Callable[[str], Abstr
             taken.append(boot_ns())
             placement.sweep_last(ctx, txn)
             before = txn.workload
-            _take_out(ctx, before)
-            group_ops.finish(ctx, txn, f"its RMID was needed for {to}, which has a higher priority")
+            group_ops.finish(
+                ctx,
+                txn,
+                f"its RMID was needed for {to}, which has a higher priority",
+                take_out=functools.partial(_take_out, ctx),
+            )
             wait_again(ctx, txn, before, _refused(ctx, before, to))
         return
 
