@@ -97,8 +97,8 @@ def finish_again(ctx: Context, txn: Transaction) -> Workload:
 
 def _with_late_end(ctx: Context, workload: Workload, why: Reason) -> Workload:
     """Return the workload with a caveat if its end values are read later than its end."""
-    if workload.state is State.ENDING and is_unit(workload):
-        # It gives up its RMID: its end did not remove the claim, and has taken its tasks out of the groups.
+    if workload.state is State.ENDING and (is_unit(workload) or workload.part_of):
+        # Its end has taken its tasks out: a nested one, or a unit with a claim, which gives up its RMID.
         for group in workload.existing_groups:
             if not ctx.snapshots.is_complete(workload.subfolder(group)):
                 workload = workload.downgraded(group, Quality.ESTIMATED, Reason.TAKEN_OUT.text())

@@ -501,14 +501,17 @@ def finish(
         txn.save(change(txn.workload))
     elif first.state is not GroupState.ENDING:
         ctx.interference.before_end(txn)
-        # Tasks that run on are counted in the workload around this one, from before the end values are read.
-        left_tasks = nested.give_back(ctx, txn.workload)
         workload = closed(ctx, change(txn.workload))
-        workload = replace(workload, left_tasks=left_tasks or workload.left_tasks)
         ending = replace(workload.first, state=GroupState.ENDING, reason=reason)
-        txn.save(functools.reduce(Workload.without_claim, without_claims, workload.with_group(ending)))
+        # Until its tasks have returned.
+        may_leave = nested.has_tasks_to_return(ctx, workload)
+        saved = replace(workload.with_group(ending), left_tasks=may_leave or workload.left_tasks)
+        txn.save(functools.reduce(Workload.without_claim, without_claims, saved))
         # After the write: if that fails, the run goes on, and its tasks must not be outside.
         take_out(txn.workload)
+        # Tasks that run on are counted in the workload around this one, from before the end values are read.
+        left_tasks = nested.give_back(ctx, txn.workload)
+        txn.save(replace(txn.workload, left_tasks=left_tasks or workload.left_tasks))
     # The first group is the last to end, because its completed_at means that all end values are written.
     _end_others(ctx, txn, reason)
     _end_group(ctx, txn, txn.workload.first, reason)

@@ -135,6 +135,15 @@ def outers(ctx: Context, workload: Workload) -> list[Workload]:
 # -- end
 
 
+def has_tasks_to_return(ctx: Context, workload: Workload) -> bool:
+    """Return whether there are tasks that ``give_back`` moves."""
+    if not outers(ctx, workload):
+        return False
+    with suppress(NoSuchGroup, NotMounted):
+        return any(_runs(tid) for group in workload.existing_groups for tid in ctx.tree.tasks(group.ref))
+    return True
+
+
 def give_back(ctx: Context, workload: Workload) -> bool:
     """Move the tasks of a workload that ends into the group of the nearest workload around it.
 

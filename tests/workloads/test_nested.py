@@ -18,7 +18,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads import group_ops, nested
+from resctrlmond.workloads import group_ops, nested, store
 from resctrlmond.workloads.accounting import Quality, Total
 from resctrlmond.workloads.errors import AlreadyMonitored, InvalidRequest, NotWritten
 from resctrlmond.workloads.model import EndRule, Nested, State
@@ -804,3 +804,53 @@ def test_kill_at_any_step_of_a_nested_assign_and_release(family: Family, fuse: F
             step += 1
         assert step > 10
     assert exact_ones > 2
+
+
+def test_release_that_cannot_be_recorded_leaves_the_tasks_in_the_inner_run(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = family.start()
+    family.assign("outer", outer, nested=False)
+    inner = family.start(by=outer)
+    family.assign("inner", inner)
+    family.run(inner)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write_file", refuse)
+        with pytest.raises(NotWritten):
+            family.host.manager.release("inner", owner="test")
+    assert (family.host.manager.get("inner").state, family.group(inner)) == (State.ACTIVE, "inner")
+    family.run(inner)
+    used = family.used(inner)
+    family.control.exit(inner)
+    assert exact(family.release("inner")[0]) == used
+    assert summed(family.release("outer")) == used
+
+
+def test_inner_run_whose_tasks_returned_before_the_end_values_were_read_is_estimated(
+    family: Family, cgroup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = family.start()
+    family.assign("outer", outer, nested=False)
+    inner = family.start(by=outer)
+    join(cgroup, inner)
+    family.assign("inner", inner, own_cgroup=cgroup)
+    family.run(inner)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(family.host.manager.context.snapshots), "end", refuse)
+        with pytest.raises(OSError, match="No space"):
+            family.host.manager.release("inner", owner="test")
+    assert (family.host.manager.get("inner").state, family.group(inner)) == (State.ENDING, "outer")
+    family.run(inner)
+    used = family.used(inner)
+    family.control.exit(inner)
+    os.kill(inner, 9)
+    os.waitpid(inner, 0)
+    own, _ = family.release("inner")
+    assert (own.quality, own.reason) == (Quality.ESTIMATED, Reason.TAKEN_OUT.text())
+    total, inside = family.release("outer")
+    assert inside is not None
+    assert Decimal(str(total.number)) + Decimal(str(inside.number)) == used
+
+
+def refuse(*_: object, **_more: object) -> None:
+    raise OSError(28, "No space left on device")
