@@ -75,8 +75,8 @@ def serve(ctx: Context, guard: Guard) -> None:
         for _, member in sorted(members.items()):
             if joins >= _MOST_JOINS:
                 return
-            if _has(ctx.store.get(key), member):
-                continue
+            if not member.is_living or _has(ctx.store.get(key), member):
+                continue  # a dormant one has no task until the tick wakes it
             joins += 1
             if not _join_if_possible(ctx, guard, key, member) and not _is_running(ctx.store.get(key)):
                 break  # no group may be created for this slice now

@@ -360,3 +360,29 @@ def test_storm_of_restarts_leaves_rmids_to_containers_and_no_groups(
     monkeypatch.setattr(overflow, "LINGER_S", 0.0)
     units.tick()
     assert units.host.marked_groups() == []
+
+
+def test_units_between_two_starts_do_not_keep_others_out_of_the_shared_group(
+    units: Units, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no task, so they cannot join it."""
+    monkeypatch.setattr(overflow, "_MOST_JOINS", 1)
+    for key in ("a.service", "b.service"):
+        units.start(key)
+    units.host.manager.settings = Settings(reserve=1, overflow=0)
+    for key in ("c.service", "d.service"):
+        units.start(key)
+        child = units.children[key]
+        child.kill()
+        child.wait()
+    units.tick()
+    assert [member.id for member in units.host.manager.get("c.service").dormant] == ["c.service"]
+    units.start("e.service")
+    units.host.manager.settings = Settings(reserve=1, overflow=1)
+    units.tick()
+    assert units.shared() == ["e.service"]
+    for key in ("c.service", "d.service"):
+        units.run(key)
+    for _ in range(2):
+        units.tick()
+    assert units.shared() == ["c.service", "d.service", "e.service"]
