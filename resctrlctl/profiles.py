@@ -83,7 +83,7 @@ class Selected(Struct, omit_defaults=True):
     """The profile of a workload, container or unit in the JSON output: "" for none.
 
     ``source`` is the annotation, rule or default that selected it, ``reason`` why the container is in no group, and
-    ``companion`` the state of the workload's companion.
+    ``companion`` the state of the workload's companion. ``memory`` states what became of a unit's memory settings.
     """
 
     id: str
@@ -91,6 +91,7 @@ class Selected(Struct, omit_defaults=True):
     source: str
     reason: str = ""
     companion: replies.Companion | None = None
+    memory: str = ""
     members: Sequence[Selected] = []
 
 
@@ -189,6 +190,7 @@ def _selected(
             one.profile,
             one.profile_source,
             companion=one.companion,
+            memory=one.memory,
             members=[Selected(of.id, of.profile, of.profile_source) for of in one.members if not of.ended_at],
         )
         for one in matched
@@ -219,6 +221,7 @@ def _selected_sheet(selected: Selected) -> Sheet:
         "Selected by": (_source_text(selected),),
         "Reason": (format_message(selected.reason),) if selected.reason else (),
         "Companion": (companion_text(selected.companion),) if selected.companion else (),
+        "Memory": (format_message(selected.memory),) if selected.memory else (),
         "Members": tuple(
             f"{printable(of.id)}: {printable(of.profile) or 'none'}, {_source_text(of)}" for of in selected.members
         ),

@@ -151,6 +151,7 @@ _WORKLOAD_LINES: dict[str, tuple[str, Callable[[Workload], Iterable[str]]]] = {
     "class_": ("Class", lambda workload: [" ".join(map(format_class, workload.classes or (workload.class_,)))]),
     "priority": ("Priority", lambda workload: [str(workload.priority)] if workload.priority else []),
     "companion": ("Companion", lambda workload: _companion_lines(workload.companion)),
+    "memory": ("Memory", lambda workload: [format_message(workload.memory)] if workload.memory else []),
     "path": ("Path", lambda workload: [printable(workload.path)] if workload.path else []),
     "observed": (
         "Observed",
@@ -182,7 +183,7 @@ _WORKLOAD_LINES: dict[str, tuple[str, Callable[[Workload], Iterable[str]]]] = {
     ),
 }
 # The fields above the totals.
-_HEAD = ("state", "workload", "companion", "created_at", "completed_at")
+_HEAD = ("state", "workload", "companion", "memory", "created_at", "completed_at")
 # Each fact in the line of a member, by its field; "" is left out.
 _MEMBER_FACTS: dict[str, Callable[[Member], str]] = {
     "kind": lambda member: f"{_kind_text(member)} of {member.owner}",

@@ -147,6 +147,7 @@ class Workload(Reply, kw_only=True):
     profile_source: str = ""
     events: tuple[str, ...] | None = None
     companion: Companion | None = None
+    memory: str = ""
     path: str | None = None
     observed: bool = False
     snapshot: str | None = None
@@ -174,6 +175,7 @@ class Workload(Reply, kw_only=True):
         "profileSource": ("profile_source", decode_text),
         "events": ("events", optional(tuple_of(decode_text))),
         "companion": ("companion", optional(Companion.from_json)),
+        "memory": ("memory", decode_text),
         "path": ("path", optional(decode_text)),
         "observed": ("observed", decode_boolean),
         "snapshot": ("snapshot", optional(decode_text)),

@@ -31,10 +31,14 @@ if TYPE_CHECKING:
 
 
 def workload_of(
-    workload: Workload, path: str | None, snapshot: str | None = None, companion: CompanionStatus | None = None
+    workload: Workload,
+    path: str | None,
+    snapshot: str | None = None,
+    companion: CompanionStatus | None = None,
+    memory: str = "",
 ) -> types.Workload:
     """Convert a workload. ``path`` is its directory in resctrl, ``snapshot`` that of its begin and end files, and
-    ``companion`` the state of its companion.
+    ``companion`` the state of its companion. ``memory`` states what became of its memory settings.
     """
     caveats: dict[str, str] = {}
     for one in workload.groups:
@@ -53,6 +57,7 @@ def workload_of(
         profile_source=workload.profile_source,
         events=workload.events or None,
         companion=None if companion is None else types.Companion(**msgspec.structs.asdict(companion)),
+        memory=memory,
         path=path,
         observed=workload.is_observed,
         snapshot=snapshot,

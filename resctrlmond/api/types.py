@@ -182,6 +182,10 @@ class Workload(Reply, frozen=True, kw_only=True):
     """The globs of its profile: totals, readings and files have only the events that these select. Absent for all."""
     companion: Companion | None = None
     """Its companion. Absent if its profile has none."""
+    memory: str = ""
+    """Whether systemd has set the memory settings of its profile, or why not. Absent for a workload whose profile has
+    none, and for one that is not a unit of systemd or a container of Podman.
+    """
     path: str | None = None
     """The directory of the group in resctrl. Absent while there is none."""
     observed: bool = False

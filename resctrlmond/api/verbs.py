@@ -201,7 +201,7 @@ def reported(manager: Manager, workload: Workload) -> types.Workload:
     """Convert a workload to the type of the interfaces, with its current path and snapshot."""
     path = manager.tree.full_path(workload.first.ref) if workload.state.has_group else None
     snapshot, companion = manager.snapshot_path(workload), manager.companions.get(workload.key)
-    return translate.workload_of(workload, path, snapshot, companion)
+    return translate.workload_of(workload, path, snapshot, companion, manager.unit_memory.get(workload.key, ""))
 
 
 def _owner(claim: str | None, caller: Caller, ends: EndRule | None = None, *, may_be_reserved: bool = False) -> str:

@@ -19,6 +19,7 @@ from resctrlmond.daemon.daemon import PROGRESS_S, Daemon
 from resctrlmond.daemon.ledger import ledger_of
 from resctrlmond.daemon.simulated import config_below, session_bus, simulator
 from resctrlmond.daemon.startup import Exit, StartupError, as_startup_error, check_folders, prepare
+from resctrlmond.daemon.unit_memory_file import UnitMemoryFile
 from resctrlmond.message_ids import MessageId
 from resctrlmond.notify import Notify
 from resctrlmond.resctrl.errors import ResctrlError
@@ -144,7 +145,9 @@ def _release_all(options: argparse.Namespace, loaded: Config, gid: int) -> int:
             problems = setup.manager.release_all()
         finally:
             os.close(setup.lock)
-    problems += _stop_companions(loaded, session_bus() if options.simulate else None)
+    bus = session_bus() if options.simulate else None
+    problems += _stop_companions(loaded, bus)
+    problems += _restore_units(loaded, bus)
     for problem in problems:
         log.error("cannot release: %s", problem)
     return Exit.FAILURE if problems else Exit.OK
@@ -160,6 +163,19 @@ def _stop_companions(loaded: Config, bus: str | None) -> list[str]:
     except ImportError as error:
         return [f"companions: {error}"]
     problem = asyncio.run(stop_all(loaded.runtime_dir, bus))
+    return [problem] if problem else []
+
+
+def _restore_units(loaded: Config, bus: str | None) -> list[str]:
+    """Put the memory settings of units back. Return the problems, [] if no unit is changed."""
+    if bus == "" or not UnitMemoryFile(loaded.runtime_dir).exists:
+        return []
+    try:
+        # Not at the top: it needs the D-Bus library.
+        from resctrlmond.daemon.unit_memory import restore_all  # noqa: PLC0415
+    except ImportError as error:
+        return [f"the memory settings of units: {error}"]
+    problem = asyncio.run(restore_all(loaded.runtime_dir, bus))
     return [problem] if problem else []
 
 

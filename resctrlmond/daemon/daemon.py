@@ -32,6 +32,7 @@ from resctrlmond.daemon.reaction import Reaction
 from resctrlmond.daemon.simulated import STOP_SIGNALS
 from resctrlmond.daemon.startup import Exit, Setup, StartupError, group_settings, needs_restart
 from resctrlmond.daemon.ticker import Ticker
+from resctrlmond.daemon.unit_memory_file import UnitMemoryFile
 from resctrlmond.daemon.watch import Watch
 from resctrlmond.message_ids import MessageId
 from resctrlmond.notify import Notify, watchdog_interval_s
@@ -44,6 +45,7 @@ from resctrlmond.workloads.profiles import Profiles
 if TYPE_CHECKING:
     from resctrlmond.api.dbus.server import DBusServer
     from resctrlmond.daemon.companions import Companions
+    from resctrlmond.daemon.unit_memory import UnitMemory
     from resctrlmond.daemon.units import UnitWatch
 
 log = logging.getLogger(__name__)
@@ -91,8 +93,9 @@ class Daemon:
         self._ticker = Ticker(self._workers, self._tick, last_progress=lambda: self._manager.last_progress)
         self._units: UnitWatch | None = None
         self._companions: Companions | None = None
-        # Called with the key of a workload whose companion has another state.
-        self._on_companion: Callable[[str], None] = lambda _key: None
+        self._unit_memory: UnitMemory | None = None
+        # Called with the key of a workload whose companion, or memory setting, has another state.
+        self._on_status: Callable[[str], None] = lambda _key: None
         # The sockets that systemd passed, by name.
         self._passed: dict[str, socket.socket] = {}
         self._stopping = asyncio.Event()
@@ -141,6 +144,8 @@ class Daemon:
             self._watch_units()
             opened.push_async_callback(self._close_companions)
             self._start_companions()
+            opened.push_async_callback(self._close_unit_memory)
+            self._start_unit_memory()
             loop.add_signal_handler(signal.SIGHUP, lambda: self._start(self._on_reload()))
             self._start_lock.release()
             self._notify.ready(self._status())
@@ -314,13 +319,40 @@ class Daemon:
                 self._workers,
                 folder=self._config.runtime_dir,
                 address=self._bus,
-                on_status=self._on_companion,
+                on_status=self._on_status,
             )
         self._companions.configure()
 
     async def _close_companions(self) -> None:
         if self._companions is not None:
             await self._companions.close()
+
+    def _start_unit_memory(self) -> None:
+        """Apply the memory settings of the profiles to units, and put back those that no profile wants any more."""
+        if self._bus == "":
+            return  # a simulation without a session bus must not change units of the host
+        if self._unit_memory is None:
+            has_some = any(profile.memory for profile in self._manager.profiles.by_name.values())
+            if not has_some and not UnitMemoryFile(self._config.runtime_dir).exists:
+                return
+            try:
+                # Not at the top: it needs the D-Bus library.
+                from resctrlmond.daemon.unit_memory import UnitMemory  # noqa: PLC0415
+            except ImportError as error:
+                self._manager.alerts["unit memory"] = f"the memory settings of units are not changed: {error}"
+                return
+            self._unit_memory = UnitMemory(
+                self._manager,
+                self._workers,
+                folder=self._config.runtime_dir,
+                address=self._bus,
+                on_status=self._on_status,
+            )
+        self._unit_memory.configure()
+
+    async def _close_unit_memory(self) -> None:
+        if self._unit_memory is not None:
+            await self._unit_memory.close()
 
     async def _close_units(self) -> None:
         if self._units is not None:
@@ -338,6 +370,8 @@ class Daemon:
                 self._units.changed(key, workload)
             if self._companions is not None:
                 self._companions.changed(key, workload)
+            if self._unit_memory is not None:
+                self._unit_memory.changed(key, workload)
             if dbus is not None:
                 dbus.changed(key, workload)
 
@@ -347,7 +381,7 @@ class Daemon:
             if dbus is not None:
                 dbus.changed(key, workload)
 
-        self._on_companion = report
+        self._on_status = report
 
         def take(key: str) -> None:
             if key in unseen:
@@ -427,6 +461,7 @@ class Daemon:
             # that start meanwhile must not wait.
             await self._workers.run(Lane.UPKEEP, self._load_profiles, "the old ones stay in use")
             self._start_companions()
+            self._start_unit_memory()
             if not (self._manager.alerts["configuration"] or self._manager.alerts["profiles"]):
                 log.info("configuration and profiles reloaded")
             self._notify.ready(self._status())

@@ -136,6 +136,26 @@ class Systemd:
         """
         await self._ask_about(name, "ResetFailedUnit", "s", name)
 
+    async def loaded(self, name: str) -> dict[str, Any] | None:
+        """Load a unit, and return its properties; None if there is no such unit, and none of that name runs.
+
+        A unit that has ended is loaded again from its file. Raises BusUnavailable, DBusError.
+        """
+        path = str(await self._ask(ROOT, MANAGER, "LoadUnit", "s", name))
+        interfaces = (UNIT, _INTERFACES["." + name.rpartition(".")[2]])
+        found = [await self._ask(path, PROPERTIES, "GetAll", "s", interface) for interface in interfaces]
+        properties = {key: value.value for part in found for key, value in part.items()}
+        is_gone = properties["LoadState"] == "not-found" and properties["ActiveState"] in _ENDED
+        return None if is_gone else properties
+
+    async def set_properties(self, name: str, properties: Sequence[tuple[str, str, Any]]) -> None:
+        """Set properties of a unit until the next boot. A property is as in ``start_transient``.
+
+        Raises BusUnavailable, DBusError.
+        """
+        body = [[key, Variant(signature, value)] for key, signature, value in properties]
+        await self._ask(ROOT, MANAGER, "SetUnitProperties", "sba(sv)", name, True, body)
+
     async def _ask_about(self, name: str, member: str, signature: str, *body: Any) -> None:
         try:
             await self._ask(ROOT, MANAGER, member, signature, *body)

@@ -84,7 +84,8 @@ class Manager:
 
     Calls for one key run one at a time. ``get`` and ``workloads`` never wait. ``alerts`` are the present problems of
     the host, by subject; "" is none. ``pods`` are the pods that owners reported. ``companions`` are the states of the
-    companions, by the key of their workloads. ``latencies`` are the durations of calls, which the interfaces count.
+    companions, by the key of their workloads, and ``unit_memory`` states what became of the memory settings of a
+    workload that is a unit. ``latencies`` are the durations of calls, which the interfaces count.
     """
 
     def __init__(self, tree: Tree, store: Store, snapshots: Snapshots, mark: Mark, settings: Settings) -> None:
@@ -92,6 +93,7 @@ class Manager:
         self.pods = Inventory()
         self.alerts: dict[str, str] = {}
         self.companions: dict[str, CompanionStatus] = {}
+        self.unit_memory: dict[str, str] = {}
         self.latencies = Latencies()
         quality = QualityFiles(snapshots)
         store.before_save = quality.before_save

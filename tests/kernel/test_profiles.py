@@ -17,6 +17,7 @@ profiles:
   quiet: {watch: none}
   gold: {class: gold}
   missing: {class: platinum}
+  small: {memory_high: 64M}
 rules:
   - {profile: quiet, container: quiet-*}
 default_profile: usual
@@ -68,6 +69,17 @@ def test_class_that_does_not_exist_is_reported_and_the_container_runs(host: Host
 def test_annotation_for_the_container_overrides_the_other_one(host: Host) -> None:
     options = f"--rm --name app --annotation {ANNOTATION}=quiet --annotation {ANNOTATION}/app=gold"
     assert parse_where(run(host, options))[0] == "gold"
+
+
+def test_scope_of_a_container_has_the_memory_setting_of_its_profile(host: Host) -> None:
+    container = run(host, f"-d --name small --annotation {ANNOTATION}=small", "sleep 600")
+    scope = f"libpod-{container}.scope"
+    high = f"cat $(find /sys/fs/cgroup -type d -name {scope})/memory.high"
+    host.until(lambda: host.out(high) == str(64 << 20), "the memory setting of its profile")
+    assert host.out(f"systemctl show -P MemoryHigh {scope}") == str(64 << 20)
+    host.run("podman rm -f -t 0 small", timeout=100)
+    host.until(lambda: host.state(container) == "completed", "the container's end")
+    host.until(lambda: host.out("ls /run/resctrlmond/unit-memory.json || true") == "", "the end of the record")
 
 
 def test_container_that_is_not_watched_is_listed_with_the_rule(host: Host) -> None:

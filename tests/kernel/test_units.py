@@ -36,7 +36,7 @@ FILES = {
 
 PROFILES = """\
 profiles:
-  gold: {class: gold}
+  gold: {class: gold, memory_high: 64M}
   quiet: {watch: none}
 rules:
   - {profile: gold, owner: systemd, unit: shop-simple.service}
@@ -224,6 +224,9 @@ def test_profiles_apply_to_units(host: Host) -> None:
     host.run(f"systemctl start {simple} {fork}")
     pid = f"systemctl show -P MainPID {simple}"
     host.until(lambda: host.membership(host.out(pid)) == ("gold", simple), "the service in its class")
+    high = f"systemctl show -P MemoryHigh {simple}; cat /sys/fs/cgroup/shop.slice/{simple}/memory.high"
+    host.until(lambda: host.out(high).split() == [str(64 << 20)] * 2, "the memory setting of its profile")
+    assert "Memory: set: memory.high: 67108864" in host.out(f"resctrlctl show {simple}")
     generation = workload(host, simple)["generation"]
     host.run(f"systemctl restart {simple}")
     host.until(lambda: host.membership(host.out(pid)) == ("gold", simple), "the service in its class after a restart")
@@ -240,6 +243,7 @@ def test_profiles_apply_to_units(host: Host) -> None:
     host.until(lambda: host.state(fork) == "active", "the unit without a profile")
     assert host.call("ListUnwatched")["containers"] == []
     assert host.membership(host.out(pid)) == ("gold", simple)
+    host.until(lambda: host.out(high).split() == ["infinity", "max"], "the value from before")
     host.run(f"systemctl stop {simple} {fork}")
     until_ended(host, simple, fork)
     host.run(f"rmdir {TREE}/gold")

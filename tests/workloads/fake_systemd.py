@@ -40,6 +40,10 @@ class Unit:
     code: int = 0
     status: int = 0
     delegate: bool = False
+    transient: bool = False
+    invocation: str = "aa" * 16
+    user: str = ""
+    memory: dict[str, int] = field(default_factory=lambda: {"MemoryHigh": 2**64 - 1, "MemorySwapMax": 2**64 - 1})
     commands: dict[str, list[Command]] = field(default_factory=dict)
 
 
@@ -51,8 +55,9 @@ class FakeSystemd:
     """Owns the name of systemd, answers calls about ``units``, and sends the signals of changes to subscribers.
 
     It does not reply while ``hangs``. ``calls`` are the names of the methods that were called. ``transient`` are the
-    properties of the transient units that were created, in their order, with their names. StartTransientUnit fails
-    with the name of the D-Bus error ``refusal`` if that is set, and StopUnit for units that are ``unstoppable``.
+    properties of the transient units that were created, in their order, with their names, and ``changes`` those that
+    SetUnitProperties has set. Both calls fail with the D-Bus error ``refusal`` if that is set, and StopUnit for units
+    that are ``unstoppable``. ``files`` are the units that LoadUnit loads.
     """
 
     def __init__(self, address: str) -> None:
@@ -62,7 +67,9 @@ class FakeSystemd:
         self.hangs = False
         self.refusal = ""
         self.unstoppable: set[str] = set()
+        self.files: dict[str, Unit] = {}
         self.transient: list[tuple[str, dict[str, Any]]] = []
+        self.changes: list[tuple[str, dict[str, int]]] = []
 
     async def __aenter__(self) -> Self:
         self._bus = await dbus_fast.aio.MessageBus(bus_address=self.address).connect()
@@ -105,35 +112,60 @@ class FakeSystemd:
         self.calls.append(message.member or "")
         if self.hangs:
             return True
+        match message.member:
+            case "Subscribe" | "ListUnitsByPatterns" | "Get" | "GetAll" | "GetUnit" | "LoadUnit":
+                return self._state(message)
+            case "StartTransientUnit":
+                return self._start(message)
+            case "SetUnitProperties":
+                return self._change(message)
+            case "StopUnit" | "ResetFailedUnit":
+                return self._stop(message)
+        return None
+
+    def _state(self, message: dbus_fast.Message) -> dbus_fast.Message:
         reply = dbus_fast.Message.new_method_return
         match message.member:
-            case "Subscribe":
-                return reply(message)
             case "ListUnitsByPatterns":
                 return reply(message, "a(ssssssouso)", [self._listed(message.body[1])])
             case "Get":
                 return reply(message, "v", [_property(self._at(message.path), message.body[1])])
+            case "GetAll":
+                of = _general if message.body[0] == f"{NAME}.Unit" else _properties
+                return reply(message, "a{sv}", [of(self._at(message.path))])
+            case "LoadUnit":
+                if message.body[0] not in self.units:
+                    missing = Unit("", active="inactive", sub="not-found")
+                    self.units[message.body[0]] = self.files.get(message.body[0], missing)
+                return reply(message, "o", [path_of(message.body[0])])
             case "GetUnit" if message.body[0] in self.units:
                 return reply(message, "o", [path_of(message.body[0])])
             case "GetUnit":
                 return dbus_fast.Message.new_error(message, f"{NAME}.NoSuchUnit", "Unit is not loaded.")
-            case "GetAll":
-                return reply(message, "a{sv}", [_properties(self._at(message.path))])
-            case "StartTransientUnit":
-                return self._start(message)
-            case "StopUnit" | "ResetFailedUnit":
-                name = message.body[0]
-                if name not in self.units:
-                    return dbus_fast.Message.new_error(message, f"{NAME}.NoSuchUnit", f"Unit {name} not loaded.")
-                if name in self.unstoppable:
-                    text = f"Operation refused, unit {name} may be requested by dependency only."
-                    return dbus_fast.Message.new_error(message, f"{NAME}.OnlyByDependency", text)
-                self.set(name)
-                return reply(message, "o", ["/"]) if message.member == "StopUnit" else reply(message)
-        return None
+        return reply(message)
+
+    def _stop(self, message: dbus_fast.Message) -> dbus_fast.Message:
+        name = message.body[0]
+        if name not in self.units:
+            return dbus_fast.Message.new_error(message, f"{NAME}.NoSuchUnit", f"Unit {name} not loaded.")
+        if name in self.unstoppable:
+            text = f"Operation refused, unit {name} may be requested by dependency only."
+            return dbus_fast.Message.new_error(message, f"{NAME}.OnlyByDependency", text)
+        self.set(name)
+        reply = dbus_fast.Message.new_method_return
+        return reply(message, "o", ["/"]) if message.member == "StopUnit" else reply(message)
 
     def _at(self, path: str | None) -> Unit:
         return {path_of(name): unit for name, unit in self.units.items()}[path or ""]
+
+    def _change(self, message: dbus_fast.Message) -> dbus_fast.Message:
+        name, is_runtime, properties = message.body
+        assert is_runtime
+        if self.refusal or name not in self.units:
+            return dbus_fast.Message.new_error(message, self.refusal or f"{NAME}.NoSuchUnit", f"{name}: refused")
+        self.changes.append((name, {key: value.value for key, value in properties}))
+        self.units[name] = replace(self.units[name], memory=self.units[name].memory | self.changes[-1][1])
+        return dbus_fast.Message.new_method_return(message)
 
     def _start(self, message: dbus_fast.Message) -> dbus_fast.Message:
         name, _, properties, _ = message.body
@@ -162,6 +194,16 @@ def _property(unit: Unit, name: str) -> dbus_fast.Variant:
     return dbus_fast.Variant(*found[name])
 
 
+def _general(unit: Unit) -> dict[str, dbus_fast.Variant]:
+    """Return the properties that units of all types have."""
+    return {
+        "LoadState": dbus_fast.Variant("s", "not-found" if unit.sub == "not-found" else "loaded"),
+        "ActiveState": dbus_fast.Variant("s", unit.active),
+        "Transient": dbus_fast.Variant("b", unit.transient),
+        "InvocationID": dbus_fast.Variant("ay", bytes.fromhex(unit.invocation)),
+    }
+
+
 def _properties(unit: Unit) -> dict[str, dbus_fast.Variant]:
     """Return the properties of a service, as systemd does: each command also in a property of another type."""
     settings = (
@@ -177,7 +219,9 @@ def _properties(unit: Unit) -> dict[str, dbus_fast.Variant]:
         "ControlGroup": dbus_fast.Variant("s", unit.cgroup),
         "Delegate": dbus_fast.Variant("b", unit.delegate),
         "MemoryMax": dbus_fast.Variant("t", 2**64 - 1),
+        "User": dbus_fast.Variant("s", unit.user),
     }
+    found |= {name: dbus_fast.Variant("t", value) for name, value in unit.memory.items()}
     for setting in settings:
         commands = unit.commands.get(setting, [])
         values: list[list[Any]] = [
