@@ -19,6 +19,8 @@ _COMMS = (b"resctrlmon-unit", b"(", b"systemd")
 # Before that, systemd-executor may have the name of the descriptor by which systemd executes it, as "/proc/self/fd/9"
 # (src/core/execute.c, exec_spawn()).
 _DESCRIPTOR = re.compile(rb"[0-9]{1,10}\n?")
+# The process that systemd keeps beside the commands of a service with PAMName= never executes one, and never calls.
+_PAM = b"(sd-pam)\n"
 
 
 def is_program(path: str) -> bool:
@@ -36,4 +38,4 @@ def may_call(pid: int) -> bool:
             comm = file.read()
     except OSError:
         return False
-    return comm.startswith(_COMMS) or bool(_DESCRIPTOR.fullmatch(comm))
+    return comm != _PAM and (comm.startswith(_COMMS) or bool(_DESCRIPTOR.fullmatch(comm)))

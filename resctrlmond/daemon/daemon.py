@@ -295,7 +295,7 @@ class Daemon:
             self._units = watch = UnitWatch(
                 self._manager, self._workers, folder=self._config.runtime_dir, address=self._bus
             )
-            starts = UnitStarts(self._manager, self._workers, lambda: watch.systemd, watch.assignment)
+            starts = UnitStarts(self._manager, self._workers, lambda: watch.systemd, watch.assignment, watch.seen)
             self._service.assign_unit = starts.assign
         if self._units is not None:
             self._units.configure(globs)
@@ -419,6 +419,8 @@ class Daemon:
         reported, known = "", -1
         while not self._stopping.is_set():
             self._ticker.step()
+            if self._units is not None:
+                self._units.seen.check()
             at_each()
             self._manager.alerts["upkeep"] = self._ticker.problem
             if watchdog_s is not None and not self._ticker.is_stuck:

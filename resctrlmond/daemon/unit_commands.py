@@ -8,17 +8,19 @@ process of each. A command that does not run through the program, or whose proce
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.unit_exec import is_program, may_call
+from resctrlmond.unit_exec import WAIT_S, is_program, may_call
 from resctrlmond.workloads.callers import COMMAND_GRACE_S
 from resctrlmond.workloads.model import Member
 from resctrlmond.workloads.reasons import Reason
 
-# The settings of commands that run while a service stops.
+# The settings of commands that run while a service stops, and the beginning of those that may run several times.
 _AT_STOP = ("ExecStop", "ExecStopPost")
+_REPEATED = "ExecReload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,11 @@ class Command:
     started_s: float = 0.0
     has_ended: bool = False
     may_call: bool = False
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the command may have run before in this start: systemd has forgotten the process of that then."""
+        return self.setting.startswith(_REPEATED)
 
     @property
     def name(self) -> str:
@@ -90,6 +97,69 @@ class Service:
     def at_stop(self) -> int:
         """The number of commands that run while the service stops."""
         return sum(command.setting in _AT_STOP for command in self.commands)
+
+
+class CallsSeen:
+    """The services of which each call so far has been handled, as far as the daemon knows. Belongs to the event loop.
+
+    A process gives up after WAIT_S without an answer, and executes its command. So after the loop has stood still for
+    so long, no service is among them. ``check`` must be called more often than that, and is by each use.
+    """
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._checked_s = time.monotonic()
+        self._stops = 0
+        # How often a service was removed, by name.
+        self._losses: dict[str, int] = {}
+        # Those of which a call has failed since the last one that was handled.
+        self._missed: set[str] = set()
+
+    def check(self) -> None:
+        """Forget all services if the loop may have stood still since the last check."""
+        now = time.monotonic()
+        if now - self._checked_s >= WAIT_S:
+            self._names.clear()
+            self._stops += 1
+        self._checked_s = now
+
+    def __contains__(self, name: str) -> bool:
+        self.check()
+        return name in self._names
+
+    def state(self, name: str) -> tuple[int, int]:
+        """Return what changes if the service is forgotten."""
+        self.check()
+        return self._stops, self._losses.get(name, 0)
+
+    def add(self, name: str, state: tuple[int, int]) -> None:
+        """Add a service, unless it was forgotten since it had that ``state``, or has missed a call."""
+        if state == self.state(name) and name not in self._missed:
+            self._names.add(name)
+
+    def remove(self, name: str) -> None:
+        """Forget a service: a process of it may run outside."""
+        self._names.discard(name)
+        self._losses[name] = self._losses.get(name, 0) + 1
+
+    def miss(self, name: str) -> None:
+        """Forget a service of which a call has failed, until another one is handled."""
+        self.remove(name)
+        self._missed.add(name)
+
+    def handle(self, name: str, state: tuple[int, int]) -> None:
+        """Add a service of which a call was handled. The call states what was missed before it."""
+        self._missed.discard(name)
+        self.add(name, state)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget all other services."""
+        self._names.intersection_update(names)
+        self._missed.intersection_update(names)
+        self._losses = {name: losses for name, losses in self._losses.items() if name in names}
+
+    def __len__(self) -> int:
+        return len(self._losses)
 
 
 def reasons(service: Service, member: str, known: Collection[str]) -> list[str]:

@@ -21,7 +21,7 @@ from resctrlmond.api.dbus.library import BusUnavailable, DBusError
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.daemon import unit_commands
 from resctrlmond.daemon.systemd import Systemd
-from resctrlmond.daemon.unit_commands import Command, Service
+from resctrlmond.daemon.unit_commands import CallsSeen, Command, Service
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied, ResctrlError, printable
 from resctrlmond.resctrl.processes import Descriptor
@@ -41,14 +41,14 @@ _SYSTEMD_TIMEOUT_S = LONGEST_WAIT_S / 3
 _OLDEST_S = 30.0
 _MAX_REFUSALS, _REFUSALS_S = 16, 10.0
 # From so many services on, those that have ended are forgotten.
-_MOST_HANDLED = 1024
+_MOST_SEEN = 1024
 
 
 class UnitStarts:
     """Assigns the processes of commands. Belongs to the event loop.
 
     ``systemd`` returns the connection of the watch, if there is one. ``assignment`` returns the request by which the
-    watch would assign a unit with that control group; None if it would not.
+    watch would assign a unit with that control group; None if it would not. ``seen`` is shared with the watch.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class UnitStarts:
         workers: Workers,
         systemd: Callable[[], Systemd | None],
         assignment: Callable[[str, str], Awaitable[Assignment | None]],
+        seen: CallsSeen,
     ) -> None:
         self._manager = manager
         self._workers = workers
@@ -64,8 +65,7 @@ class UnitStarts:
         self._assignment = assignment
         # The calls of one service run one after another. A lock exists as long as one of them runs.
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        # The services whose last call this daemon has handled, as far as it knows all their starts since then.
-        self._handled: set[str] = set()
+        self._seen = seen
         # By service: the time of the first refusal in a row, and their number; the oldest first.
         self._refusals: dict[str, tuple[float, int]] = {}
 
@@ -87,26 +87,35 @@ class UnitStarts:
             member = workload.member(name) if workload is not None and not workload.state.is_over else None
             if workload is not None and member is not None and _is_known(member.commands, caller.pid):
                 return workload
-            self._check_refusals(name)
-            try:
-                service, command = await self._stated(name, inner, caller)
-            except ResctrlError:
-                self._count_refusal(name)
-                raise
+            has_all = name in self._seen
+            self._seen.remove(name)
+            state = self._seen.state(name)
             known = member.commands if member is not None else ()
-            return await self._assign(caller, assignment, service, command, known)
+            try:
+                self._check_refusals(name)
+                try:
+                    service, command = await self._stated(name, inner, caller)
+                except ResctrlError:
+                    self._count_refusal(name)
+                    raise
+                workload = await self._assign(caller, assignment, service, command, known, has_all=has_all)
+            except BaseException:
+                self._seen.miss(name)
+                raise
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.keep({one.key for one in self._manager.unfinished()})
+            self._seen.handle(name, state)
+            return workload
 
     async def _stated(self, name: str, inner: str, caller: Caller) -> tuple[Service, Command]:
         """Return what systemd states about the caller. Raises PermissionDenied, NotWatched."""
         systemd = self._systemd()
         if systemd is None:
-            self._handled.discard(name)
             raise NotWatched("systemd is not connected to resctrlmond now", remedy="See: resctrlctl doctor")
         try:
             async with asyncio.timeout(_SYSTEMD_TIMEOUT_S):
                 service = await systemd.service(name)
         except (BusUnavailable, DBusError, TimeoutError) as error:
-            self._handled.discard(name)
             why = str(error) or f"no reply within {_SYSTEMD_TIMEOUT_S:g} s"
             raise NotWatched(f"systemd does not describe {name}: {why}") from error
         command = service.command_of(caller.pid) if service.cgroup == inner else None
@@ -117,16 +126,26 @@ class UnitStarts:
         return service.with_callers(time.monotonic()), command
 
     async def _assign(
-        self, caller: Caller, assignment: Assignment, service: Service, command: Command, known: tuple[str, ...]
+        self,
+        caller: Caller,
+        assignment: Assignment,
+        service: Service,
+        command: Command,
+        known: tuple[str, ...],
+        *,
+        has_all: bool,
     ) -> Workload:
+        """Assign the caller. ``has_all``: each call of its service before this one was handled."""
         now, name = time.monotonic(), service.name
         reasons: list[str] = []
         if unit_commands.is_other_start(service, known):
             previous = self._manager.get(name).member(name)
             reasons += unit_commands.reasons_of_stop(previous) if previous is not None else []
-            if name not in self._handled:
+            if not has_all:
                 reasons.append(Reason.START_UNSEEN.text(member=name))
             known = ()
+        elif known and command.is_repeated and not has_all:
+            reasons.append(Reason.COMMAND_UNSEEN.text(member=name))
         current = unit_commands.kept(service, known, command)
         reasons += unit_commands.reasons(service, name, current)
         has_run = any(other.ran_outside(current) for other in service.commands)
@@ -142,12 +161,7 @@ class UnitStarts:
                 reasons=tuple(reasons),
             ),
         )
-        self._handled.discard(name)
-        workload = await self._workers.run(Lane.COMMANDS, _assign_held, self._manager, request, caller)
-        if len(self._handled) >= _MOST_HANDLED:
-            self._handled.intersection_update(one.key for one in self._manager.unfinished())
-        self._handled.add(name)
-        return workload
+        return await self._workers.run(Lane.COMMANDS, _assign_held, self._manager, request, caller)
 
     def _check_refusals(self, name: str) -> None:
         since, count = self._refusals.get(name, (0.0, 0))

@@ -18,7 +18,7 @@ from resctrlmond.api.dbus.library import BusUnavailable, DBusError
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.daemon import unit_commands
 from resctrlmond.daemon.systemd import Systemd, Unit
-from resctrlmond.daemon.unit_commands import Service, reasons
+from resctrlmond.daemon.unit_commands import CallsSeen, Service, reasons
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, ResctrlError
 from resctrlmond.unit_globs import UnitGlobs, is_of_user, is_valid_name
@@ -122,6 +122,8 @@ class UnitWatch:
         self._lingering: dict[str, float] = {}
         self._trouble = ""
         self._was_connected = False
+        # The exact services of which each call so far has been handled.
+        self.seen = CallsSeen()
         # By key: the last error.
         self._failures: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
@@ -284,32 +286,40 @@ class UnitWatch:
 
         For a unit that has its workload, check that all its commands began in the group.
         """
-        _, member = self._find(unit.key)
-        if not (member and member.commands) and not await self._call(_is_new, unit.cgroup):
+        state = self.seen.state(unit.key)
+        _, before = self._find(unit.key)
+        if not (before and before.commands) and not await self._call(_is_new, unit.cgroup):
             return True
         if (service := await self._service(systemd, unit.key)) is None:
             return True
         # In this order: a process that has executed its command by now, and has called, is in the record then.
         service = await self._call(service.with_callers, time.monotonic())
         workload, member = self._find(unit.key)
+        # A command or a start since the statement: its call has made the record forget those that are stated.
+        known = _commands(before) | _commands(member)
         if service.has_callers and not (member and service.knows_all(member.commands)):
             asyncio.get_running_loop().call_later(_CALL_PAUSE_S, self._look_at, unit.key)
         if workload is not None and member is not None and member.commands and not workload.state.is_over:
             # Also of another start, which can be over when the next one calls.
-            await self._downgrade(workload, Quality.LATE, reasons(service, unit.key, member.commands))
+            if service.knows_all(known):
+                self.seen.add(unit.key, state)
+            await self._downgrade(workload, Quality.LATE, reasons(service, unit.key, known))
         return _has(workload, unit) or not service.has_callers
 
     async def _check_end(self, systemd: Systemd, key: str, *, is_loaded: bool) -> None:
         """Make a unit that has ended late if a command of it may have run outside its group."""
-        _, member = self._find(key)
-        service = await self._service(systemd, key) if is_loaded and member and member.commands else None
+        _, before = self._find(key)
+        service = await self._service(systemd, key) if is_loaded and before and before.commands else None
         # After systemd's statement: a process that has called meanwhile is in the record.
         workload, member = self._find(key)
         if workload is None or workload.state.is_over or member is None or not member.commands:
             return
-        found = [] if service is None else reasons(service, key, member.commands)
-        if service is None or unit_commands.is_other_start(service, member.commands):
+        known = _commands(before) | _commands(member)
+        found = [] if service is None else reasons(service, key, known)
+        if service is None or unit_commands.is_other_start(service, known):
             found += unit_commands.reasons_of_stop(member)
+        if service is None and key not in self.seen:
+            found.append(Reason.COMMAND_UNSEEN.text(member=key))
         await self._downgrade(workload, Quality.LATE, found)
 
     def _find(self, key: str) -> tuple[Workload | None, Member | None]:
@@ -434,6 +444,10 @@ class UnitWatch:
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._workers.run(Lane.UNITS, function, *args, **kwargs)
+
+
+def _commands(member: Member | None) -> frozenset[str]:
+    return frozenset(member.commands if member is not None else ())
 
 
 def _has(workload: Workload | None, unit: _RunningUnit) -> bool:

@@ -75,8 +75,13 @@ class Reason(enum.Enum):
     )
     START_UNSEEN = (
         Quality.LATE,
-        "{member} was started again, and resctrlmond may have missed a start in between, because it was restarted or "
-        "could not ask systemd",
+        "{member} was started again, and resctrlmond may have missed a start in between, because it was restarted, "
+        "stood still or could not ask systemd",
+    )
+    COMMAND_UNSEEN = (
+        Quality.LATE,
+        "resctrlmond may have missed a command of {member}, because it was restarted, stood still or could not ask "
+        "systemd",
     )
     DELEGATED = (
         Quality.LATE,

@@ -6,10 +6,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -295,13 +296,15 @@ def puppet() -> Iterator[Puppet]:
 def cgroup() -> Iterator[str]:
     """A control group of the unified hierarchy, wherever that is mounted."""
     top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
-    path = os.path.join(top, f"resctrlmond-test-{os.getpid()}")
-    os.mkdir(path)
+    # A new one for each test: one that cannot be removed must not fail all tests after it.
+    path = tempfile.mkdtemp(prefix=f"resctrlmond-test-{os.getpid()}-", dir=top)
+    os.chmod(path, 0o755)
     yield path
     deadline = time.monotonic() + 60
     while os.path.isdir(path) and time.monotonic() < deadline:
         for pid in Path(path, "cgroup.procs").read_text().split():
-            os.kill(int(pid), signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
         try:
             os.rmdir(path)
         except OSError:

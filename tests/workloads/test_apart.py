@@ -153,7 +153,7 @@ def test_pod_is_late_if_the_control_group_of_a_member_cannot_be_read(
 def test_full_disk_does_not_keep_other_members_from_being_searched(
     host: Host, container: Callable[[str], int], process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lacking(*_: object) -> Moved:
+    def lacking(*_: object, **__: object) -> Moved:
         raise NotRead("too many open files", errno=errno.EMFILE)
 
     def fill(*_: object, **__: object) -> None:
@@ -168,9 +168,9 @@ def test_full_disk_does_not_keep_other_members_from_being_searched(
     searched = []
     real = placement._sweep_member
 
-    def noted(ctx: Context, txn: Transaction, member: Member) -> Moved:
+    def noted(ctx: Context, txn: Transaction, member: Member, *, is_last: bool = False) -> Moved:
         searched.append(member.id)
-        return real(ctx, txn, member)
+        return real(ctx, txn, member, is_last=is_last)
 
     with monkeypatch.context() as patch:
         # The record of each member changes, because its last search failed.

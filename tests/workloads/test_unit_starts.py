@@ -58,14 +58,23 @@ class Services(Site):
             await self.until(lambda: watch.systemd is not None)
             with contextlib.closing(Workers()) as workers:
                 service = Verbs(self.host.manager, Policy(), workers)
-                self.starts = UnitStarts(self.host.manager, workers, lambda: watch.systemd, watch.assignment)
+                self.starts = UnitStarts(
+                    self.host.manager, workers, lambda: watch.systemd, watch.assignment, watch.seen
+                )
                 service.assign_unit = self.starts.assign
                 server = unit_server(service)
                 await server.start(listen(self.path, 0o666))
+                ticks = asyncio.create_task(self._tick())
                 try:
                     yield
                 finally:
+                    ticks.cancel()
                     await server.close()
+
+    async def _tick(self) -> None:
+        while True:
+            self.watch.seen.check()
+            await asyncio.sleep(0.5)
 
     def spawn(
         self, name: str, *words: str, below: str = "", user: int | None = None, comm: str = "(x)"
@@ -331,7 +340,7 @@ def test_call_between_the_statement_of_systemd_and_its_use_is_known(
             monkeypatch.setattr(watch, "_service", slow)
             if is_end:
                 site.systemd.set(SHOP, commands=commands, active="failed", sub="failed")
-                await site.until(lambda: not site.claimed())
+                await site.until(lambda: has_begun(reload) and not site.claimed())
                 assert Reason.RAN_ON.text(member=SHOP) in site.reasons()
             else:
                 site.state(SHOP, **commands)
@@ -339,6 +348,193 @@ def test_call_between_the_statement_of_systemd_and_its_use_is_known(
                 assert site.quality() is Quality.EXACT
             assert has_begun(reload)
             assert "outside" not in " ".join(site.reasons())
+
+    run(test)
+
+
+@pytest.mark.parametrize("comm", ["(sd-pam)", "sleep"])
+def test_process_beside_the_commands_makes_the_service_late(site: Services, comm: str) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            pam = site.spawn(SHOP, "/bin/sleep", "600", comm=comm)
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            await site.until(lambda: has_begun(main))
+            await site.looked()
+            site.host.manager.maintenance.tick()
+            pam.kill()
+            await ended(pam)
+            main.kill()
+            await ended(main)
+            site.systemd.set(SHOP, active="inactive", sub="dead")
+            await site.until(lambda: not site.claimed())
+            assert site.quality() is Quality.LATE
+
+    run(test)
+
+
+@pytest.mark.parametrize("cause", ["gone", "hang"])
+def test_reload_that_was_missed_before_another_makes_the_service_late(site: Services, cause: str) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=[Command(PROGRAM)])
+            go(main)
+            await site.until(lambda: has_begun(main))
+            await site.looked()
+            assert site.quality() is Quality.EXACT
+            one = site.through(SHOP, "/bin/true")
+            first = {"ExecStart": [started(main)], "ExecReload": [started(one)]}
+            site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands=first)
+            if cause == "gone":
+                systemd = site.starts._systemd
+                site.starts._systemd = lambda: None
+                go(one)
+                await ended(one)
+                site.starts._systemd = systemd
+            else:
+                go(one)
+                one.wait(60)  # the event loop stands still, as if the daemon was stopped
+            two = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=[started(two)])
+            go(two)
+            await site.until(lambda: has_begun(two))
+            assert site.in_group(two) == SHOP
+            await site.looked()
+            site.host.manager.maintenance.tick()
+            assert site.quality() is Quality.LATE
+
+    run(test)
+
+
+def test_start_during_a_halt_of_the_daemon_makes_the_service_late(site: Services) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            await site.until(lambda: has_begun(main))
+            assert site.quality() is Quality.EXACT
+            main.kill()
+            await ended(main)
+            site.host.manager.record_ends(SHOP)
+            other = site.through(SHOP, "/bin/true")
+            go(other)
+            other.wait(60)  # the event loop stands still, as if the daemon was stopped
+            again = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(again)])
+            go(again)
+            await site.until(lambda: has_begun(again))
+            assert site.in_group(again) == SHOP
+            await site.looked()
+            site.host.manager.maintenance.tick()
+            assert site.quality() is Quality.LATE
+
+    run(test)
+
+
+@pytest.mark.parametrize("cause", ["gone", "hang"])
+def test_command_that_was_missed_makes_the_service_late_after_it_is_unloaded(site: Services, cause: str) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            one = site.through(SHOP, "/bin/true")
+            site.state(SHOP, ExecStart=[started(one), Command(PROGRAM)])
+            go(one)
+            await ended(one)
+            await site.looked()
+            assert site.quality() is Quality.EXACT
+            site.host.manager.record_ends(SHOP)
+            two = site.through(SHOP, "/bin/true")
+            unit = Unit(site.inner(SHOP), commands={"ExecStart": [started(one, ended=True), started(two)]})
+            site.systemd.units[SHOP] = unit
+            if cause == "gone":
+                systemd = site.starts._systemd
+                site.starts._systemd = lambda: None
+                go(two)
+                await ended(two)
+                site.starts._systemd = systemd
+            else:
+                go(two)
+                two.wait(60)  # as above
+            site.systemd.set(SHOP)
+            await site.until(lambda: not site.claimed())
+            assert site.quality() is Quality.LATE
+
+    run(test)
+
+
+def test_reload_after_the_statement_of_systemd_is_exact(site: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=[Command(PROGRAM)])
+            go(main)
+            await site.until(lambda: has_begun(main))
+            one = site.through(SHOP, "/bin/true")
+            watch = site.watch
+            service: Callable[..., Awaitable[Service | None]] = watch._service
+            done: list[int] = []
+
+            async def slow(systemd: Systemd, key: str) -> Service | None:
+                found = await service(systemd, key)
+                if key == SHOP and found and one.poll() is not None and not done:
+                    assert found.commands[-1].pid == one.pid
+                    done.append(1)
+                    two = site.through(SHOP, "/bin/sleep", "600")
+                    site.systemd.units[SHOP] = Unit(
+                        site.inner(SHOP), commands={"ExecStart": [started(main)], "ExecReload": [started(two)]}
+                    )
+                    go(two)
+                    await site.until(lambda: has_begun(two))
+                return found
+
+            monkeypatch.setattr(watch, "_service", slow)
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=[started(one)])
+            await site.looked()
+            go(one)
+            await ended(one)
+            assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=[started(one, ended=True)])
+            await site.until(lambda: done)
+            await site.looked()
+            assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+
+    run(test)
+
+
+def test_start_after_the_statement_of_systemd_is_exact(site: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            one = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(one)])
+            go(one)
+            await site.until(lambda: has_begun(one))
+            await site.looked()
+            one.kill()
+            await ended(one)
+            site.host.manager.record_ends(SHOP)
+            two = site.through(SHOP, "/bin/sleep", "600")
+            watch = site.watch
+            service: Callable[..., Awaitable[Service | None]] = watch._service
+            done: list[int] = []
+
+            async def slow(systemd: Systemd, key: str) -> Service | None:
+                found = await service(systemd, key)
+                if key == SHOP and found and not done:
+                    assert found.commands[-1].pid == one.pid
+                    done.append(1)
+                    site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands={"ExecStart": [started(two)]})
+                    go(two)
+                    await site.until(lambda: has_begun(two))
+                return found
+
+            monkeypatch.setattr(watch, "_service", slow)
+            ended_one = {"ExecStart": [started(one, ended=True)]}
+            site.systemd.set(SHOP, commands=ended_one, active="activating", sub="auto-restart")
+            await site.until(lambda: done)
+            await site.looked()
+            assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
 
     run(test)
 
@@ -438,7 +634,7 @@ def test_start_that_the_daemon_may_have_missed_makes_the_service_late(site: Serv
             site.host.manager.record_ends(SHOP)
             starts = site.starts
             if cause == "restart of the daemon":
-                starts._handled.clear()
+                site.watch.seen.keep(())
             else:
                 other = site.through(SHOP, "/bin/true")
                 site.systemd.hangs = cause == "systemd hangs"
