@@ -369,7 +369,6 @@ def test_units_between_two_starts_do_not_keep_others_out_of_the_shared_group(
     monkeypatch.setattr(overflow, "_MOST_JOINS", 1)
     for key in ("a.service", "b.service"):
         units.start(key)
-    units.host.manager.settings = Settings(reserve=1, overflow=0)
     for key in ("c.service", "d.service"):
         units.start(key)
         child = units.children[key]
@@ -378,7 +377,6 @@ def test_units_between_two_starts_do_not_keep_others_out_of_the_shared_group(
     units.tick()
     assert [member.id for member in units.host.manager.get("c.service").dormant] == ["c.service"]
     units.start("e.service")
-    units.host.manager.settings = Settings(reserve=1, overflow=1)
     units.tick()
     assert units.shared() == ["e.service"]
     for key in ("c.service", "d.service"):
