@@ -113,27 +113,29 @@ def create(
 
 
 def _check_reserve(ctx: Context, workload: Workload, group: Group) -> None:
-    """Raise RmidsExhausted if a group of a priority below 0 would take an RMID that is kept for other workloads.
-
-    Units also keep RMIDs for the groups that they are to share.
-    """
+    """Raise RmidsExhausted if a group of a priority below 0 would take an RMID that is kept for other workloads."""
     settings, path = ctx.config.settings, ctx.tree.full_path(group.ref)
-    kept = settings.reserve
-    if units.is_overflow(workload):
-        if not units.overflow_room(ctx):
-            raise RmidsExhausted(
-                "cannot create the monitoring group: no more groups may be shared by units",
-                path=path,
-                remedy=f"Raise 'overflow' ({settings.overflow}) in resctrlmond.yaml",
-            )
-    elif units.is_unit(workload):
-        kept += units.overflow_room(ctx)
+    if units.is_overflow(workload) and not units.overflow_room(ctx):
+        raise RmidsExhausted(
+            "cannot create the monitoring group: no more groups may be shared by units",
+            path=path,
+            remedy=f"Raise 'overflow' ({settings.overflow}) in resctrlmond.yaml",
+        )
+    kept = kept_from(ctx, workload)
     if kept and (free := ctx.tree.free_rmids()) <= kept:
         raise RmidsExhausted(
             f"cannot create the monitoring group: RMIDs are kept for workloads of priority 0 and above ({free} free)",
             path=path,
             remedy=f"Watch fewer systemd units, or lower 'reserve' ({settings.reserve}) in resctrlmond.yaml",
         )
+
+
+def kept_from(ctx: Context, workload: Workload) -> int:
+    """Return how many free RMIDs a workload leaves to others, units also for the groups that they share."""
+    if workload.priority >= 0:
+        return 0
+    has_room = units.is_unit(workload) and not units.is_overflow(workload)
+    return ctx.config.settings.reserve + (units.overflow_room(ctx) if has_room else 0)
 
 
 def add(ctx: Context, txn: Transaction, class_: str, *, may_wait: bool = True) -> Group:

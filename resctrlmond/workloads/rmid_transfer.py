@@ -52,14 +52,17 @@ def take(ctx: Context, queue: Iterable[InWorkload], guard: Callable[[str], Abstr
     """End the run of one unit, if the first group of the ``queue`` was refused an RMID, and has a higher priority.
 
     The RMID of the unit is in limbo then, and the first group in the queue gets it as soon as the kernel frees it.
-    One unit at most is ended by each call, and none while the RMIDs that were taken before suffice. ``guard`` handles
-    the errors of one workload, by its key.
+    One unit at most is ended by each call, and none while the RMIDs that were taken before suffice, or if the first
+    group would have to leave the RMID to others. ``guard`` handles the errors of one workload, by its key.
     """
     groups = [queued for queued in queue if not queued.group.observed]
     taken = ctx.memory.taken_ns
     taken[:] = [then for then in taken if seconds_since_ns(then) < UNUSED_S]
     if not groups or _is_freed_soon(groups[0]):
         return
+    kept = group_ops.kept_from(ctx, groups[0].workload)
+    if kept and ctx.tree.free_rmids() < kept:
+        return  # the RMID would be kept for others
     for victim in _victims(ctx, groups[0].workload.priority):
         if sum(queued.workload.priority > victim.priority for queued in groups) <= len(taken):
             return

@@ -221,3 +221,26 @@ def test_unit_whose_end_cannot_be_written_keeps_its_group_until_it_is(
     units.tick()
     units.tick()
     assert units.states("box", "a.service") == [State.IDLE, State.COMPLETED]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_no_unit_gives_up_an_rmid_that_the_reserve_keeps_from_the_next_one(
+    units: Units, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers have taken RMIDs of the reserve, so a unit that waits gets none of those that become free."""
+    monkeypatch.setattr(rmid_transfer, "UNUSED_S", 0.0)
+    manager = units.host.manager
+    manager.settings = Settings(reserve=0, overflow=0)
+    units.start("a.service", -2)
+    manager.assign(assignment("box", process().pid, "oci", member="box"))
+    manager.assign(assignment("box2", process().pid, "oci", member="box2"))
+    manager.settings = Settings(reserve=2, overflow=0)
+    units.start("c.service", -1)
+    for _ in range(3):
+        units.tick()
+    assert units.states("a.service", "c.service") == [State.ACTIVE, State.PENDING]
+    manager.release("box", owner="oci")
+    manager.release("box2", owner="oci")
+    units.tick()
+    units.tick()
+    assert units.states("a.service", "c.service") == [State.PENDING, State.ACTIVE]
