@@ -427,7 +427,14 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
             members.append(member)
         ended = [other for other in members if not other.is_living]
         forgotten = {other.id for other in ended[:-MAX_ENDED_MEMBERS]}
-        return replace(self, members=tuple(other for other in members if other.id not in forgotten))
+        if not forgotten:
+            return replace(self, members=tuple(members))
+        return replace(
+            self,
+            members=tuple(other for other in members if other.id not in forgotten),
+            other_cpu_ns={name: used for name, used in self.other_cpu_ns.items() if name not in forgotten},
+            joined_ns={name: used for name, used in self.joined_ns.items() if name not in forgotten},
+        )
 
     # -- claims
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.workloads import overflow, rmid_queue
+from resctrlmond.workloads import model, overflow, rmid_queue
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State, Workload
 from resctrlmond.workloads.owners import OVERFLOW, SYSTEMD
@@ -384,3 +384,24 @@ def test_units_between_two_starts_do_not_keep_others_out_of_the_shared_group(
     for _ in range(2):
         units.tick()
     assert units.shared() == ["c.service", "d.service", "e.service"]
+
+
+def test_units_that_have_left_the_shared_group_are_forgotten(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "MAX_ENDED_MEMBERS", 2)
+    for key in LONG:
+        units.start(key)
+    units.tick()
+    for number in range(5):
+        key = f"run-{number}.service"
+        units.start(key)
+        units.tick()
+        child = units.children[key]
+        child.kill()
+        child.wait()
+        units.tick()
+        units.stop(key)
+        units.tick()
+    record = units.host.manager.get(SHARED)
+    known = {"c.service", "d.service", "run-3.service", "run-4.service"}
+    assert {member.id for member in record.members} == known
+    assert record.other_cpu_ns.keys() <= known
