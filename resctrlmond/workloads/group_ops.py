@@ -290,7 +290,8 @@ def _cleared(ctx: Context, key: str, group: Group, quality: Quality) -> tuple[Gr
             return group, quality
         for tid in strangers:
             with contextlib.suppress(NoSuchProcess, NoSuchClass, PermissionDenied, KernelRefused):
-                ctx.tree.write_task(ctx.tree.membership(tid).class_, tid)
+                # Not one that another call has moved to its own group since it was listed.
+                ctx.tree.take_out(group.ref, tid)
                 moved += 1
     why = Reason.STRANGERS.text(count=len(strangers))
     return group.downgraded(quality, why), worst(quality, Quality.ESTIMATED)

@@ -54,19 +54,47 @@ def test_a_task_that_an_rmdir_overlooked_is_moved_out_before_the_baseline(
     assert one_rmid.tree.membership(overlooked) == Membership("", ""), "it is where the rmdir should have put it"
 
 
+def test_a_task_that_another_call_moves_out_of_a_new_group_stays_in_its_own(
+    tmp_path: Path, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may start from a task that kept its RMID: its hook moves it between the list and the move."""
+    task, new = process().pid, GroupRef("", "k")
+    create, tasks, write_task = Tree.create, Tree.tasks, Tree.write_task
+    with own_host(tmp_path, "monitoring-only", 4) as host:
+        mine = host.manager.create("mine", owner="other").first.ref
+
+        def create_occupied(self: Tree, ref: GroupRef, nonce: int) -> Found:
+            found = create(self, ref, nonce)
+            write_task(self, ref.path, task)
+            return found
+
+        def list_and_start(self: Tree, ref: GroupRef) -> list[int]:
+            found = tasks(self, ref)
+            if ref == new and task in found:
+                write_task(self, mine.path, task)
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Tree, "create", create_occupied)
+            patch.setattr(Tree, "tasks", list_and_start)
+            record = host.manager.create("k", owner="other")
+        assert host.tree.membership(task) == Membership("", "mine")
+        assert record.first.baseline is Quality.EXACT
+        host.clean()
+
+
 def test_a_task_that_cannot_be_moved_out_of_a_new_group_makes_it_estimated(
     one_rmid: Host, overlooked: int, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_task = Tree.write_task
-    foreign = GroupRef("", "k").path
+    take_out = Tree.take_out
 
-    def put_again(self: Tree, directory: str, tid: int) -> None:
+    def put_again(self: Tree, ref: GroupRef, tid: int) -> None:
         """Behave like a task that always forks: another task is in the group each time."""
-        write_task(self, directory, tid)
+        take_out(self, ref, tid)
         if tid == overlooked:
-            write_task(self, foreign, tid)
+            self.write_task(ref.path, tid)
 
-    monkeypatch.setattr(Tree, "write_task", put_again)
+    monkeypatch.setattr(Tree, "take_out", put_again)
     record = one_rmid.manager.assign(assignment("k", process().pid)).workload
     assert record.first.baseline is Quality.ESTIMATED
     totals = one_rmid.manager.read("k")[2]
@@ -80,25 +108,25 @@ def test_a_task_in_a_group_that_was_created_again_is_marked_though_the_assign_fa
     """Linux 6.1 moves no groups. The undo restored the quality of the group that had been removed."""
     stranger = process().pid
     gold = GroupRef("gold", "k").path
-    create, write_task = Tree.create, Tree.write_task
+    create, take_out = Tree.create, Tree.take_out
 
     def create_occupied(self: Tree, ref: GroupRef, nonce: int) -> Found:
         found = create(self, ref, nonce)
-        write_task(self, gold, stranger)
+        self.write_task(gold, stranger)
         return found
 
-    def put_again(self: Tree, directory: str, tid: int) -> None:
+    def put_again(self: Tree, ref: GroupRef, tid: int) -> None:
         """Behave like a task that always forks: another task is in the group each time."""
-        write_task(self, directory, tid)
+        take_out(self, ref, tid)
         if tid == stranger:
-            write_task(self, gold, tid)
+            self.write_task(gold, tid)
 
     with own_host(tmp_path, "intel-rdt", 8, kernel="6.1") as host:
         host.make_class("gold")
         host.tree.write_task("gold", stranger)
         assert host.manager.create("k", owner="other").first.baseline is Quality.EXACT
         monkeypatch.setattr(Tree, "create", create_occupied)
-        monkeypatch.setattr(Tree, "write_task", put_again)
+        monkeypatch.setattr(Tree, "take_out", put_again)
         monkeypatch.setattr("resctrlmond.workloads.store.MAX_LIVING_MEMBERS", 0)
         with pytest.raises(LimitExceeded):
             host.manager.assign(assignment("k", process().pid, class_="gold", allow_class_change=True))
