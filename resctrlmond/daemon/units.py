@@ -479,8 +479,9 @@ def _path_of(inner: str) -> str:
 def _units_of_user(globs: UnitGlobs, uid: str, top: str) -> list[_RunningUnit]:
     """Return the selected units of a user's service manager that have tasks, by their control groups below ``top``.
 
-    Units are in slices only: the control groups below a service are its own. A control group whose name is not that
-    of a unit, or whose tasks cannot be found, is left out without a message: the user can create any number of them.
+    Units are in slices only: the control groups below a service are its own. A control group whose name, or that of
+    its slice, is not that of a unit, or whose tasks cannot be found, is left out without a message: the user can
+    create any number of them, and companions get their paths.
     """
     found: list[_RunningUnit] = []
     waiting = list(filter(None, [_path_of(top)]))
@@ -492,7 +493,7 @@ def _units_of_user(globs: UnitGlobs, uid: str, top: str) -> list[_RunningUnit]:
             rank = globs.rank(key) if is_valid_name(name) and len(key) <= MAX_KEY_LENGTH else None
             if rank is not None and _has_tasks(path):
                 found.append(_RunningUnit(key, path, rank, uid))
-            if name.endswith(".slice"):
+            if name.endswith(".slice") and is_valid_name(name):
                 waiting.append(path)
     return found[:_MAX_UNITS_OF_USER]
 

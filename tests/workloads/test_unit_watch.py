@@ -438,6 +438,7 @@ def test_control_groups_that_a_user_creates_do_not_disturb_the_watch(
             for name in ("a b.service", "odd\udcff.service", "\x1b[31m.service", long):
                 child = process()
                 site.run_in(f"{top}/app.slice/{name}", child)
+            site.run_in(f"{top}/odd\udcff.slice/inner.service", process())
             site.run_in(f"{top}/app.slice/own.service", own)
             site.unit(top, process())
             other = "user@1001.service"
