@@ -495,7 +495,9 @@ def _units_of_user(globs: UnitGlobs, uid: str, top: str) -> list[_RunningUnit]:
                 found.append(_RunningUnit(key, path, rank, uid))
             if name.endswith(".slice") and is_valid_name(name):
                 waiting.append(path)
-    return found[:_MAX_UNITS_OF_USER]
+    # The same one each time of those with the same name, of which systemd has one only.
+    by_key = {unit.key: unit for unit in sorted(found, key=lambda unit: unit.cgroup, reverse=True)}
+    return sorted(by_key.values(), key=lambda unit: unit.cgroup)[:_MAX_UNITS_OF_USER]
 
 
 def _has_tasks(path: str) -> bool:

@@ -457,6 +457,30 @@ def test_control_groups_that_a_user_creates_do_not_disturb_the_watch(
     run(test)
 
 
+@pytest.mark.usefixtures("deep")
+def test_units_of_a_user_with_the_same_name_do_not_replace_each_other(
+    site: Site, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Systemd has one unit of a name, but the user can create another control group with it."""
+
+    async def test() -> None:
+        monkeypatch.setattr(importlib.import_module("resctrlmond.daemon.units"), "_LOOK_AT_USERS_S", 0.02)
+        top = "user@1000.service"
+        async with site.systemd:
+            for slice_ in ("z.slice", "a.slice", "m.slice", "a.slice/b.slice"):
+                site.run_in(f"{top}/{slice_}/web.service", process())
+            site.unit(top, process())
+            async with site.watching("user-*:*.service", "mark.service"):
+                await site.until(lambda: site.claimed() == ["user-1000:web.service"])
+                await site.looked()
+                before = site.host.manager.get("user-1000:web.service")
+                for _ in range(3):
+                    await site.looked()
+                assert site.host.manager.get("user-1000:web.service") is before
+
+    run(test)
+
+
 def test_unit_gives_its_control_group_to_a_container(site: Site, process: Start) -> None:
     """The unit is watched before the runtime calls the hook."""
     child = process()
