@@ -12,7 +12,7 @@ import pytest
 
 from resctrlmond.workloads import rmid_transfer, store
 from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import State
+from resctrlmond.workloads.model import State, replace
 from resctrlmond.workloads.owners import SYSTEMD
 from resctrlmond.workloads.requests import Assignment, UnitCommand
 from tests.workloads.conftest import Host, join, own_host
@@ -97,6 +97,30 @@ def test_run_of_a_service_whose_rmid_is_taken_is_exact(service: Service) -> None
     assert (manager.get("box").state, manager.get(KEY).state) == (State.IDLE, State.PENDING)
     assert service.qualities(1) == {"exact"}
     assert manager.get(KEY).generation == 2
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_exact_service_keeps_its_rmid_until_the_watch_has_asked_systemd_about_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
+) -> None:
+    """A command may have run outside and ended: while no daemon ran, or at the stop."""
+    monkeypatch.setattr(rmid_transfer, "MIN_RUN_S", 1000.0)
+    service.start()
+    with service.host.manager.context.store.transaction(KEY) as txn:
+        txn.save_group(replace(txn.workload.first, created_ns=txn.workload.first.created_ns - 2000 * 10**9))
+    if is_restarted:
+        service.host.restart()
+    else:
+        service.host.manager.context.memory.since_ns -= 2000 * 10**9
+    service.end()
+    for _ in range(2):
+        service.tick()
+    manager = service.host.manager
+    assert (manager.get(KEY).state, manager.get("box").state) == (State.IDLE, State.PENDING)
+    monkeypatch.setattr(rmid_transfer, "MIN_RUN_S", 0.0)
+    for _ in range(2):
+        service.tick()
+    assert (manager.get(KEY).state, manager.get("box").state) == (State.PENDING, State.IDLE)
 
 
 def test_tasks_stay_in_the_group_if_the_end_cannot_be_recorded(
