@@ -219,7 +219,7 @@ class _Facts:
         if key in NEVER:
             return Absence("it is never watched: it has the tasks of the whole host, or process 1")
         if glob is None:
-            return self._unselected(key)
+            return self._unselected(state)
         if (out := self._unwatched.get(key)) is not None:
             return _left_out(out)
         if state.has_ended:
@@ -228,17 +228,20 @@ class _Facts:
         if use is not None and use.workload.state in (State.LOST, State.FAILED):
             return Absence(f"its workload is {use.workload.state}", "resctrlctl status")
         if (around := self._around(state.cgroup)) is not None:
-            which = "its tasks are" if _paths(around) >= {state.cgroup} else "it is in a control group that is"
-            return Absence(f"{which} counted in the workload {around.key}", f"resctrlctl show {around.key}")
+            return Absence(f"its tasks are counted in the workload {around.key}", f"resctrlctl show {around.key}")
         return self._not_yet()
 
-    def _unselected(self, key: str) -> Absence:
+    def _unselected(self, state: UnitState) -> Absence:
+        key = state.name
         if self._no_globs:
             return Absence("it is not known whether a glob selects it")
         excluding = UnitGlobs([of.glob for of in self._globs]).excluded_by(key)
         if not excluding:
             of_user = " of this user's units" if is_of_user(key) else ""
-            return Absence(f"no glob{of_user} in the configuration selects it", f"resctrlctl units enable {key}")
+            around = self._around(state.cgroup)
+            counted = f"; its tasks are counted in the workload {around.key}" if around else ""
+            reason = f"no glob{of_user} in the configuration selects it{counted}"
+            return Absence(reason, f"resctrlctl units enable {key}")
         path = next(of.path for of in self._globs if of.glob == excluding)
         remedy = f"resctrlctl units disable '{excluding}'"
         if os.path.basename(path) != units.FILE:

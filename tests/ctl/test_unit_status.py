@@ -287,11 +287,17 @@ def test_unit_that_another_workload_counts(machine: Machine, show: Show, monkeyp
     machine.manager.add("a.slice", members=(Member("m", "unit", "systemd", cgroup=top),))
     machine.manager.add("b", members=(Member("m", "process", "cli", cgroup=f"{top}/a.servic"),))
     found = lines(show("a")[1])
-    assert found["Watched"] == "no: it is in a control group that is counted in the workload a.slice"
+    assert found["Watched"] == "no: its tasks are counted in the workload a.slice"
     machine.manager.add("own", members=(Member("m", "process", "cli", cgroup=f"{top}/a.service"),))
     found = lines(show("a")[1])
     assert found["Watched"] == "no: its tasks are counted in the workload own"
     assert found["Remedy"] == "resctrlctl show own"
+    machine.globs("b.service")
+    found = lines(show("a")[1])
+    assert found["Watched"] == (
+        "no: no glob in the configuration selects it; its tasks are counted in the workload own"
+    )
+    assert found["Remedy"] == "resctrlctl units enable a.service"
 
 
 @pytest.mark.parametrize("active", ["inactive", "failed"])
