@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 
@@ -91,7 +92,7 @@ def _quality_text(workload: Workload) -> str:
         return "yes, from its first instruction on"
     member = _own_member(workload)
     if workload.baseline is Quality.LATE and member is not None and member.late:
-        return f"yes, late: {late_text(member)}"
+        return f"yes, late: it {late_text(member)}"
     return f"yes, {workload.baseline}"
 
 
@@ -106,7 +107,7 @@ def _remedies(found: UnitStatus) -> Iterator[str]:
         return
     can_be_exact = name.endswith(".service") and not is_of_user(name) and not found.exact_path
     if can_be_exact and workload and workload.state.has_group and workload.baseline is Quality.LATE:
-        yield f"resctrlctl units exact {name}"
+        yield shlex.join(["resctrlctl", "units", "exact", name])
 
 
 def _shared_texts(found: UnitStatus) -> Iterator[str]:

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import fnmatch
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -97,6 +98,7 @@ def unit_status(args: argparse.Namespace, output: Output) -> int:
     names = list(dict.fromkeys(map(full_name, args.unit)))
     facts = _Facts(args, output, names)
     result, printed = OK, False
+    shown: set[str] = set()
     for name in names:
         selected = facts.matching(name) if is_glob(name) else [name]
         if not selected:
@@ -104,6 +106,9 @@ def unit_status(args: argparse.Namespace, output: Output) -> int:
             result = result or NO_SUCH_UNIT
         for key in selected:
             found = facts.status_of(key)
+            if found.unit.name in shown:
+                continue
+            shown.add(found.unit.name)
             result = result or found.exit_status
             if found.exit_status == NO_SUCH_UNIT:
                 print_error(_missing(found))
@@ -223,12 +228,14 @@ class _Facts:
         if (out := self._unwatched.get(key)) is not None:
             return _left_out(out)
         if state.has_ended:
-            start = f"systemctl start {key}"
+            start = shlex.join(["systemctl", "start", key])
             return Absence("it is not running", "" if is_of_user(key) or state.is_missing else start)
         if use is not None and use.workload.state in (State.LOST, State.FAILED):
             return Absence(f"its workload is {use.workload.state}", "resctrlctl status")
         if (around := self._around(state.cgroup)) is not None:
-            return Absence(f"its tasks are counted in the workload {around.key}", f"resctrlctl show {around.key}")
+            return Absence(
+                f"its tasks are counted in the workload {around.key}", shlex.join(["resctrlctl", "show", around.key])
+            )
         return self._not_yet()
 
     def _unselected(self, state: UnitState) -> Absence:
@@ -241,9 +248,9 @@ class _Facts:
             around = self._around(state.cgroup)
             counted = f"; its tasks are counted in the workload {around.key}" if around else ""
             reason = f"no glob{of_user} in the configuration selects it{counted}"
-            return Absence(reason, f"resctrlctl units enable {key}")
+            return Absence(reason, shlex.join(["resctrlctl", "units", "enable", key]))
         path = next(of.path for of in self._globs if of.glob == excluding)
-        remedy = f"resctrlctl units disable '{excluding}'"
+        remedy = shlex.join(["resctrlctl", "units", "disable", excluding])
         if os.path.basename(path) != units.FILE:
             remedy = f"remove the glob from {path}, then: systemctl reload resctrlmond"
         return Absence(f"the glob {excluding} in {path} excludes it", remedy)

@@ -144,7 +144,7 @@ def test_unit_that_is_late_is_shown_with_its_bound_and_remedy(machine: Machine, 
     found = lines(out)
     assert found["Unit"] == "active (running) since 2026-11-21 11:00:00"
     assert found["Watched"] == (
-        "yes, late: was already running when it was put into the group, for up to 1.250 s of CPU time"
+        "yes, late: it was already running when it was put into the group, for up to 1.250 s of CPU time"
     )
     assert found["Remedy"] == "resctrlctl units exact nginx.service"
     assert found["Selected by"] == f"*.service in {file}"
@@ -431,6 +431,21 @@ def test_globs_show_units_that_run_and_those_with_a_workload(machine: Machine, s
     status, out, err = show("z*")
     assert (status, out) == (4, "")
     assert err == "resctrlctl: no unit that runs, and no workload of a unit, matches z*\n"
+
+
+def test_unit_that_several_names_select_is_shown_once(machine: Machine, show: Show) -> None:
+    machine.unit("dbus.service", is_of="dbus-broker.service")
+    machine.unit("dbus-broker.service")
+    out = show("dbus*", "dbus", "*.service")[1]
+    assert out.count("dbus-broker.service - ") == 1
+
+
+def test_remedy_can_be_pasted_into_a_shell(machine: Machine, show: Show) -> None:
+    name = r"mnt-a\x2db.service"
+    (machine.folder / "units" / name).write_text(
+        f"Id={name}\nLoadState=loaded\nActiveState=active\nSubState=running\n"
+    )
+    assert lines(show(name)[1])["Remedy"] == r"resctrlctl units enable 'mnt-a\x2db.service'"
 
 
 def test_json_has_an_object_for_each_unit(machine: Machine, show: Show) -> None:
