@@ -19,7 +19,7 @@ from resctrlmond.workloads.states import Quality, State
 
 # The lines of a workload that status has, after those about the unit: Watched has its baseline.
 _LINES = (
-    *("state", "created_at", "completed_at", "class_", "path", "priority", "companion", "memory"),
+    *("state", "created_at", "completed_at", "class_", "path", "priority", "memory", "companion", "memory"),
     *("part_of", "nested", "loss", "members"),
 )
 # Labels that differ from those of show, where the lines of the unit would be confused with them.

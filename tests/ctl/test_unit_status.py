@@ -176,7 +176,7 @@ def test_exact_unit_needs_no_remedy_and_its_drop_in_is_named_while_it_is_late(ma
     assert "Remedy" not in found
 
 
-def test_profile_companion_and_exposed_files_are_shown(machine: Machine, show: Show) -> None:
+def test_profile_companion_memory_and_exposed_files_are_shown(machine: Machine, show: Show) -> None:
     machine.globs("*.service")
     machine.unit("web.service")
     member = Member("web.service", "unit", "systemd", exposed="/run/resctrlmon")
@@ -186,11 +186,13 @@ def test_profile_companion_and_exposed_files_are_shown(machine: Machine, show: S
         profile="quiet",
         profile_source="rule 2 of /etc/p.yaml",
         companion=companion,
+        memory="set: memory.high: 67108864",
         members=(member,),
     )
     found = lines(show("web.service")[1])
     assert found["Profile"] == "quiet\nrule 2 of /etc/p.yaml"
     assert found["Companion"] == "running\nresctrlmon-companion-web.service"
+    assert found["Memory"] == "set: memory.high: 67108864"
     assert found["Exposed"] == "web.service: /run/resctrlmon"
 
 
