@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,27 @@ from .machine import Guest
 UNIT = "resctrlmon-exporter"
 URL = "http://127.0.0.1:10133/metrics"
 GET = f"python3 -c 'from urllib.request import urlopen; print(urlopen(\"{URL}\").read().decode())'"
+EXAMPLE = Path(__file__).parents[2] / "packaging" / "examples" / "resctrlmon-otlp.service"
+PLACE = "/opt/resctrlmon-otlp"
+# Writes the path of each request, and the attributes of the resources in it.
+RECEIVER = """\
+import http.server
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        with open("/run/received", "a") as file:
+            for of in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                print(self.path, {one.key: one.value.string_value for one in of.resource.attributes}, file=file)
+        self.send_response(200)
+        self.end_headers()
+
+
+http.server.HTTPServer(("127.0.0.1", 4318), Handler).serve_forever()
+"""
 ASK = f"varlinkctl call -j {SOCKET} org.resctrlmon.Manager."
 
 
@@ -101,3 +125,53 @@ def test_textfile_and_drop_in_of_the_manual_page(host: Host) -> None:
     host.run(f"systemctl stop {UNIT}.service")
     assert host.run(f"test -e {file}", check=False).returncode == 1
     host.run(f"rm /run/systemd/system/{UNIT}.service.d/zz-textfile.conf && systemctl daemon-reload")
+
+
+def pack_sdk(path: Path) -> None:
+    """Write an archive of OpenTelemetry's SDK and what its HTTP exporter needs, from the environment of the tests."""
+    wanted, packed = ["opentelemetry-exporter-otlp-proto-http"], set[str]()
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        while wanted:
+            distribution = importlib.metadata.distribution(wanted.pop())
+            if distribution.name in packed:
+                continue
+            packed.add(distribution.name)
+            required = [of for of in distribution.requires or () if ";" not in of]
+            wanted += [found[0] for of in required if (found := re.match(r"[\w.-]+", of))]
+            for file in distribution.files or ():
+                if ".." not in file.parts and file.suffix != ".pyc":
+                    archive.add(str(file.locate()), str(file))
+
+
+def test_example_service_pushes_from_its_sandbox(host: Host, tmp_path: Path) -> None:
+    host.start()
+    host.call("Create", key="pushed", claim="me", attributes={"unit": "web.service"})
+    unit = "resctrlmon-otlp"
+    host.guest.put(EXAMPLE, f"/run/systemd/system/{unit}.service")
+    host.run(f"mkdir -p {PLACE}/bin && ln -s /usr/bin/python3 {PLACE}/bin/python")
+    slow = f"[Service]\nTimeoutStartSec=300\nEnvironment=PYTHONPATH={PLACE}/lib\n"
+    host.guest.write(f"/run/systemd/system/{unit}.service.d/slow.conf", slow)
+    host.run("systemctl daemon-reload")
+    assert host.run(f"systemd-analyze verify --man=no {unit}.service", timeout=100).output == ""
+    host.run(f"systemd-analyze security --offline=yes --threshold=17 {unit}.service", timeout=100)
+    # Debian 13 does not have the SDK.
+    assert host.run(f"systemctl start {unit}", check=False, timeout=300).returncode != 0
+    assert host.out(f"systemctl show -P ExecMainStatus {unit}") == "2"
+    assert host.out(f"systemctl show -P ActiveState {unit}") == "failed"
+    assert "install resctrlmond[otlp] from PyPI" in host.out(f"journalctl --no-pager -u {unit}")
+    pack_sdk(tmp_path / "sdk.tar.gz")
+    host.guest.put(tmp_path / "sdk.tar.gz", "/run/sdk.tar.gz")
+    host.guest.write("/run/receiver.py", RECEIVER)
+    host.run(f"mkdir {PLACE}/lib && tar -x -f /run/sdk.tar.gz -C {PLACE}/lib", timeout=100)
+    host.run(f"systemd-run --unit=otlp-receiver -E PYTHONPATH={PLACE}/lib python3 /run/receiver.py")
+    host.run(f"systemctl start {unit}", timeout=300)
+    # The first push waits for the import of the SDK only. If the receiver is not ready, the exporter tries again.
+    host.run("until grep -q web.service /run/received; do sleep 0.2; done", timeout=200)
+    (line, *_) = (line for line in host.out("cat /run/received").splitlines() if "web.service" in line)
+    assert line.startswith("/v1/metrics ")
+    assert "'systemd.unit.name': 'web.service'" in line
+    assert "'host.id': '" in line
+    assert host.out(f"stat -c %a /run/{unit}/state") == "600"
+    host.run(f"systemctl stop {unit} otlp-receiver", timeout=200)
+    assert host.out(f"systemctl show -P ExecMainStatus {unit}") == "0"
+    host.call("Release", key="pushed", claim="me")
