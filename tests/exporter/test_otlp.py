@@ -220,7 +220,7 @@ def test_refusal_is_logged_once_and_its_end_too(
 def test_receiver_that_does_not_answer_delays_nothing_but_the_push(machine: Machine) -> None:
     machine.start()
     with silent() as url:
-        environment = {"OTEL_EXPORTER_OTLP_TIMEOUT": "0.5"}
+        environment = {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
         with pushing(machine, url, **environment) as exporter:
             wait_until(lambda: "cannot push to" in exporter.log.read_text())
             assert exporter.stop() == 0

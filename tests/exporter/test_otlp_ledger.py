@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,11 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.api.types import Change, Member, Usage
+from resctrlmond.exporter.metrics import selected
+from resctrlmond.exporter.otlp import ledger
 from resctrlmond.exporter.otlp.ends import Ends
 from resctrlmond.exporter.otlp.figures import Figures, Run, nanoseconds, of_end, of_usage
 from resctrlmond.exporter.otlp.ledger import Counted, Step, Temporality, step
-from resctrlmond.exporter.otlp.sender import with_path, without_user
-from tests.exporter.test_collector import usage
+from resctrlmond.exporter.otlp.pusher import Pusher
+from resctrlmond.exporter.otlp.sender import Protocol, Sender, with_path, without_user
+from resctrlmond.exporter.source import Observation
+from tests.exporter.otlp_receiver import over_http
+from tests.exporter.test_collector import Told, usage
 
 START, LATER = "2026-11-24T08:00:00Z", "2026-11-24T09:00:00Z"
 # A start, a value, and whether the push succeeds.
@@ -112,6 +118,24 @@ def ending(number: int) -> Figures:
     figures = of_end(of)
     assert figures is not None
     return figures
+
+
+def test_run_that_cannot_be_read_for_long_is_not_counted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interval can be longer than the time after which runs that are not listed are forgotten."""
+    monkeypatch.setattr(ledger, "_FORGET_S", 1e-9)
+    readings = [msgspec.structs.replace(usage(value), read_at=LATER) for value in ("5", "6", "7")]
+    readings[1] = msgspec.structs.replace(readings[1], error="another call changes it now")
+    source = Told(*(Observation(usages=[one]) for one in readings), Observation(usages=[]))
+    known = ledger.Ledger(Temporality.DELTA, str(tmp_path / "state"))
+    with over_http() as (url, received):
+        sender = Sender(url, Protocol.HTTP, Temporality.DELTA)
+        pusher = Pusher(source, Ends("/nowhere"), sender, known, selected(["core_energy"]), timeout_s=1)
+        assert [pusher.push() for _ in range(3)] == [True] * 3
+        assert [one.value for one in received.all("resctrl.workload.core_energy")] == [5.0, 2.0]
+        assert pusher.push()
+    assert known.runs == {}
 
 
 def test_ends_that_no_receiver_accepts_are_limited(caplog: pytest.LogCaptureFixture) -> None:

@@ -162,11 +162,13 @@ def test_runs_of_one_key_between_two_pushes(machine: Machine, temporality: str) 
         url, received = stack.enter_context(over_http())
         received.accepts = gate.is_set
         options = ["--otlp-temporality", temporality, "--otlp-state", str(machine.top / "state")]
+        options += ["--log-level", "debug"]
         exporter = stack.enter_context(contextlib.closing(PushProcess(machine.top, machine.socket, url, *options)))
         exporter.start()
         first = run(machine, "again")
         wait_until(lambda: has_end(received, first[0]))
-        # The exporter watches by now, or soon: its first push does not wait for that.
+        # Its pushes do not wait for that.
+        wait_until(lambda: "watching the workloads" in exporter.log.read_text())
         machine.call("Create", key="again", claim="me")
         wait_until(lambda: received.all(resctrl_workload_key="again", resctrl_workload_generation=2))
         machine.call("Release", key="again", claim="me")

@@ -65,6 +65,8 @@ class Ends:
                     for reply in client.stream("org.resctrlmon.Manager.Watch", reply=WatchReply):
                         for figures in filter(None, map(of_end, reply.changes)):
                             self.add(figures)
+                        if reply.listed:
+                            log.debug("watching the workloads")
             except (OSError, ProtocolError, VarlinkError) as error:
                 # The calls of each push report that the daemon does not answer.
                 log.debug("cannot watch the workloads: %s", error)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import enum
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 
@@ -124,9 +125,16 @@ class Ledger:
         earlier = [of for of, known in self.runs.items() if of.key == run.key and not known.is_final]
         return self.runs.pop(max(earlier, key=lambda of: of.created_at)) if earlier else None
 
-    def forget(self) -> None:
-        """Forget the runs that have not been listed for a while. Call this after the listed ones were looked up."""
+    def forget(self, listed: Mapping[str, str | None]) -> None:
+        """Forget the runs that have not been listed for a while.
+
+        ``listed``: the keys of all workloads that are listed, also if they could not be read, with the start of their
+        runs. A run of such a key that has not ended may be continued.
+        """
         now = time.monotonic()
+        for run, known in self.runs.items():
+            if run.key in listed and (run.created_at == listed[run.key] or not known.is_final):
+                known.seen_s = now
         self.runs = {run: known for run, known in self.runs.items() if now - known.seen_s < _FORGET_S}
 
     def _load(self, path: str) -> None:

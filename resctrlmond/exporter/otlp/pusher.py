@@ -63,7 +63,8 @@ class Pusher:
         observation = self._source.observe(self._timeout_s)
         parts = self._builder.parts(observation, self._runs(observation), time.time_ns())
         if observation.usages is not None:
-            self._ledger.forget()
+            workloads = [usage.workload for usage in observation.usages]
+            self._ledger.forget({workload.key: workload.created_at for workload in workloads})
         # Up to the first failure: a receiver that does not answer takes the time-out of each message.
         return all(self._send(parts[first : first + _RESOURCES]) for first in range(0, len(parts), _RESOURCES))
 
