@@ -190,10 +190,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metrics.OF_NODE_EXPORTER
     ):
         parser.error(f"--names node-exporter needs an --event of: {', '.join(metrics.OF_NODE_EXPORTER)}")
+    # Before any thread, also those of gRPC: all of them leave the signals to this one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     push = _otlp(parser, options)
     journal.setup(options.log_level, "resctrlmon-exporter")
-    # Before any thread: all of them leave the signals to this one.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     source = Source(options.manager_socket, options.timeout)
     names = options.names or metrics.DEFAULT_NAMES
     exporter = Exporter(source, events, names, options.node_name or _node_name())

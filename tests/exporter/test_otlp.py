@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -197,6 +198,19 @@ def test_settings_of_the_environment(machine: Machine, protocol: str, receiver: 
     assert "secret" not in exporter.log.read_text()
 
 
+def other_threads_block_sigterm(pid: int) -> bool:
+    """Return whether SIGTERM can only be received by the main thread, which waits for it."""
+    masks = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        # A thread may end meanwhile.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            lines = (task / "status").read_text().splitlines()
+            mask = next(line.split()[1] for line in lines if line.startswith("SigBlk:"))
+            masks += [int(mask, 16)] if task.name != str(pid) else []
+    assert masks
+    return all(mask >> (signal.SIGTERM - 1) & 1 for mask in masks)
+
+
 def test_refusal_is_logged_once_and_its_end_too(
     machine: Machine, protocol: str, receiver: tuple[str, Received]
 ) -> None:
@@ -214,6 +228,8 @@ def test_refusal_is_logged_once_and_its_end_too(
         is_open.set()
         wait_until(lambda: received.all(resctrl_workload_key="meanwhile"))
         wait_until(lambda: "accepts figures again" in exporter.log.read_text())
+        # Else SIGTERM could end the process in the middle of a push.
+        assert other_threads_block_sigterm(exporter.process.pid)
         assert exporter.stop() == 0
 
 
