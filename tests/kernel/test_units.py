@@ -164,6 +164,38 @@ def test_process_that_leaves_its_service_is_not_counted_there(host: Host) -> Non
 
 
 @pytest.mark.timeout(600)
+def test_status_has_the_exit_codes_of_systemctl_and_the_reasons(host: Host) -> None:
+    simple, unseen, fork = "shop-simple.service", "unseen.service", "shop-fork.service"
+    host.run(f"systemctl start {simple} {unseen}")
+    until_in_its_group(host, simple)
+    host.until(lambda: group_of(host, unseen) == "shop.slice", "the task of the slice", 100)
+    for unit in (simple, unseen, fork, "absent.service", "shop.slice", "shop-socket.socket", "-.slice"):
+        expected = host.run(f"systemctl status -- {unit}", check=False).returncode
+        assert host.run(f"resctrlctl status -- {unit}", check=False).returncode == expected, unit
+    found = json.loads(host.out(f"resctrlctl status --json {simple}"))
+    assert (found["glob"], found["globPath"], found["absence"], found["tasks"]) == (GLOBS[0], DROP_IN, None, 1)
+    assert found["use"]["workload"]["members"][0]["cgroup"] == found["unit"]["cgroup"]
+    assert found["unit"]["since"].endswith("Z")
+    shown = host.out(f"resctrlctl status {simple}")
+    assert re.search(
+        r"^ *Watched: yes, late: it was already running when it was put into the group", shown, re.MULTILINE
+    )
+    shown = host.out(f"resctrlctl status {unseen}")
+    assert "no glob in the configuration selects it; its tasks are counted in the workload shop.slice" in shown
+    both = host.out("resctrlctl status --json=short 'shop-si*.service' 'shop*.slice'").splitlines()
+    assert [json.loads(line)["unit"]["name"] for line in both] == [simple, "shop.slice"]
+    host.run(f"systemctl stop {simple} {unseen} shop.slice")
+    until_ended(host, simple, "shop.slice")
+    host.run("journalctl --sync")
+    ended = host.run(f"resctrlctl status --json {simple}", check=False)
+    assert ended.returncode == 3
+    found = json.loads(ended.stdout)
+    assert (found["unit"]["active"], found["absence"]["reason"]) == ("inactive", "it is not running")
+    assert found["runs"][-1]["quality"] == "late"
+    assert found["problems"] == []
+
+
+@pytest.mark.timeout(600)
 def test_units_of_a_user(host: Host) -> None:
     key = "user-1000:mine.service"
     run = "systemd-run --machine=1000@.host --user --quiet --collect --unit=mine sleep 600"
@@ -179,6 +211,12 @@ def test_units_of_a_user(host: Host) -> None:
     host.until(lambda: host.membership(pid)[1] == key, "its process in the group")
     assert workload(host, key)["attributes"] == {"unit": key, "user": "1000"}
     assert host.state("user@1000.service") == "active"
+    found = json.loads(host.out("resctrlctl status --json user-1000:mine"))
+    assert (found["unit"]["cgroup"], found["use"]["workload"]["key"], found["glob"]) == (
+        path,
+        key,
+        "user-*:*.service",
+    )
     host.run(f"kill {pid}")
     until_ended(host, key)
     host.run("systemctl stop user@1000.service", timeout=100)
