@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples for many hosts: what they describe is done with real programs."""
