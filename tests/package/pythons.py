@@ -28,7 +28,7 @@ PLACE = PROJECT / "build" / "pythons"
 VERSIONS = ("3.11", "3.12", "3.13")
 OF_SID = "3.14"
 # Tests that do not depend on the Python, or need a real kernel; make check runs them.
-LEFT_OUT = ("kernel", "package", "conformance", "crash", "man")
+LEFT_OUT = ("kernel", "package", "conformance", "crash", "fleet", "man")
 # The tests of an installed wheel need these: tests/host-packages without the tools for manual pages.
 TOOLS = (
     "python3-venv",

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible accepts the role, and the daemon and the NRI plugin accept the files that it writes.
+
+The role runs on this host, in a mount namespace with an overlay over /etc. Its tasks for packages and services need a
+host of its own, and are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from resctrlmond.config import merge
+from resctrlmond.nri import settings
+from resctrlmond.nri.selection import Selection
+from tests.fleet.conftest import FLEET, PAGE, ROOT
+from tests.fleet.test_kubernetes import pod
+
+ANSIBLE = FLEET / "ansible"
+ROLE = ANSIBLE / "roles" / "resctrlmond"
+
+# The upper layer is a tmpfs, because it cannot be in another overlay, such as the root directory of a container.
+_SCRIPT = """\
+set -e
+mount -t tmpfs none "$1"
+mkdir "$1/upper" "$1/work"
+mount -t overlay -o "lowerdir=/etc,upperdir=$1/upper,workdir=$1/work" overlay /etc
+copy=$2
+shift 2
+"$@"
+echo --- again
+"$@"
+cp -r /etc/group /etc/resctrlmond /etc/systemd/system/resctrlmon-exporter.socket.d "$copy"
+"""
+
+
+def loaded(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def defaults() -> dict[str, Any]:
+    found: dict[str, Any] = loaded(ROLE / "defaults" / "main.yml")
+    return found
+
+
+def playbook(*options: str) -> list[str]:
+    return [
+        "ansible-playbook",
+        "--inventory",
+        "localhost,",
+        "--connection",
+        "local",
+        *options,
+        str(ANSIBLE / "site.yml"),
+    ]
+
+
+def applied(top: Path, variables: dict[str, Any]) -> tuple[Path, str]:
+    """Run the role twice; return the directory with the files that it has written, and the output."""
+    copy, overlay, home = top / "copy", top / "overlay", top / "home"
+    for folder in (copy, overlay, home):
+        folder.mkdir()
+    command = playbook("--skip-tags", "packages,services", "--extra-vars", json.dumps(variables))
+    done = subprocess.run(
+        [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            _SCRIPT,
+            "sh",
+            str(overlay),
+            str(copy),
+            *command,
+        ],
+        env={**os.environ, "HOME": str(home), "ANSIBLE_NOCOLOR": "1", "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return copy, done.stdout
+
+
+def test_ansible_accepts_the_playbook() -> None:
+    done = subprocess.run(playbook("--syntax-check"), capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {
+            "resctrlmond_config": {"units": ["*.service", "!getty@*.service"], "snapshot_ttl": "1h", "dbus": False},
+            "resctrlmond_nri_config": {"namespaces": ["shop"], "labelSelector": {"version": "1.10"}},
+            "resctrlmond_exporter_listen": 10133,
+            "resctrlmond_read_gid": 911,
+        },
+    ],
+    ids=["defaults", "all"],
+)
+def test_daemon_and_plugin_accept_the_files_of_the_role(tmp_path: Path, variables: dict[str, Any]) -> None:
+    copy, output = applied(tmp_path, variables)
+    assert re.search(r"changed=0 .*failed=0", output.partition("--- again")[2]), output
+    daemon, nri = copy / "resctrlmond" / "resctrlmond.d" / "fleet.yaml", copy / "resctrlmond" / "nri.yaml"
+    config = merge([(str(daemon), daemon.read_bytes())])
+    selection = settings.parse(nri.read_bytes(), str(nri))
+    socket = (copy / "resctrlmon-exporter.socket.d" / "fleet.conf").read_text(encoding="utf-8")
+    number = variables.get("resctrlmond_read_gid", defaults()["resctrlmond_read_gid"])
+    assert f"\nresctrlmon-read:x:{number}:" in (copy / "group").read_text(encoding="utf-8")
+    if variables:
+        assert (config.snapshot_ttl, config.dbus, len(config.units)) == (3600, False, 2)
+        assert selection.namespaces == {"shop"}
+        assert [str(requirement) for requirement in selection.requirements] == ["version: 1.10"]
+        assert socket.endswith("[Socket]\nListenStream=\nListenStream=10133\n")
+    else:
+        assert config == merge([])
+        assert selection == Selection()
+        assert "ListenStream" not in socket
+
+
+def test_role_agrees_with_the_packages_the_daemonset_and_the_page() -> None:
+    values = defaults()
+    assert pod()["securityContext"]["supplementalGroups"] == [values["resctrlmond_read_gid"]]
+    control = (ROOT / "packaging" / "debian" / "control").read_text(encoding="utf-8")
+    assert set(values["resctrlmond_packages"]) < set(re.findall(r"^Package: (.*)$", control, re.MULTILINE))
+    units = {path.name for path in (ROOT / "systemd").iterdir()}
+    tasks = loaded(ROLE / "tasks" / "main.yml")
+    [mount] = [task["ansible.builtin.systemd"]["name"] for task in tasks if task["name"] == "Mount resctrl"]
+    assert {mount, *values["resctrlmond_services"]} <= units
+    text = PAGE.read_text(encoding="utf-8")
+    assert (
+        set(re.findall(r"^\*(resctrlmond_\w+)\*:? ?", text.partition("# ANSIBLE")[2], re.MULTILINE)) <= values.keys()
+    )
+    notified = {task["notify"] for task in tasks if "notify" in task}
+    assert notified == {handler["name"] for handler in loaded(ROLE / "handlers" / "main.yml")}
