@@ -158,6 +158,13 @@ def relabelings_of(job: str) -> list[dict[str, Any]]:
     return found
 
 
+def alerted_job() -> str:
+    """Return the name of the job in the alerts."""
+    rules = FLEET.with_name("prometheus") / "resctrlmond.rules.yaml"
+    [name] = set(re.findall(r'job="(.*?)"', rules.read_text(encoding="utf-8")))
+    return str(name)
+
+
 @pytest.mark.parametrize("job", ["servicemonitor.yaml", "scrapeconfig.yaml", "prometheus.yml 0", "prometheus.yml 1"])
 def test_exporter_of_the_daemonset_is_scraped_with_the_labels_of_the_workloads(
     machine: Machine, tmp_path: Path, job: str
@@ -170,14 +177,15 @@ def test_exporter_of_the_daemonset_is_scraped_with_the_labels_of_the_workloads(
         # Kubernetes reports the port of kubelet for a node, and that of the container for a pod.
         is_node = "__meta_kubernetes_node_name" in json.dumps(relabelings)
         target = {"targets": [f"127.0.0.1:{10250 if is_node else port}"], "labels": DISCOVERED}
+        name, _, number = job.partition(" ")
         configuration = {
-            "job_name": "resctrlmon-exporter",
+            "job_name": documents(name)[0]["scrape_configs"][int(number)]["job_name"] if number else "scrapeConfig/x",
             "scrape_interval": "1s",
             "static_configs": [target],
             "relabel_configs": relabelings,
         }
         server = stack.enter_context(prometheus(tmp_path / "prometheus", configuration))
-        own = {"instance": NODE, "job": "resctrlmon-exporter"}
+        own = {"instance": NODE, "job": alerted_job()}
         wait_until(lambda: now(server, "resctrlmond_up == 1"), interval_s=0.2)
         assert now(server, "resctrlmond_up") == [({"__name__": "resctrlmond_up"} | own, 1.0)]
         [(of_pod, _)] = now(server, f'resctrlmond_workload_info{{key="{POD_KEY}"}}')
