@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,13 +17,12 @@ import pytest
 from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.errors import InvalidRequest
 from resctrlmond.workloads.manager import Manager
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import save
-from tests.workloads.conftest import Host, assignment, join, when_all_stand
+from tests.workloads.conftest import Host, assignment, join, own_host, when_all_stand
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
@@ -170,24 +167,17 @@ def test_process_tree_is_moved_with_children_that_it_forks_meanwhile(host: Host,
     assert not host.manager.get("k").members[0].include_descendants
 
 
-def test_process_tree_that_waits_for_an_rmid_is_moved_completely(host: Host, puppet: Puppet) -> None:
+def test_process_tree_that_waits_for_an_rmid_is_moved_completely(tmp_path: Path, puppet: Puppet) -> None:
     child = int(puppet.do("fork"))
-    fillers: list[GroupRef] = []
-    while True:
-        try:
-            fillers.append(host.make_foreign(f"filler-{len(fillers)}"))
-        except OSError as error:
-            # EBUSY: those of earlier tests are in limbo, and would become free after this.
-            if error.errno != errno.EBUSY:
-                break
-            time.sleep(0.05)
-    waits = host.manager.assign(assignment("k", puppet.pid, late=None, include_descendants=True))
-    assert (waits.moved.outside, waits.workload.members[0].tasks_outside) == (2, 2)
-    os.rmdir(host.tree.full_path(fillers[0]))
-    when_all_stand(host, "k")
-    assert host.tree.membership(child) == Membership("", "k")
-    member = host.manager.get("k").members[0]
-    assert (member.include_descendants, member.tasks_outside) == (False, 0)
+    with own_host(tmp_path, "monitoring-only", 2) as host:
+        filler = host.make_foreign("filler")
+        waits = host.manager.assign(assignment("k", puppet.pid, late=None, include_descendants=True))
+        assert (waits.moved.outside, waits.workload.members[0].tasks_outside) == (2, 2)
+        os.rmdir(host.tree.full_path(filler))
+        when_all_stand(host, "k")
+        assert host.tree.membership(child) == Membership("", "k")
+        member = host.manager.get("k").members[0]
+        assert (member.include_descendants, member.tasks_outside) == (False, 0)
 
 
 def test_descendants_are_included_only_for_a_process(host: Host, cgroup: str) -> None:
