@@ -153,7 +153,7 @@ def _names(text: str) -> metrics.Names:
         return metrics.Names(text)
     except ValueError:
         known = ", ".join(metrics.Names)
-        raise argparse.ArgumentTypeError(f"there are no names of {text!r}; choose from: {known}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is none of the sets of names: {known}") from None
 
 
 def _seconds(text: str) -> float:
