@@ -408,6 +408,28 @@ def test_reload_that_was_missed_before_another_makes_the_service_late(site: Serv
     run(test)
 
 
+def test_reload_is_exact_after_a_restart_of_the_daemon_that_missed_nothing(site: Services) -> None:
+    """The first look after the restart knows all processes that systemd states."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=[Command(PROGRAM)])
+            go(main)
+            await site.until(lambda: has_begun(main))
+            site.watch.seen.keep(())
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=[Command(PROGRAM)])
+            await site.looked()
+            reload = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=[started(reload)])
+            go(reload)
+            await site.until(lambda: has_begun(reload))
+            await site.looked()
+            assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+
+    run(test)
+
+
 def test_start_during_a_halt_of_the_daemon_makes_the_service_late(site: Services) -> None:
     async def test() -> None:
         async with site.serving("*.service"):
