@@ -16,7 +16,7 @@ from pathlib import Path
 from resctrlmond.sim.fuse.mount import Simulation
 from tests.crash.fault import Fault
 from tests.crash.harness import ANY, CHANGES
-from tests.crash.operations import OPERATIONS
+from tests.crash.operations import OPERATIONS, Operation
 from tests.crash.site import Site
 from tests.crash.sweep import Point
 
@@ -58,7 +58,7 @@ class DaemonHarness:
         act = OPERATIONS[name].before(self.site)
         with self._traced("-e", f"trace={_CALLS[fault]}", "-o", self.trace):
             act()
-        self._recover_and_check(is_loss=OPERATIONS[name].is_loss)
+        self._recover_and_check(OPERATIONS[name])
         return _numbered(self.trace)
 
     def inject(self, name: str, fault: Fault, call: str, number: int) -> str:
@@ -73,7 +73,7 @@ class DaemonHarness:
         if self.site.is_dead():
             outcome = "killed" if fault is Fault.KILL else outcome
             assert fault is Fault.KILL or name == "stop", "the daemon ended"
-        self._recover_and_check(is_loss=OPERATIONS[name].is_loss)
+        self._recover_and_check(OPERATIONS[name])
         return "refused" if outcome[0].isupper() else outcome
 
     # -- the start
@@ -135,11 +135,14 @@ class DaemonHarness:
 
     # -- steps
 
-    def _recover_and_check(self, *, is_loss: bool = False) -> None:
+    def _recover_and_check(self, operation: Operation | None = None) -> None:
         if self.site.is_dead():
             self.site.restart()
         self.site.check()
-        self.site.drain(is_loss=is_loss)
+        if operation is None:
+            self.site.drain()
+        else:
+            self.site.drain(is_loss=operation.is_loss, prunes=operation.prunes)
 
     @contextlib.contextmanager
     def _traced(self, *tracing: str) -> Iterator[None]:

@@ -85,7 +85,8 @@ class Harness:
         outcome = "killed" if status == -signal.SIGKILL else End(status).name.lower()
         assert outcome not in ("raw", "broken"), f"{outcome}: {self._logged_error()}"
         # A process that waits before a command of a service executes it when its call ends, whatever the result.
-        outside = {child.pid for child in scene.children if self.host.tree.membership(child.pid).group != SERVICE}
+        living = [child for child in scene.children if child.poll() is None]
+        outside = {child.pid for child in living if self.host.tree.membership(child.pid).group != SERVICE}
         self.host.restart()
         try:
             check_service(scene, outside)

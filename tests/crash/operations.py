@@ -24,12 +24,13 @@ class Operation:
     """An operation of the daemon: ``before`` prepares it and returns the function to run, which returns its outcome.
 
     ``settings`` are lines of the daemon's configuration. With ``is_loss``, another program removes a group, so that
-    its run is lost; without it, no run may be lost.
+    its run is lost; without it, no run may be lost. With ``prunes``, the daemon deletes the records of ended runs.
     """
 
     before: Callable[[Site], Callable[[], str]]
     settings: str = ""
     is_loss: bool = False
+    prunes: bool = False
 
 
 def _until(site: Site, holds: Callable[[], bool]) -> str:
@@ -246,7 +247,7 @@ OPERATIONS: dict[str, Operation] = {
     "end of a process": Operation(_end_process),
     "end of an observed container": Operation(_end_observed),
     "checkpoint": Operation(_checkpoint, "checkpoint_interval: 1s\n"),
-    "prune": Operation(_prune, "snapshot_ttl: 0\n"),
+    "prune": Operation(_prune, "snapshot_ttl: 0\n", prunes=True),
     "loss": Operation(_remove_group, is_loss=True),
     "reload": Operation(_reload),
     "stop": Operation(_stop),

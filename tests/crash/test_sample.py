@@ -37,6 +37,7 @@ pytestmark = pytest.mark.usefixtures("marked")
         "Assign (observed again)",
         "AssignSelf (next command)",
         "Release (two classes)",
+        "recovery",
         "tick (loss)",
         "tick (RMID of a unit)",
         "tick (units share a group)",
@@ -63,8 +64,9 @@ def test_a_system_call_is_repeated_after_eintr(tmp_path: Path) -> None:
     assert set(outcomes) <= {"done", "refused"}
 
 
-def test_a_killed_daemon_leaves_nothing_behind(tmp_path: Path) -> None:
-    outcomes = outcomes_of(tmp_path, "Release", Fault.KILL, 16, of_daemon=True)
+@pytest.mark.parametrize("name", ["Release", "prune"])
+def test_a_killed_daemon_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
+    outcomes = outcomes_of(tmp_path, name, Fault.KILL, 16, of_daemon=True)
     assert outcomes["killed"] >= 2
 
 
