@@ -178,6 +178,65 @@ def test_container_starts_if_two_plugins_set_the_same_file(node: Node) -> None:
         node.registered_again(before)
 
 
+ANNOTATION = "profile.resctrlmon.org"
+CHOICES = """\
+profiles:
+  usual: {snapshot_ttl: 1h}
+  gold: {class: gold}
+  split: {watch: container}
+  quiet: {watch: none}
+default_profile: usual
+"""
+
+
+@with_one_version
+def test_annotations_of_a_pod_choose_its_profile(node: Node) -> None:
+    path = "/etc/resctrlmond/profiles.d/30-choices.yaml"
+    reloads = "journalctl -u resctrlmon-nri --no-pager -q | grep -c 'profiles reloaded' || true"
+
+    def reload() -> None:
+        before = node.out(reloads)
+        node.run("systemctl reload resctrlmond")
+        node.until(lambda: node.out(reloads) != before, "the adapter's reload", 60)
+
+    node.guest.write(path, CHOICES)
+    node.run(f"mkdir {TREE}/gold")
+    try:
+        node.run(f"resctrlctl profiles check {path}")
+        reload()
+
+        gold = node.pod(annotations={ANNOTATION: "gold"})
+        _, where = node.container(gold)
+        assert where == ("gold", gold.uid), "it is in the class of its profile from its first instruction"
+        assert (node.group(gold)["profile"], node.group(gold)["baseline"]) == ("gold", "exact")
+
+        opted_out = node.pod(annotations={ANNOTATION: ""})
+        _, where = node.container(opted_out)
+        assert where == ("/", opted_out.uid)
+        assert node.group(opted_out).get("profile", "") == ""
+
+        unknown = node.pod(annotations={ANNOTATION: "glod"})
+        _, where = node.container(unknown)
+        assert (where, node.group(unknown)["profile"]) == (("/", unknown.uid), "usual")
+        warned = f"{unknown.uid}: annotation {ANNOTATION} names the profile 'glod', which does not exist"
+        assert warned in node.out("journalctl -u resctrlmond -u resctrlmon-nri --no-pager -q")
+
+        quiet = node.pod(annotations={ANNOTATION: "quiet"})
+        container, where = node.container(quiet)
+        assert where == ("/", "")
+        assert container in {one["id"] for one in node.call("ListUnwatched")["containers"]}
+
+        split = node.pod(annotations={ANNOTATION: "gold", f"{ANNOTATION}/app-1": "split"})
+        assert node.container(split)[1] == ("gold", split.uid)
+        container, where = node.container(split)
+        assert where == ("/", container), "the annotation for the container overrides that of the pod"
+    finally:
+        node.run(f"rm {path}")
+        reload()
+        node.tidy()
+        node.run(f"rmdir {TREE}/gold")
+
+
 @with_one_version
 def test_a_replaced_sandbox_keeps_the_group(node: Node) -> None:
     pod = node.pod()
