@@ -14,9 +14,10 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,6 +26,9 @@ from resctrlmond.exporter import listening, server
 from resctrlmond.exporter.server import MAX_CONNECTIONS
 from tests.exporter.conftest import OPENMETRICS, Exporter, Reply, request, reserved_port, start, start_all
 from tests.wait import wait_until
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
 
 # The header of Prometheus 3.5.
 OF_PROMETHEUS = (
@@ -79,23 +83,125 @@ def test_only_get_is_allowed(alone: Exporter) -> None:
         assert connection.makefile("rb").readline().startswith(b"HTTP/1.0 405")
 
 
-def test_clients_that_wait_do_not_take_all_threads(alone: Exporter) -> None:
-    """The unit limits the threads: further connections are closed, and the exporter serves again afterwards."""
-
-    def is_further_one_closed_first() -> bool:
-        with contextlib.ExitStack() as stack:
-            waiting = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(MAX_CONNECTIONS)]
-            for connection in waiting:
-                connection.connect(alone.path)
-            with socket.socket(socket.AF_UNIX) as further:
-                further.connect(alone.path)
-                assert further.recv(1) == b""
-            # It did not wait for its time-out: the first connection, which is older, is still open.
-            return not select.select(waiting[:1], [], [], 0)[0]
-
-    # Again if this process or the exporter was stopped for so long that the first connection timed out.
-    wait_until(is_further_one_closed_first)
+def test_connections_without_requests_do_not_prevent_scrapes(alone: Exporter) -> None:
+    """Each user of the host can open them. The unit limits the threads."""
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(MAX_CONNECTIONS)]
+        for connection in waiting:
+            connection.connect(alone.path)
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        assert alone.get("/").status == 200
+        # The one that has waited longest is closed, before the end of its time.
+        wait_until(lambda: select.select(waiting[:1], [], [], 0)[0])
     wait_until(lambda: _status(alone) == 200)
+
+
+@contextlib.contextmanager
+def served(listener: socket.socket, reply: Callable[[], bytes], room: server.Room) -> Iterator[None]:
+    """Serve a reply to each request."""
+
+    def application(_environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        body = reply()
+        start_response("200 OK", [("Content-Length", str(len(body)))])
+        return [body]
+
+    with server.Server(listener, application, room) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            serving.shutdown()
+            thread.join()
+
+
+def test_clients_that_do_not_read_do_not_prevent_scrapes(listener: socket.socket) -> None:
+    replies: list[None] = []
+    body, port = b"x" * 16_000_000, listener.getsockname()[1]
+
+    def reply() -> bytes:
+        replies.append(None)
+        return body
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(served(listener, reply, server.Room(3)))
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
+        for connection in silent:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        wait_until(lambda: len(replies) == 3)
+        assert request(http.client.HTTPConnection("127.0.0.1", port, timeout=60)).body == body
+
+
+def test_scrapes_that_wait_for_the_daemon_keep_their_places(listener: socket.socket) -> None:
+    is_called, may_reply, port = threading.Event(), threading.Event(), listener.getsockname()[1]
+
+    def reply() -> bytes:
+        is_called.set()
+        may_reply.wait()
+        return b"figures"
+
+    with served(listener, reply, server.Room(1)), socket.create_connection(("127.0.0.1", port)) as first:
+        first.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        is_called.wait()
+        with socket.create_connection(("127.0.0.1", port)) as further:
+            assert further.recv(1) == b""
+        may_reply.set()
+        assert first.makefile("rb").read().endswith(b"figures")
+
+
+def test_request_that_ends_early_does_not_read_from_the_daemon(listener: socket.socket) -> None:
+    """Python takes the end of the connection for the end of the headers."""
+    port, room = listener.getsockname()[1], server.Room(1)
+    with served(listener, lambda: b"figures", room), socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nX: y\r\n")
+        client.shutdown(socket.SHUT_WR)
+        assert b"figures" not in client.makefile("rb").read()
+
+
+def peak_kib(pid: int) -> int:
+    """Return the most memory that a process had at once."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
+
+
+def test_large_requests_take_little_memory(alone: Exporter) -> None:
+    """With 100 headers of 64 KiB, the largest that Python accepts, a client could end the exporter by MemoryMax=."""
+    assert alone.get("/").status == 200
+    before = peak_kib(alone.pid)
+    headers = b"".join(b"X-%d: " % number + b"x" * 60_000 + b"\r\n" for number in range(90))
+
+    def send() -> None:
+        with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
+            connection.connect(alone.path)
+            connection.sendall(b"GET / HTTP/1.1\r\n" + headers + b"\r\n")
+            connection.recv(1)
+
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert alone.get("/").status == 200
+    assert peak_kib(alone.pid) - before < 20_000
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text;version=x",
+        "text/plain;version=1.x",
+        "text/plain;version=" + "9" * 5000,
+        "application/openmetrics-text;version=1.0.0\x01",
+        "application/openmetrics-text;version=9.\xe9",
+        "application/openmetrics-text;version=1.0.0\x85x",
+    ],
+    ids=ascii,
+)
+def test_format_that_cannot_be_parsed_is_that_of_prometheus(alone: Exporter, accept: str) -> None:
+    """A failure would also log a traceback for each request, and each user of the host can send requests."""
+    reply = alone.get(accept=accept)
+    assert (reply.status, reply.headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert "Traceback" not in alone.log.read_text()
 
 
 def _status(exporter: Exporter) -> int:
@@ -113,7 +219,7 @@ def test_client_that_sends_its_request_too_slowly_is_disconnected(
 ) -> None:
     certificate, key = authority(tmp_path, "server")
     tls = server.tls_context(str(certificate), str(key), None) if is_tls else None
-    room = threading.BoundedSemaphore(1)
+    room = server.Room(1)
     with server.Server(listener, lambda _environment, _start: [], room, tls) as serving:
         thread = threading.Thread(target=serving.serve_forever)
         thread.start()
@@ -133,8 +239,8 @@ def test_client_that_sends_its_request_too_slowly_is_disconnected(
                 if is_begun:
                     client.settimeout(0.05)
                     wait_until(partial(_is_closed, client))
-            wait_until(lambda: room.acquire(blocking=False))
-            room.release()
+            wait_until(room.enter)
+            room.leave()
             if is_begun:
                 break
         assert is_begun
