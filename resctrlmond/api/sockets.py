@@ -133,9 +133,17 @@ def passed_listeners() -> list[tuple[str, socket.socket]]:
     listed = names.split(":") if names else ["unknown"] * int(count)
     if len(listed) != int(count):
         raise ValueError(f"LISTEN_FDNAMES={names!r} does not name LISTEN_FDS={count} descriptors")
-    return [(name, _adopt(_FIRST_PASSED + index)) for index, name in enumerate(listed)]
+    return [(name, _adopt(_FIRST_PASSED + index, name)) for index, name in enumerate(listed)]
 
 
-def _adopt(descriptor: int) -> socket.socket:
-    os.set_inheritable(descriptor, False)
-    return socket.socket(fileno=descriptor)
+def _adopt(descriptor: int, name: str) -> socket.socket:
+    try:
+        os.set_inheritable(descriptor, False)
+        listener = socket.socket(fileno=descriptor)
+        if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return listener
+        problem = "does not listen"
+    except OSError as error:
+        problem = f"cannot be used: {error.strerror}"
+    remedy = "set ListenStream= and Accept=no in the socket unit"
+    raise ValueError(f"the descriptor {descriptor} ({name}) that systemd passed {problem}; {remedy}")

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -190,17 +191,24 @@ PASSED = """
 def passed(path: Path, environment: dict[str, str], *, other_pid: bool = False) -> object:
     """Return what passed_sockets() returns in a process with the sockets ``a`` and ``b`` as descriptors 3 and 4."""
     with listen(str(path / "a")) as a, listen(str(path / "b")) as b:
-        descriptors = [sock.fileno() for sock in (a, b)]
-        arguments = [str(int(other_pid)), *map(str, descriptors)]
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", textwrap.dedent(PASSED), *arguments],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
-            pass_fds=descriptors,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
+        return passed_to_process([a, b], environment, other_pid=other_pid)
+
+
+def passed_to_process(
+    sockets: Sequence[socket.socket], environment: dict[str, str], *, other_pid: bool = False
+) -> object:
+    """Return what passed_sockets() returns in a process with these sockets as descriptors from 3 on."""
+    descriptors = [sock.fileno() for sock in sockets]
+    arguments = [str(int(other_pid)), *map(str, descriptors)]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(PASSED), *arguments],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
+        pass_fds=descriptors,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     found, variables = json.loads(done.stdout)
     assert variables == []
     return found
@@ -235,6 +243,22 @@ def test_sockets_passed_to_another_process_are_ignored(tmp_path: Path) -> None:
 )
 def test_invalid_variables_are_refused(tmp_path: Path, environment: dict[str, str], text: str) -> None:
     found = passed(tmp_path, environment)
+    assert isinstance(found, str)
+    assert text in found
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("datagrams", "the descriptor 4 (datagrams) that systemd passed does not listen; set ListenStream="),
+        ("closed", "the descriptor 4 (closed) that systemd passed cannot be used: Bad file descriptor"),
+    ],
+)
+def test_descriptors_that_do_not_listen_are_refused(tmp_path: Path, name: str, text: str) -> None:
+    """As with ListenDatagram= or Accept=yes: a server would call accept(2) without end."""
+    with listen(str(tmp_path / "a")) as a, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+        given = [a, datagrams] if name == "datagrams" else [a]
+        found = passed_to_process(given, {"LISTEN_FDS": "2", "LISTEN_FDNAMES": f"varlink:{name}"})
     assert isinstance(found, str)
     assert text in found
 
