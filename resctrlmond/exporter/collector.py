@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import logging
 import re
 import threading
 from collections import Counter
@@ -29,6 +30,8 @@ from resctrlmond.exporter.source import VERBS, Observation, Source
 from resctrlmond.workloads.names import names_of
 from resctrlmond.workloads.states import NameKind, Quality, State
 from resctrlmond.workloads.validation import is_pod_uid
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -61,6 +64,7 @@ class Exporter:
         self._of_workloads, self._of_machine, self._of_sums = Monotone[float](), Monotone[float](), Monotone[float]()
         # By key: the start of the run, and the class that it had at first.
         self._first_classes: dict[str, tuple[str, str]] = {}
+        self._has_failed = False
 
     def render(self, encode: Callable[[CollectorRegistry], T], timeout_s: float, *, with_start_times: bool) -> T:
         """Read from the daemon, for ``timeout_s`` at most, and return what ``encode`` makes of all metrics."""
@@ -71,6 +75,20 @@ class Exporter:
             return encode(registry)
 
     def _collect(self, observation: Observation, *, with_start_times: bool) -> Iterable[Family]:
+        try:
+            families = self._converted(observation, with_start_times=with_start_times)
+        except Exception:  # the figures of a daemon of another version, or a defect: a scrape always succeeds
+            if not self._has_failed:
+                log.exception("what resctrlmond reports cannot be converted to metrics")
+            self._has_failed = True
+            nothing = Observation(errors=dict.fromkeys(VERBS, ""), duration_s=observation.duration_s)
+            families = self._converted(nothing, with_start_times=with_start_times)
+        else:
+            self._has_failed = False
+        own = (family for family in self._process.collect() if family.name != _PROCESS_LEFT_OUT)
+        return [*families, *own]
+
+    def _converted(self, observation: Observation, *, with_start_times: bool) -> Families:
         families = Families(with_start_times=with_start_times)
         _add_health(families, observation)
         if observation.usages is not None:
@@ -79,8 +97,7 @@ class Exporter:
             self._add_machine(families, observation.machine)
         if observation.sums is not None and Names.RESCTRLMOND in self._names:
             self._add_sums(families, observation.sums)
-        own = (family for family in self._process.collect() if family.name != _PROCESS_LEFT_OUT)
-        return [*families, *own]
+        return families
 
     def _add_workloads(self, families: Families, usages: Sequence[Usage]) -> None:
         for usage in usages:

@@ -18,7 +18,7 @@ from resctrlmond.api.types import (
     Unwatched,
     Usage,
 )
-from resctrlmond.api.varlink.client import Client, ProtocolError, VarlinkError
+from resctrlmond.api.varlink.client import Client, ProtocolError, UnexpectedReply, VarlinkError
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +114,12 @@ class Source:
                         _call(client, verb, found, timeout_s)
                     except VarlinkError as error:
                         found.errors |= {verb: f"{verb}: {error.parameters.get('message', error.name)}"}
+                    except UnexpectedReply as error:
+                        # A daemon of another version may have a state, for example, that this version does not know.
+                        found.errors |= {verb: f"{error}; install the same version of resctrlmond and the exporter"}
+                        # The stream of replies was closed: the next call would use a connection without a limit.
+                        if time.monotonic() - begun >= timeout_s:
+                            raise
                     done = verb
         except (OSError, ProtocolError) as error:
             is_late = time.monotonic() - begun >= timeout_s

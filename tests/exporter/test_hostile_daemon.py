@@ -74,6 +74,19 @@ def wrong(connection: socket.socket, stop: threading.Event) -> None:
     stop.wait()
 
 
+def next_version(connection: socket.socket, stop: threading.Event) -> None:
+    """Answer Status and Sums; the other replies have values that this version does not know."""
+    answer_status(connection)
+    replies: dict[str, object] = {
+        "ReadAll": {"usages": 7},
+        "Machine": {"since": "2026-11-24T08:00:00Z", "pools": "further"},
+        "Sums": {"since": "2026-11-24T08:00:00Z", "readAt": "2026-11-24T08:00:01Z", "lost": 3, "names": []},
+    }
+    while data := connection.recv(65536):
+        verb = json.loads(data.rstrip(b"\0"))["method"].rpartition(".")[2]
+        connection.sendall(json.dumps({"parameters": replies.get(verb, {"containers": []})}).encode() + b"\0")
+
+
 def leave(connection: socket.socket, stop: threading.Event) -> None:
     """Close the connection."""
 
@@ -129,6 +142,44 @@ def test_scrape_succeeds_whatever_the_daemon_does(tmp_path: Path, behavior: Beha
     assert [name for name in scraped.families if name.startswith("resctrlmond_workload")] == []
     assert scraped.having("exporter_build_info")
     assert "Traceback" not in exporter.log.read_text()
+
+
+def test_reply_of_another_version_costs_only_its_own_figures(tmp_path: Path) -> None:
+    path = str(tmp_path / "manager")
+    with served(path, next_version), contextlib.closing(Exporter(tmp_path, path)) as exporter:
+        exporter.start()
+        scraped = exporter.scrape()
+    assert {verb: scraped.value("exporter_read_success", verb=verb) for verb in VERBS} == {
+        "Status": 1,
+        "ReadAll": 0,
+        "Machine": 0,
+        "Sums": 1,
+        "ListUnwatched": 1,
+    }
+    assert scraped.value("ends_lost_total") == 3
+    assert "the reply to org.resctrlmon.Manager.Machine is not valid" in exporter.log.read_text()
+
+
+def test_time_that_cannot_be_converted_does_not_fail_the_scrape(tmp_path: Path) -> None:
+    def answer(connection: socket.socket, stop: threading.Event) -> None:
+        answer_status(connection)
+        while data := connection.recv(65536):
+            verb = json.loads(data.rstrip(b"\0"))["method"].rpartition(".")[2]
+            reply: dict[str, object]
+            if verb == "Sums":
+                reply = {"parameters": {"since": "at the boot", "readAt": "now", "lost": 3, "names": []}}
+            else:
+                reply = {"error": "org.resctrlmon.Manager.NotRead", "parameters": {}}
+            connection.sendall(json.dumps(reply).encode() + b"\0")
+
+    path = str(tmp_path / "manager")
+    with served(path, answer), contextlib.closing(Exporter(tmp_path, path)) as exporter:
+        exporter.start()
+        for _ in range(2):
+            scraped = exporter.scrape()
+            assert scraped.value("up") == 0
+            assert {scraped.value("exporter_read_success", verb=verb) for verb in VERBS} == {0}
+    assert exporter.log.read_text().count("cannot be converted") == 1
 
 
 def test_scrape_waits_no_longer_than_prometheus(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import msgspec
 
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.base_client import Answer, BaseClient, DaemonUnavailable
-from resctrlmond.api.varlink.frames import ProtocolError, VarlinkError
+from resctrlmond.api.varlink.frames import ProtocolError, UnexpectedReply, VarlinkError
 from resctrlmond.api.varlink.messages import Call, Parameters, Reply
 
-__all__ = ["Client", "DaemonUnavailable", "ProtocolError", "VarlinkError"]
+__all__ = ["Client", "DaemonUnavailable", "ProtocolError", "UnexpectedReply", "VarlinkError"]
 
 
 class Client(BaseClient):
@@ -30,4 +30,4 @@ class Client(BaseClient):
         try:
             return wire.decode_parameters(parameters or msgspec.Raw(), kind)
         except msgspec.ValidationError as error:
-            raise ProtocolError(f"the reply to {method} is not valid: {error}") from error
+            raise UnexpectedReply(f"the reply to {method} is not valid: {error}") from error

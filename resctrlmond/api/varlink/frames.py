@@ -35,6 +35,13 @@ class ProtocolError(ConnectionError):
     """The peer violated the varlink protocol or sent too much. The connection cannot be used any more."""
 
 
+class UnexpectedReply(ProtocolError):
+    """The parameters of a reply do not fit the client's types, as with a server of another version.
+
+    The next call is not affected.
+    """
+
+
 class FrameBuffer:
     """Splits a byte stream into messages. Searches each byte once.
 
