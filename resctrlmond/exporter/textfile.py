@@ -6,15 +6,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from functools import partial
 
-from prometheus_client import write_to_textfile
+from prometheus_client import generate_latest
 
 from resctrlmond.exporter.collector import Exporter
 
 log = logging.getLogger(__name__)
 
 NAME = "resctrlmond.prom"
+# node_exporter reads only names that end in ".prom".
+_TEMPORARY = f".{NAME}.new"
 
 
 class Textfile:
@@ -22,6 +23,7 @@ class Textfile:
 
     def __init__(self, directory: str, exporter: Exporter, timeout_s: float) -> None:
         self._path = os.path.join(directory, NAME)
+        self._temporary = os.path.join(directory, _TEMPORARY)
         self._exporter = exporter
         self._timeout_s = timeout_s
         self._failure = ""
@@ -29,9 +31,7 @@ class Textfile:
     def write(self) -> bool:
         """Replace the file by the present figures. Log a failure once, and return whether there was none."""
         try:
-            # It writes another file beside it, and renames that.
-            write = partial(write_to_textfile, self._path)
-            self._exporter.render(write, self._timeout_s, with_start_times=False)
+            self._replace(self._exporter.render(generate_latest, self._timeout_s, with_start_times=False))
         except OSError as error:
             failure = f"cannot write {self._path}: {error.strerror or error}"
             if failure != self._failure:
@@ -43,6 +43,21 @@ class Textfile:
             log.info("%s is written again", self._path)
         self._failure = ""
         return True
+
+    def _replace(self, data: bytes) -> None:
+        """Write another file beside the file, and rename it."""
+        # Left by an exporter that was killed, or put there by another user who can write to the directory: a link
+        # there must not lead the exporter to another file, and a FIFO must not block it.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._temporary)
+        try:
+            with open(self._temporary, "xb") as file:
+                file.write(data)
+            os.replace(self._temporary, self._path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(self._temporary)
+            raise
 
     def remove(self) -> None:
         """Remove the file, if possible: node_exporter would serve figures that no longer change."""

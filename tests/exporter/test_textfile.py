@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from resctrlmond.exporter.collector import Exporter
@@ -82,3 +84,36 @@ def test_file_that_cannot_be_replaced_is_removed(tmp_path: Path) -> None:
     file.write_text("resctrlmond_up 1.0\n")
     assert not Textfile(str(tmp_path), _Full(Source("/nowhere", 1)), 1).write()
     assert not file.exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "left"])
+def test_file_of_another_user_beside_it_is_not_followed(tmp_path: Path, kind: str) -> None:
+    """In a directory that others can write to, the name of the other file can be known before."""
+    folder, victim = tmp_path / "textfiles", tmp_path / "victim"
+    folder.mkdir()
+    victim.write_text("secret")
+    name = folder / ".resctrlmond.prom.new"
+    match kind:
+        case "link":
+            os.symlink(victim, name)
+        case "fifo":
+            os.mkfifo(name)
+        case _:
+            name.write_text("the file of an exporter that was killed")
+    assert Textfile(str(folder), Exporter(Source("/nowhere", 1)), 1).write()
+    assert victim.read_text() == "secret"
+    assert os.listdir(folder) == ["resctrlmond.prom"]
+    assert (folder / "resctrlmond.prom").is_file()
+
+
+def test_file_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
+    """As on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        assert not Textfile(str(tmp_path), Exporter(Source("/nowhere", 1)), 1).write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert os.listdir(tmp_path) == []
