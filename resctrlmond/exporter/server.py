@@ -36,6 +36,8 @@ MAX_CONNECTIONS = 32
 _MAX_REQUEST = 32 * 1024
 # How long a new connection waits for the place of one that was interrupted.
 _PLACE_S = 1.0
+# How long a client can always read its reply.
+_READING_S = 1.0
 # The part of the time-out of Prometheus that the calls of the daemon may take.
 _SHARE = 0.8
 _OPENMETRICS = "application/openmetrics-text"
@@ -102,12 +104,13 @@ class Room:
     """The places for connections, which several servers can share. Thread-safe.
 
     A connection whose client has to act is in ``_waiting``, by its thread: a request has not arrived, or a reply was
-    not read. If all places are taken, the one of them that has waited longest is interrupted for a new connection.
+    not read for ``_READING_S``. If all places are taken, the one of them that has waited longest is interrupted for a
+    new connection.
     """
 
     def __init__(self, places: int) -> None:
         self._places = threading.BoundedSemaphore(places)
-        # Until when the client may take, in the order in which they began to wait.
+        # Until when the client may take. It can be interrupted in the last _CLIENT_S of this time.
         self._waiting: dict[int, tuple[socket.socket, float]] = {}
         self._guard = threading.Lock()
 
@@ -116,8 +119,8 @@ class Room:
         if self._places.acquire(blocking=False):
             return True
         with self._guard:
-            oldest = next(iter(self._waiting), None)
-            if oldest is None:
+            oldest = min(self._waiting, key=lambda thread: self._waiting[thread][1], default=None)
+            if oldest is None or self._waiting[oldest][1] - _CLIENT_S > time.monotonic():
                 return False
             _interrupt(self._waiting.pop(oldest)[0])
         return self._places.acquire(timeout=_PLACE_S)
@@ -129,7 +132,6 @@ class Room:
     def wait_for_client(self, connection: socket.socket, until: float) -> None:
         """Record that the client of this thread's connection has to act until then (time.monotonic())."""
         with self._guard:
-            self._waiting.pop(threading.get_ident(), None)
             self._waiting[threading.get_ident()] = connection, until
 
     def until(self) -> float:
@@ -258,7 +260,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         reply = self._application(environ, start_response)
-        self._room.wait_for_client(self._connections.own, time.monotonic() + _CLIENT_S)
+        self._room.wait_for_client(self._connections.own, time.monotonic() + _READING_S + _CLIENT_S)
         return reply
 
     def service_actions(self) -> None:

@@ -115,7 +115,11 @@ def served(listener: socket.socket, reply: Callable[[], bytes], room: server.Roo
             thread.join()
 
 
-def test_clients_that_do_not_read_do_not_prevent_scrapes(listener: socket.socket) -> None:
+def test_clients_that_do_not_read_do_not_prevent_scrapes(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_READING_S", 0.0)
+    monkeypatch.setattr(server._Handler, "timeout", 3600)
     replies: list[None] = []
     body, port = b"x" * 16_000_000, listener.getsockname()[1]
 
@@ -130,6 +134,28 @@ def test_clients_that_do_not_read_do_not_prevent_scrapes(listener: socket.socket
             connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         wait_until(lambda: len(replies) == 3)
         assert request(http.client.HTTPConnection("127.0.0.1", port, timeout=60)).body == body
+
+
+def test_client_that_reads_at_once_keeps_its_place(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while other clients connect again and again."""
+    monkeypatch.setattr(server, "_READING_S", 3600.0)
+    is_called, body, port = threading.Event(), b"x" * 16_000_000, listener.getsockname()[1]
+
+    def reply() -> bytes:
+        is_called.set()
+        return body
+
+    with (
+        served(listener, reply, server.Room(1)),
+        socket.create_connection(("127.0.0.1", port)) as first,
+        first.makefile("rb") as file,
+    ):
+        first.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        is_called.wait()
+        assert file.readline().startswith(b"HTTP/1.0 200")
+        with socket.create_connection(("127.0.0.1", port)) as further:
+            assert further.recv(1) == b""
+        assert file.read().endswith(body)
 
 
 def test_scrapes_that_wait_for_the_daemon_keep_their_places(listener: socket.socket) -> None:
