@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -104,6 +105,24 @@ def test_file_of_another_user_beside_it_is_not_followed(tmp_path: Path, kind: st
     assert victim.read_text() == "secret"
     assert os.listdir(folder) == ["resctrlmond.prom"]
     assert (folder / "resctrlmond.prom").is_file()
+
+
+def test_link_that_is_put_there_again_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user can do so between the removal of the other file and its creation."""
+    folder, victim = tmp_path / "textfiles", tmp_path / "victim"
+    folder.mkdir()
+    victim.write_text("secret")
+    unlink = os.unlink
+
+    def replaced(path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            unlink(path)
+        if not os.path.lexists(path):
+            os.symlink(victim, path)
+
+    monkeypatch.setattr(os, "unlink", replaced)
+    assert not Textfile(str(folder), Exporter(Source("/nowhere", 1)), 1).write()
+    assert victim.read_text() == "secret"
 
 
 def test_file_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:

@@ -32,14 +32,14 @@ class VarlinkError(Exception):
 
 
 class ProtocolError(ConnectionError):
-    """The peer violated the varlink protocol or sent too much. The connection cannot be used any more."""
+    """The peer violated the varlink protocol or sent too much.
+
+    The connection cannot be used any more, except after an UnexpectedReply.
+    """
 
 
 class UnexpectedReply(ProtocolError):
-    """The parameters of a reply do not fit the client's types, as with a server of another version.
-
-    The next call is not affected.
-    """
+    """The parameters of a reply do not fit the client's types, as with a server of another version."""
 
 
 class FrameBuffer:
