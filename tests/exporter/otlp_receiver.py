@@ -52,7 +52,11 @@ class Point:
 
 
 class Received:
-    """The points that a receiver has accepted. ``accepts`` is called for each message, and can refuse it."""
+    """The points that a receiver has accepted. ``accepts`` is called for each message, and can refuse it.
+
+    ``refuses`` is called with the points of each message, and can refuse it. ``reply`` is the reply to one that is
+    accepted.
+    """
 
     def __init__(self) -> None:
         self.guard = threading.Lock()
@@ -60,15 +64,18 @@ class Received:
         self.requests = 0
         self.headers: list[dict[str, str]] = []
         self.accepts: Callable[[], bool] = lambda: True
+        self.refuses: Callable[[list[Point]], bool] = lambda _: False
+        self.reply = ExportMetricsServiceResponse()
 
     def receive(self, request: ExportMetricsServiceRequest, headers: dict[str, str]) -> bool:
         """Keep the points of a message, unless it is refused. Return whether it was accepted."""
         with self.guard:
             self.requests += 1
             self.headers.append(headers)
-            if not self.accepts():
+            points = list(decoded(request))
+            if not self.accepts() or self.refuses(points):
                 return False
-            self.points += decoded(request)
+            self.points += points
             return True
 
     def all(self, name: str = "", **attributes: str | int) -> list[Point]:
@@ -141,9 +148,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         is_accepted = self.received.receive(request, {name.lower(): text for name, text in self.headers.items()})
         # 400 is not tried again by the SDK itself: the next push does.
         self.send_response(200 if is_accepted else 400)
+        self.send_header("Content-Type", "application/x-protobuf")
         self.end_headers()
         if is_accepted:
-            self.wfile.write(ExportMetricsServiceResponse().SerializeToString())
+            self.wfile.write(self.received.reply.SerializeToString())
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         pass
@@ -172,7 +180,7 @@ class _Servicer(MetricsServiceServicer):
         headers = {of.key: of.value for of in context.invocation_metadata()}
         if not self._received.receive(request, headers):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the receiver was told to refuse it")
-        return ExportMetricsServiceResponse()
+        return self._received.reply
 
 
 @contextlib.contextmanager
@@ -195,3 +203,26 @@ def silent() -> Iterator[str]:
     """Return the address of a receiver that accepts connections, and never reads or answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """Run a server over HTTP that reads each message, and answers as ``answer`` does. Return its address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            with contextlib.suppress(ConnectionError):
+                answer(self)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()

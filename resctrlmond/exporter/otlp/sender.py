@@ -8,7 +8,9 @@ import logging
 import os
 import urllib.parse
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
     Gauge,
@@ -28,6 +30,8 @@ from resctrlmond import __version__
 from resctrlmond.exporter.otlp.figures import Attributes
 from resctrlmond.exporter.otlp.ledger import Temporality
 from resctrlmond.exporter.otlp.points import Name, Part, Point
+from resctrlmond.exporter.otlp.replies import Replies, Session, Stub
+from resctrlmond.workloads.validation import reason_text
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +41,10 @@ _TEMPORALITIES = {
 }
 _SCOPE = InstrumentationScope("resctrlmond.exporter", __version__)
 _PATH = "/v1/metrics"
+_CREDENTIAL_PROVIDERS = (
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_METRICS_CREDENTIAL_PROVIDER",
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
+)
 # The SDK reads an address for metrics only, and a base address.
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
@@ -72,6 +80,13 @@ class _LastMessages(logging.Handler):
         return found.rstrip(".")
 
 
+class Failure(NamedTuple):
+    """Why a message was not accepted. ``is_refusal``: the receiver does not accept this message, but may others."""
+
+    reason: str
+    is_refusal: bool
+
+
 class Sender:
     """Sends to the receiver at ``url``, or at that of the environment. Headers and TLS are those of the environment.
 
@@ -93,22 +108,39 @@ class Sender:
             for name, value in OTELResourceDetector().detect().attributes.items()
             if isinstance(value, str)
         }
-        self._exporter = _exporter(url, protocol)
+        self._rejected = ""
+        self._replies = Replies(self._report)
+        self._exporter = _exporter(url, protocol, self._replies)
 
     @property
     def attributes(self) -> Attributes:
         """Return the attributes of OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME, which each resource gets."""
         return self._attributes
 
-    def send(self, parts: Iterable[Part]) -> str | None:
+    def send(self, parts: Iterable[Part]) -> Failure | None:
         """Send the points of some resources in one message. Return why the receiver did not accept it, or None."""
         self._messages.clear()
+        self._replies.is_refusal = False
         data = MetricsData([self._resource(*one) for one in _merged(parts)])
         try:
             result = self._exporter.export(data)
         except Exception as error:  # the SDK does not catch all of those of its libraries
-            return f"{type(error).__name__}: {error}"
-        return None if result is MetricExportResult.SUCCESS else self._messages.text()
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            if result is MetricExportResult.SUCCESS:
+                return None
+            reason = self._messages.text()
+        return Failure(reason_text(reason), self._replies.is_refusal)
+
+    def _report(self, reply: ExportMetricsServiceResponse) -> None:
+        """Log which points the receiver has rejected, when its reason changes. They must not be sent again."""
+        found = reply.partial_success
+        if not found.rejected_data_points and not found.error_message:
+            return
+        reason = reason_text(found.error_message) or "no reason was given"
+        if reason != self._rejected:
+            log.warning("%s has rejected %d points of a message: %s", self.url, found.rejected_data_points, reason)
+        self._rejected = reason
 
     def _resource(self, attributes: Attributes, points: Iterable[Point]) -> ResourceMetrics:
         by_metric: dict[tuple[Name, bool], list[NumberDataPoint]] = {}
@@ -133,18 +165,28 @@ def _merged(parts: Iterable[Part]) -> Iterable[tuple[Attributes, list[Point]]]:
     return [(dict(attributes), points) for attributes, points in merged.items()]
 
 
-def _exporter(url: str | None, protocol: Protocol) -> MetricExporter:
+def _exporter(url: str | None, protocol: Protocol, replies: Replies) -> MetricExporter:
     if protocol is Protocol.GRPC:
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (  # noqa: PLC0415 - one of two is imported
             OTLPMetricExporter as OverGrpc,
         )
 
-        return OverGrpc(endpoint=url)
+        class Reporter(OverGrpc):
+            """Has a stub that reports the replies. The SDK creates one again when the connection is lost."""
+
+            def _initialize_channel_and_stub(self) -> None:
+                super()._initialize_channel_and_stub()  # type: ignore[no-untyped-call]
+                self._client = Stub(self._client, replies)  # type: ignore[assignment]
+
+        return Reporter(endpoint=url)
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
         OTLPMetricExporter as OverHttp,
     )
 
-    return OverHttp(endpoint=with_path(url) if url else None)
+    # A provider of credentials has a session of its own.
+    has_provider = any(os.environ.get(name) for name in _CREDENTIAL_PROVIDERS)
+    session = None if has_provider else Session(replies)
+    return OverHttp(endpoint=with_path(url) if url else None, session=session)
 
 
 def with_path(url: str) -> str:

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A refused resource keeps no other back, and only what the receiver has accepted is taken for accepted."""
+
+from __future__ import annotations
+
+import http.server
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsPartialSuccess,
+    ExportMetricsServiceResponse,
+)
+
+from resctrlmond.exporter.otlp.ledger import Temporality
+from resctrlmond.exporter.otlp.points import Name, Part, Point
+from resctrlmond.exporter.otlp.sender import Failure, Protocol, Sender
+from tests.exporter.conftest import Machine
+from tests.exporter.otlp_receiver import Point as Got
+from tests.exporter.otlp_receiver import Received, answering, over_grpc, over_http
+from tests.exporter.test_otlp import pushes, pushing
+from tests.wait import wait_until
+
+Handler = http.server.BaseHTTPRequestHandler
+
+
+@pytest.fixture(params=list(Protocol))
+def protocol(request: pytest.FixtureRequest) -> Protocol:
+    return Protocol(request.param)
+
+
+@pytest.fixture
+def receiver(protocol: Protocol) -> Iterator[tuple[str, Received]]:
+    with over_grpc() if protocol is Protocol.GRPC else over_http() as found:
+        yield found
+
+
+def part(key: str = "k") -> Part:
+    point = Point(Name("resctrl.workload.core_energy", "J", ""), {}, 1, 2, 1.5)
+    return Part({"resctrl.workload.key": key}, [point])
+
+
+def has_key(*keys: str) -> Callable[[list[Got]], bool]:
+    return lambda points: any(one.of("resctrl.workload.key") in keys for one in points)
+
+
+@pytest.mark.parametrize("temporality", Temporality)
+def test_refused_resource_keeps_no_other_back(
+    machine: Machine, protocol: Protocol, receiver: tuple[str, Received], temporality: Temporality
+) -> None:
+    url, received = receiver
+    machine.start()
+    keys = [f"k{number}" for number in range(9)]
+    for key in keys:
+        machine.call("Create", key=key, claim="me")
+    received.refuses = has_key("k3", "k7")
+    options = ["--otlp-protocol", protocol, "--otlp-temporality", temporality]
+    options += ["--otlp-state", str(machine.top / "state")]
+    with pushing(machine, url, *options) as exporter:
+        accepted = set(keys) - {"k3", "k7"}
+        wait_until(lambda: accepted <= {one.of("resctrl.workload.key") for one in received.all()})
+        assert received.all("resctrl.up")
+        wait_until(lambda: all(f"figures of {key}:" in exporter.log.read_text() for key in ("k3", "k7")))
+        pushes(received, 20)
+        log = exporter.log.read_text()
+        assert log.count("does not accept the figures of k3") == 1
+        assert "cannot push to" not in log
+        received.refuses = lambda _: False
+        wait_until(lambda: received.all(resctrl_workload_key="k3") and received.all(resctrl_workload_key="k7"))
+
+
+def test_receiver_that_refuses_everything_gets_few_messages(machine: Machine) -> None:
+    machine.start()
+    for number in range(40):
+        machine.call("Create", key=f"k{number}", claim="me")
+    with over_http() as (url, received):
+        received.accepts = lambda: False
+        with pushing(machine, url, "--interval", "3600") as exporter:
+            wait_until(lambda: "cannot push to" in exporter.log.read_text())
+            assert received.requests <= 1 + 2 * 8
+            before = received.requests
+            assert exporter.stop() == 0
+            assert received.requests <= before + 1 + 2 * 8
+
+
+def test_points_that_the_receiver_rejects_are_logged_once(
+    protocol: Protocol, receiver: tuple[str, Received], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The protocol forbids to send them again, and the SDK ignores them."""
+    url, received = receiver
+    sender = Sender(url, protocol, Temporality.CUMULATIVE)
+    partial = ExportMetricsPartialSuccess(rejected_data_points=7, error_message="too \x1b[31mold")
+    received.reply = ExportMetricsServiceResponse(partial_success=partial)
+    for _ in range(2):
+        assert sender.send([part()]) is None
+    assert caplog.text.count("has rejected 7 points of a message: too [31mold") == 1
+    assert "\x1b" not in caplog.text
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_redirect_is_not_taken_for_success(status: int) -> None:
+    """The SDK reports success, although nothing has got the points."""
+
+    def redirect(request: Handler) -> None:
+        request.send_response(status)
+        request.send_header("Location", "https://elsewhere/v1/metrics")
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    with answering(redirect) as url:
+        failure = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()])
+    assert failure is not None
+    assert "redirects to https://elsewhere/v1/metrics" in failure.reason
+
+
+def test_reply_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reply_for_ever(request: Handler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        for _ in range(4096):
+            request.wfile.write(b"x" * 65536)
+
+    with answering(reply_for_ever) as url:
+        failure = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()])
+    assert failure is not None
+    assert "its reply is longer than" in failure.reason
+
+
+def test_reply_that_trickles_does_not_stop_the_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over = threading.Event()
+
+    def trickle(request: Handler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        while not is_over.wait(0.05):
+            request.wfile.write(b"x")
+
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    with answering(trickle) as url:
+        try:
+            failure = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()])
+        finally:
+            is_over.set()
+    assert failure is not None
+
+
+@pytest.mark.parametrize(("status", "is_refusal"), [(400, True), (413, True), (401, False), (404, False)])
+def test_status_of_a_refusal(status: int, is_refusal: bool) -> None:
+    def refuse(request: Handler) -> None:
+        request.send_response(status, "because \x07 of this")
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    with answering(refuse) as url:
+        failure = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()])
+    assert isinstance(failure, Failure)
+    assert failure.is_refusal == is_refusal
+    assert "because  of this" in failure.reason
+
+
+def test_busy_receiver_with_a_long_pause_is_left_alone() -> None:
+    counter = itertools.count()
+
+    def busy(request: Handler) -> None:
+        next(counter)
+        request.send_response(429)
+        request.send_header("Retry-After", "3600")
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    with answering(busy) as url:
+        failure = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()])
+    assert failure is not None
+    assert not failure.is_refusal
+    assert next(counter) == 1
+
+
+def test_reply_that_is_not_of_otlp_is_accepted() -> None:
+    """Some receivers answer with an empty text or JSON, whatever the request was."""
+
+    def answer(request: Handler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Type", "application/x-protobuf")
+        request.end_headers()
+        request.wfile.write(b"\xff\xff\xff")
+
+    with answering(answer) as url:
+        assert Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()]) is None
