@@ -11,7 +11,7 @@ import os
 from collections.abc import Container, Iterable, Sequence
 from decimal import Decimal
 
-from resctrlctl.daemon import Daemon
+from resctrlctl.daemon import Daemon, daemon_of
 from resctrlctl.defaults import SOCKET
 from resctrlctl.errors import OK, CommandError
 from resctrlctl.format import format_class, shorten
@@ -84,7 +84,7 @@ def classes(args: argparse.Namespace, output: Output) -> int:
     """Print the classes; return the exit status."""
     place, usages = (args.root, True), None
     if args.root is None:
-        place, usages = _ask(Daemon(args.socket), output)
+        place, usages = _ask(daemon_of(args), output)
     path, allow_simulation = place
     try:
         reply = read(Tree.open(path, allow_simulation=allow_simulation))

@@ -8,7 +8,7 @@ import io
 import os
 import sys
 
-from resctrlctl.errors import PROGRAM, CommandError, print_error
+from resctrlctl.errors import INVALID_NUMBER, PROGRAM, CommandError, print_error
 from resctrlmond import __version__
 from resctrlmond.api.exit_codes import FAILURE
 
@@ -22,6 +22,9 @@ def main(argv: list[str] | None = None) -> int:
         except CommandError as error:
             print_error(str(error))
             status = error.status
+        except ArithmeticError:
+            print_error(INVALID_NUMBER)
+            status = FAILURE
         sys.stdout.flush()
     except BrokenPipeError:
         _discard_output()  # the reader of the pipe has closed it, as head(1) does

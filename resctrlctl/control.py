@@ -8,7 +8,7 @@ import contextlib
 import os
 
 from resctrlctl import host_replies, replies
-from resctrlctl.daemon import Daemon
+from resctrlctl.daemon import Daemon, daemon_of
 from resctrlctl.errors import OK
 from resctrlctl.format import format_class, format_count
 from resctrlctl.output import Json, Output
@@ -35,7 +35,7 @@ def create(args: argparse.Namespace, output: Output) -> int:
         allow_pending=False if args.no_pending else None,
         priority=args.priority,
     )
-    reply = Daemon(args.socket).call(f"create {args.key!r}", "Create", request, replies.WorkloadReply)
+    reply = daemon_of(args).call(f"create {args.key!r}", "Create", request, replies.WorkloadReply)
     if output.json is not Json.OFF:
         output.print_json(reply)
     else:
@@ -65,7 +65,7 @@ def assign(args: argparse.Namespace, output: Output) -> int:
     tasks = f"process {args.pid}" if args.pid is not None else printable(args.cgroup)
     with contextlib.closing(pidfd) if pidfd is not None else contextlib.nullcontext():
         descriptors = [] if pidfd is None else [pidfd.fileno()]
-        reply = Daemon(args.socket).call(
+        reply = daemon_of(args).call(
             f"assign {tasks} to {args.key!r}", "Assign", request, replies.AssignReply, descriptors
         )
     member = _assigned_member(reply.workload, args)
@@ -106,7 +106,7 @@ def _open_pidfd(pid: int | None) -> Descriptor | None:
 
 def release(args: argparse.Namespace, output: Output) -> int:
     """End a claim and print the totals; return the exit status."""
-    daemon = Daemon(args.socket)
+    daemon = daemon_of(args)
 
     def call(key: str) -> replies.ReleaseReply:
         request = replies.ReleaseRequest(key=key, claim=args.claim, reason=args.reason)
@@ -130,7 +130,7 @@ def release(args: argparse.Namespace, output: Output) -> int:
 
 def move(args: argparse.Namespace, output: Output) -> int:
     """Move a workload's group to another class, with its RMID and counters; return the exit status."""
-    daemon = Daemon(args.socket)
+    daemon = daemon_of(args)
 
     def call(key: str) -> replies.WorkloadReply:
         request = replies.MoveRequest(key=key, class_=args.class_)

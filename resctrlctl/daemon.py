@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 
 from resctrlctl.client import Client
 from resctrlctl.defaults import INTERFACE, SOCKET
-from resctrlctl.errors import CommandError, DaemonDown, Disconnected, RemoteError
+from resctrlctl.errors import CommandError, DaemonDown, Disconnected, RemoteError, print_error
 from resctrlctl.format import format_message
 from resctrlctl.structs import Struct
 from resctrlmond.api.exit_codes import DENIED, NOT_RUNNING, exit_code
@@ -18,6 +19,7 @@ from resctrlmond.api.varlink.frames import ProtocolError, VarlinkError
 TYPE_CHECKING = False  # importing typing takes longer than this module
 if TYPE_CHECKING:
     import _socket
+    import argparse
     from collections.abc import Iterator, Sequence
     from typing import TypeVar
 
@@ -38,11 +40,13 @@ _OTHER_VERSION = "If resctrlmond was updated, restart it: systemctl restart resc
 class Daemon(Struct):
     """resctrlmond behind its socket, or that of another host. Each call takes at most ``timeout_s``.
 
-    On this machine, each call has a connection of its own.
+    On this machine, each call has a connection of its own. ``notes_waits``: a message on standard error states that a
+    call waits for longer than usual.
     """
 
     socket: str | Remote = SOCKET
     timeout_s: float = _TIMEOUT_S
+    notes_waits: bool = False
 
     def call(
         self,
@@ -85,10 +89,20 @@ class Daemon(Struct):
     def _client(self) -> Iterator[Client]:
         if isinstance(self.socket, str):
             with contextlib.closing(Client(self.socket, self.timeout_s)) as client:
+                client.on_wait = self._note_wait if self.notes_waits else None
                 yield client
         else:
             with self.socket.client(self.timeout_s) as client:
+                client.on_wait = self._note_wait if self.notes_waits else None
                 yield client
+
+    def _note_wait(self) -> None:
+        print_error(f"waiting for resctrlmond ({self.socket}) to answer, for {self.timeout_s:.0f} s at most")
+
+
+def daemon_of(args: argparse.Namespace) -> Daemon:
+    """Return the daemon that the options name. On a terminal, a message states that a call waits."""
+    return Daemon(args.socket, notes_waits=sys.stderr.isatty() and not args.quiet)
 
 
 def connected(socket: str, timeout_s: float) -> _socket.socket:

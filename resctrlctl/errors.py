@@ -23,6 +23,9 @@ DOCTOR_ERROR = 9
 # The verb run: resctrlctl fails before the command starts, as with env(1), nice(1) and timeout(1).
 OWN_FAILURE = 125
 
+# For a number of another version of the daemon, or of a program that is not resctrlmond.
+INVALID_NUMBER = "resctrlmond replied with a number that is not valid. Restart it: systemctl restart resctrlmond"
+
 
 class CommandError(Exception):
     """An error message of one sentence, and the exit status of resctrlctl.

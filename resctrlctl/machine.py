@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
-from resctrlctl.daemon import Daemon
+from resctrlctl.daemon import daemon_of
 from resctrlctl.errors import OK
 from resctrlctl.format import format_message, format_time, shorten
 from resctrlctl.host_replies import MachineReply, NoParameters, PoolUse
@@ -32,7 +32,7 @@ _MEANINGS = {
 
 def machine(args: argparse.Namespace, output: Output) -> int:
     """Print the use of the machine; return the exit status."""
-    reply = Daemon(args.socket).call("read what the machine used", "Machine", NoParameters(), MachineReply)
+    reply = daemon_of(args).call("read what the machine used", "Machine", NoParameters(), MachineReply)
     if output.json is not Json.OFF:
         output.print_json(reply)
     elif output.quiet:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from resctrlctl import host_replies, replies
-from resctrlctl.daemon import Daemon
+from resctrlctl.daemon import Daemon, daemon_of
 from resctrlctl.errors import OK, CommandError
 from resctrlctl.format import format_class, format_count, format_duration, format_message
 from resctrlctl.layout import Block, Column, Row, Sheet, Table
@@ -98,7 +98,7 @@ class Selected(Struct, omit_defaults=True):
 def profiles(args: argparse.Namespace, output: Output) -> int:
     """List, show or check profiles, or explain one; return the exit status."""
     if args.action == "explain":
-        return _explain(args.subject, Daemon(args.socket), output)
+        return _explain(args.subject, daemon_of(args), output)
     try:
         directories = profile_files.chosen(args.profiles_dir)
         if args.action == "check":

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from resctrlctl import workload_table
-from resctrlctl.daemon import Daemon
+from resctrlctl.daemon import Daemon, daemon_of
 from resctrlctl.defaults import SOCKET
 from resctrlctl.errors import OK, CommandError, DaemonDown, print_error
 from resctrlctl.layout import Block
@@ -57,7 +57,7 @@ class Source:
     """
 
     def __init__(self, args: argparse.Namespace, output: Output) -> None:
-        self._daemon = Daemon(args.socket)
+        self._daemon = daemon_of(args)
         self._output = output
         self._view = None if args.root is None else self._open(args.root)
 
@@ -410,7 +410,7 @@ def status(args: argparse.Namespace, output: Output) -> int:
         return unit_status(args, output)
     from resctrlctl.host_replies import NoParameters, StatusReply  # noqa: PLC0415 - list does not need it
 
-    daemon = Daemon(args.socket)
+    daemon = daemon_of(args)
     reply = daemon.call("ask for the status", "Status", NoParameters(), StatusReply)
     if output.json is not Json.OFF:
         output.print_json(reply)

@@ -313,7 +313,7 @@ def render_status(
         ("Classes", (" ".join(format_class(class_) for class_ in reply.classes),)),
         (
             "Resources",
-            tuple(f"{of.resource}: {of.rmids} RMIDs; {' '.join(of.events)}" for of in reply.capacity),
+            tuple(printable(f"{of.resource}: {of.rmids} RMIDs; {' '.join(of.events)}") for of in reply.capacity),
         ),
         ("Bandwidth", _bandwidth_lines(reply.bandwidth) if reply.bandwidth else ()),
         ("Energy", (_NO_ENERGY,) if reply.mounted and not has_energy else ()),

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from decimal import Context, Decimal, localcontext
 
-from resctrlctl.daemon import Daemon
+from resctrlctl.daemon import daemon_of
 from resctrlctl.errors import OK
 from resctrlctl.format import format_count, format_message, format_time, shorten
 from resctrlctl.host_replies import NameSums, Sum, SumsReply, SumsRequest
@@ -25,7 +25,7 @@ _EXACTLY = Context(prec=64)
 def sums(args: argparse.Namespace, output: Output) -> int:
     """Print the sums of one grouping; return the exit status."""
     request = SumsRequest(by=NameKind(args.by))
-    reply = Daemon(args.socket).call("read the sums", "Sums", request, SumsReply)
+    reply = daemon_of(args).call("read the sums", "Sums", request, SumsReply)
     if output.json is not Json.OFF:
         output.print_json(reply)
     elif output.quiet:

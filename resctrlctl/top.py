@@ -130,11 +130,10 @@ class _Pools:
     def _read(self) -> None:
         try:
             reply = self._daemon.call("read what the machine used", "Machine", NoParameters(), MachineReply)
-        except CommandError:
-            self._shares = "", {}  # the daemon cannot read them now
-            return
-        before, self._before = self._before, reply.pools
-        self._shares = machine.shares_since(reply.pools, before)
+            before, self._before = self._before, reply.pools
+            self._shares = machine.shares_since(reply.pools, before)
+        except (CommandError, ArithmeticError):
+            self._shares = "", {}  # the daemon cannot read them now, or has a number that is not valid
 
 
 def top(args: argparse.Namespace, output: Output) -> int:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from resctrlctl.errors import OK, CommandError
+from resctrlctl.errors import INVALID_NUMBER, OK, CommandError
 from resctrlctl.layout import Tone, cut
 from resctrlctl.structs import replace
 from resctrlctl.top_view import By, Painted, View, entries, screen
@@ -162,6 +162,8 @@ class _Top:
             self._found.put(self._take())
         except CommandError as error:
             self._found.put(error)
+        except ArithmeticError:
+            self._found.put(CommandError(INVALID_NUMBER))
         os.write(self._writer, b".")
 
     def _receive(self, found: Sample | CommandError) -> None:

@@ -56,7 +56,8 @@ class Entry(Struct):
     @property
     def label(self) -> str:
         """The name as it is shown: that of an inner unit is below the outer one."""
-        return "  " * self.depth + self.name.rpartition("/")[2] if self.depth else self.name
+        name = printable(self.name)
+        return "  " * self.depth + name.rpartition("/")[2] if self.depth else name
 
     @property
     def workloads(self) -> int:

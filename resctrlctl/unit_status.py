@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from resctrlctl import exact_units, report, units
-from resctrlctl.daemon import Daemon
+from resctrlctl.daemon import daemon_of
 from resctrlctl.errors import OK, CommandError, print_error
 from resctrlctl.host_replies import NoParameters, StatusReply, Unwatched
 from resctrlctl.output import Json, Output
@@ -139,7 +139,7 @@ class _Facts:
 
     def __init__(self, args: argparse.Namespace, output: Output, names: Sequence[str]) -> None:
         self._source = Source(args, output)
-        self._daemon = Daemon(args.socket)
+        self._daemon = daemon_of(args)
         self._workloads = {workload.key: workload for workload in self._source.workloads().workloads}
         self._unwatched = {one.id: one for one in self._source.unwatched() if one.is_unit}
         # systemctl lists the units of a glob only if they are loaded.

@@ -19,13 +19,15 @@ from resctrlmond.api.varlink.frames import FrameBuffer, ProtocolError, VarlinkEr
 
 TYPE_CHECKING = False  # importing typing takes longer than this module
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
     from typing import Any, Self, TypeVar, overload
 
     _T = TypeVar("_T")
 
 _MAX_REPLY_BYTES = 64 * 1024 * 1024
+# How long a call waits for its reply before ``on_wait`` is called.
+_WAIT_S = 2.0
 # Less than the size from which malloc(3) maps memory for each buffer.
 _RECEIVE_BYTES = 65536
 
@@ -64,6 +66,8 @@ class BaseClient(abc.ABC):
         self._timeout_s = timeout_s
         self._socket: _socket.socket | None = None
         self._frames = FrameBuffer(_MAX_REPLY_BYTES)
+        # Called once if a call with a time limit waits for its reply for longer than usual.
+        self.on_wait: Callable[[], None] | None = None
 
     def __enter__(self) -> Self:
         self._connected()
@@ -196,12 +200,22 @@ class BaseClient(abc.ABC):
             raise ConnectionError(f"{self._path}: the connection was closed before the reply")
         with self._closing_on_failure():
             while (found := self._frames.next()) is None:
-                connection.settimeout(None if deadline is None else _remaining(deadline))
-                data = connection.recv(_RECEIVE_BYTES)
+                data = self._received(connection, deadline)
                 if not data:
                     raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
                 self._frames.feed(data)
             return self._decode(found[0])
+
+    def _received(self, connection: _socket.socket, deadline: float | None) -> bytes:
+        if self.on_wait is not None and deadline is not None and _remaining(deadline) > _WAIT_S:
+            connection.settimeout(_WAIT_S)
+            try:
+                return connection.recv(_RECEIVE_BYTES)
+            except TimeoutError:
+                on_wait, self.on_wait = self.on_wait, None
+                on_wait()
+        connection.settimeout(None if deadline is None else _remaining(deadline))
+        return connection.recv(_RECEIVE_BYTES)
 
     @contextlib.contextmanager
     def _closing_on_failure(self) -> Iterator[None]:
