@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import runpy
 import subprocess
@@ -96,3 +97,38 @@ def test_page_names_every_value() -> None:
     for name in KNOWN.keys() - settings.FOREIGN_KEYS.keys() | {"resctrlPath"}:
         parts = name.split(".")
         assert {".".join(parts[:length]) for length in range(1, len(parts) + 1)} & on_page, name
+
+
+BOMB = "a: &a {x: 1, y: 2}\n" + "".join(
+    f"{after}: &{after} {{x: *{before}, y: *{before}}}\n"
+    for before, after in itertools.pairwise("abcdefghijklmnopqrstuvwxyz")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (BOMB, "an alias is not supported: use the output of 'helm get values'"),
+        ("nri: &a {runtime: *a}", "an alias is not supported"),
+        ("nri: " + "{a: " * 5000 + "1" + "}" * 5000, "nested too deeply"),
+        ("nri: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("kind: ConfigMap\ndata: {config.yaml: 'namespaces: &a [*a]'}", "an alias is not supported"),
+        ("? [a]\n: 1", "cannot read"),
+        ("- 1", "it is not a mapping"),
+        ("a: \x00", "cannot read"),
+    ],
+    ids=range(8),
+)
+def test_hostile_file_is_refused_in_one_line(tmp_path: Path, text: str, reason: str) -> None:
+    done = converted(tmp_path, text)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_names_in_the_file_do_not_control_the_terminal(tmp_path: Path) -> None:
+    done = converted(tmp_path, '"a\\e[2J\\u202e": 1\n!!python/object/apply:os.system "b": !!python/name:os.system x')
+    assert done.returncode == 1
+    assert "'a\\x1b[2J\\u202e' is unknown" in done.stderr
+    assert "\x1b" not in done.stderr
+    assert "\u202e" not in done.stderr
