@@ -28,11 +28,15 @@ _SIGNALS = (
     # Each change of ActiveState and Job.
     f"interface='{PROPERTIES}',member='PropertiesChanged',arg0='{UNIT}'",
 )
+# Each job of each unit. JobNew comes before JobRemoved, and both before the reply to a later call.
+_JOB_SIGNALS = tuple(f"interface='{MANAGER}',member='{member}'" for member in ("JobNew", "JobRemoved"))
 _INTERFACES = {".service": f"{NAME}.Service", ".scope": f"{NAME}.Scope", ".slice": f"{NAME}.Slice"}
 _ENDED = ("inactive", "failed")
 # The type of the properties with commands: path, arguments, whether a failure is ignored, the times of start and end
 # (CLOCK_REALTIME and CLOCK_MONOTONIC, in microseconds), process, code and status.
 _COMMANDS = "a(sasbttttuii)"
+
+OnJob = Callable[[str, int, bool], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +61,24 @@ class Unit:
 
 class Systemd:
     """A connection to the manager. ``open`` creates it. ``on_change`` is called with the name of a unit that may have
-    changed, and with "" if any unit may have. Belongs to the event loop.
+    changed, and with "" if any unit may have. ``on_job`` is called with the name of a unit and the number of a job
+    for it, and whether that has begun or ended. Belongs to the event loop.
     """
 
-    def __init__(self, bus: Bus, owner: str, on_change: Callable[[str], None]) -> None:
+    def __init__(self, bus: Bus, owner: str, on_change: Callable[[str], None], on_job: OnJob | None) -> None:
         self._bus = bus
         self._owner = owner
         self._on_change = on_change
+        self._on_job = on_job
 
     @classmethod
     async def open(
-        cls, address: str | None, folder: str, on_change: Callable[[str], None], entrance: str = ENTRANCE
+        cls,
+        address: str | None,
+        folder: str,
+        on_change: Callable[[str], None],
+        entrance: str = ENTRANCE,
+        on_job: OnJob | None = None,
     ) -> Self:
         """Connect to the bus (None: the system bus), and subscribe to the signals of systemd.
 
@@ -78,10 +89,10 @@ class Systemd:
             changes = f"type='signal',sender='{BUS_NAME}',member='NameOwnerChanged',arg0='{NAME}'"
             await bus.ask("AddMatch", "s", changes)
             owner = await bus.ask("GetNameOwner", "s", NAME)
-            systemd = cls(bus, owner, on_change)
+            systemd = cls(bus, owner, on_change, on_job)
             bus.gate.senders.add(owner)
             bus.add_message_handler(systemd._on_message)
-            for signal in _SIGNALS:
+            for signal in (*_SIGNALS, *(_JOB_SIGNALS if on_job is not None else ())):
                 await bus.ask("AddMatch", "s", f"type='signal',sender='{NAME}',{signal}")
             await systemd._ask(ROOT, MANAGER, "Subscribe")
         except BaseException:
@@ -192,6 +203,8 @@ class Systemd:
             match message.member, message.body:
                 case "UnitNew" | "UnitRemoved", [str(name), *_]:
                     self._on_change(name)
+                case "JobNew" | "JobRemoved", [int(job), _, str(name), *_] if self._on_job is not None:
+                    self._on_job(name, job, message.member == "JobNew")
                 case "Reloading", [False]:
                     self._on_change("")
                 case "PropertiesChanged", _ if (message.path or "").startswith(_UNIT_PATH):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.unit_exec import WAIT_S, is_program, may_call
@@ -18,7 +18,7 @@ from resctrlmond.workloads.callers import COMMAND_GRACE_S
 from resctrlmond.workloads.model import Member
 from resctrlmond.workloads.reasons import Reason
 
-# The settings of commands that run while a service stops, and the beginning of those that may run several times.
+# The settings of commands that run while a service stops, and of those that may run several times.
 _AT_STOP = ("ExecStop", "ExecStopPost")
 _REPEATED = "ExecReload"
 
@@ -84,8 +84,14 @@ class Service:
         """Whether a process of a command may still call to be put into the group."""
         return any(command.may_call for command in self.commands)
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether systemd states no process of a start: daemon-reload makes it forget those that have ended."""
+        at_start = (one for one in self.commands if not one.is_repeated and one.setting not in _AT_STOP)
+        return not any(command.pid for command in at_start)
+
     def knows_all(self, known: Collection[str]) -> bool:
-        """Return whether all processes that systemd has started for commands are known."""
+        """Return whether all processes that systemd states for commands are known."""
         return all(command.name in known for command in self.commands if command.pid)
 
     def command_of(self, pid: int) -> Command | None:
@@ -99,15 +105,33 @@ class Service:
         return sum(command.setting in _AT_STOP for command in self.commands)
 
 
+@dataclass(slots=True)
+class _Jobs:
+    """The numbers of the jobs of a service: those that have ended since all its commands were known, those that have
+    begun and not ended, and those of the latter of which a process has called.
+    """
+
+    ended: set[int] = field(default_factory=set[int])
+    open: set[int] = field(default_factory=set[int])
+    called: set[int] = field(default_factory=set[int])
+
+
 class CallsSeen:
     """The services of which each call so far has been handled, as far as the daemon knows. Belongs to the event loop.
 
     A process gives up after WAIT_S without an answer, and executes its command. So after the loop has stood still for
     so long, no service is among them. ``check`` must be called more often than that, and is by each use.
+
+    A process may also fail to reach the daemon, and systemd forgets it at the next run of the same command. But
+    systemd runs commands in jobs only, apart from those of a stop, and reports each job (JobNew, JobRemoved) before
+    its reply to a later question. So a job that has ended, and of which no process has called, may have run a command
+    that is not known, until a statement of systemd shows all processes as known (``explain``).
     """
 
     def __init__(self) -> None:
         self._names: set[str] = set()
+        # The jobs of the services that were added before, by name.
+        self._jobs: dict[str, _Jobs] = {}
         self._checked_s = time.monotonic()
         self._stops = 0
         # How often a service was removed, by name.
@@ -147,13 +171,54 @@ class CallsSeen:
         self.remove(name)
         self._missed.add(name)
 
-    def handle(self, name: str, state: tuple[int, int]) -> None:
-        """Add a service of which a call was handled. The call states what was missed before it."""
+    def handle(self, name: str, state: tuple[int, int], *, knows_all: bool) -> None:
+        """Record that a call of a service was handled, which states what was missed before it.
+
+        ``knows_all``: no other process may still call, so add the service as ``add`` does.
+        """
         self._missed.discard(name)
-        self.add(name, state)
+        if knows_all:
+            self.add(name, state)
+
+    def forget_all(self) -> None:
+        """Forget all services: systemd has not reported its jobs for a time."""
+        self._names.clear()
+        self._stops += 1
+        self._jobs.clear()
+
+    def begin_job(self, name: str, job: int) -> None:
+        """Record that systemd has a new job for a unit."""
+        if (jobs := self._jobs.get(name)) is not None:
+            jobs.open.add(job)
+
+    def end_job(self, name: str, job: int) -> None:
+        """Record that systemd has removed a job for a unit."""
+        if (jobs := self._jobs.get(name)) is None:
+            return
+        jobs.open.discard(job)
+        if job not in jobs.called:
+            jobs.ended.add(job)
+        jobs.called.discard(job)
+
+    def ended_jobs(self, name: str) -> frozenset[int]:
+        """Return the jobs that have ended, and may have run commands that are not known."""
+        jobs = self._jobs.get(name)
+        return frozenset(jobs.ended if jobs is not None else ())
+
+    def open_jobs(self, name: str) -> frozenset[int]:
+        """Return the jobs that have begun and not ended, of which no process has called."""
+        jobs = self._jobs.get(name)
+        return frozenset(jobs.open - jobs.called if jobs is not None else ())
+
+    def explain(self, name: str, jobs: Collection[int]) -> None:
+        """Record that all commands are known that these jobs, which have begun, have run or are running."""
+        own = self._jobs.setdefault(name, _Jobs())
+        own.ended.difference_update(jobs)
+        own.called.update(own.open.intersection(jobs))
 
     def keep(self, names: Collection[str]) -> None:
         """Forget all other services."""
+        self._jobs = {name: jobs for name, jobs in self._jobs.items() if name in names}
         self._names.intersection_update(names)
         self._missed.intersection_update(names)
         self._losses = {name: losses for name, losses in self._losses.items() if name in names}
@@ -186,9 +251,17 @@ def reasons_of_stop(member: Member) -> list[str]:
     return [Reason.STOP_UNSEEN.text(member=member.id)] if seen < member.commands_at_stop else []
 
 
-def is_other_start(service: Service, known: Collection[str]) -> bool:
-    """Return whether the service was started again since the known processes: systemd has forgotten them all."""
+def states_none(service: Service, known: Collection[str]) -> bool:
+    """Return whether systemd states none of the known processes any more.
+
+    It forgets them at the next start, and by a daemon-reload.
+    """
     return bool(known) and not any(command.name in known for command in service.commands)
+
+
+def is_other_start(service: Service, known: Collection[str]) -> bool:
+    """Return whether the service was started again since the known processes."""
+    return states_none(service, known) and not service.is_forgotten
 
 
 def kept(service: Service, known: Iterable[str], more: Command) -> tuple[str, ...]:

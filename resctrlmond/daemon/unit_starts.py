@@ -14,7 +14,7 @@ import itertools
 import os
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from resctrlmond.api.access import Caller
 from resctrlmond.api.dbus.library import BusUnavailable, DBusError
@@ -98,13 +98,20 @@ class UnitStarts:
                 except ResctrlError:
                     self._count_refusal(name)
                     raise
-                workload = await self._assign(caller, assignment, service, command, known, has_all=has_all)
+                jobs = self._seen.ended_jobs(name), self._seen.open_jobs(name)
+                service = service.with_callers(time.monotonic())
+                workload = await self._assign(caller, assignment, service, command, known, jobs=jobs, has_all=has_all)
             except BaseException:
                 self._seen.miss(name)
                 raise
             if len(self._seen) >= _MOST_SEEN:
                 self._seen.keep({one.key for one in self._manager.unfinished()})
-            self._seen.handle(name, state)
+            member = workload.member(name)
+            knows_all = member is not None and service.knows_all(member.commands)
+            self._seen.handle(name, state, knows_all=knows_all)
+            if knows_all:
+                # The job of a reload runs now. That of a start may have ended, and the next one may be waiting.
+                self._seen.explain(name, jobs[0] | jobs[1] if command.is_repeated else jobs[0])
             return workload
 
     async def _stated(self, name: str, inner: str, caller: Caller) -> tuple[Service, Command]:
@@ -123,7 +130,7 @@ class UnitStarts:
             raise PermissionDenied(
                 f"process {caller.pid} is not one that systemd has started through resctrlmon-unit-exec for {name}"
             )
-        return service.with_callers(time.monotonic()), command
+        return service, command
 
     async def _assign(
         self,
@@ -133,18 +140,23 @@ class UnitStarts:
         command: Command,
         known: tuple[str, ...],
         *,
+        jobs: tuple[Collection[int], Collection[int]],
         has_all: bool,
     ) -> Workload:
-        """Assign the caller. ``has_all``: each call of its service before this one was handled."""
+        """Assign the caller. ``has_all``: each call of its service before this one was handled.
+
+        ``jobs`` are those of its service that have ended, and those that have not, if no process of them has called.
+        """
         now, name = time.monotonic(), service.name
         reasons: list[str] = []
         if unit_commands.is_other_start(service, known):
             previous = self._manager.get(name).member(name)
             reasons += unit_commands.reasons_of_stop(previous) if previous is not None else []
-            if not has_all:
+            # The job of this start has ended before the call, with Type=simple, or it has not.
+            if not has_all or sum(map(len, jobs)) > 1:
                 reasons.append(Reason.START_UNSEEN.text(member=name))
             known = ()
-        elif known and command.is_repeated and not has_all:
+        elif known and (not has_all or jobs[0]) and (command.is_repeated or service.is_forgotten):
             reasons.append(Reason.COMMAND_UNSEEN.text(member=name))
         current = unit_commands.kept(service, known, command)
         reasons += unit_commands.reasons(service, name, current)

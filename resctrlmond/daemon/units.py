@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 from resctrlmond.api.dbus.library import BusUnavailable, DBusError
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.daemon import unit_commands
-from resctrlmond.daemon.systemd import Systemd, Unit
+from resctrlmond.daemon.systemd import NO_SUCH_UNIT, Systemd, Unit
 from resctrlmond.daemon.unit_commands import CallsSeen, Service, reasons
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, ResctrlError
@@ -178,6 +178,9 @@ class UnitWatch:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    def _report_job(self, name: str, job: int, is_new: bool) -> None:
+        (self.seen.begin_job if is_new else self.seen.end_job)(name, job)
+
     def _look_at(self, name: str) -> None:
         if name:
             self._changed.add(name)
@@ -212,7 +215,10 @@ class UnitWatch:
     async def _connect_and_serve(self) -> None:
         """Follow the changes of units until no glob is left. Raises BusUnavailable, DBusError."""
         self._was_connected = False
-        self._systemd = systemd = await Systemd.open(self._address, self._folder, self._look_at)
+        self._systemd = systemd = await Systemd.open(
+            self._address, self._folder, self._look_at, on_job=self._report_job
+        )
+        self.seen.forget_all()
         try:
             await self._serve(systemd)
         finally:
@@ -292,6 +298,7 @@ class UnitWatch:
             return True
         if (service := await self._service(systemd, unit.key)) is None:
             return True
+        jobs = self.seen.ended_jobs(unit.key)
         # In this order: a process that has executed its command by now, and has called, is in the record then.
         service = await self._call(service.with_callers, time.monotonic())
         workload, member = self._find(unit.key)
@@ -303,6 +310,7 @@ class UnitWatch:
             # Also of another start, which can be over when the next one calls.
             if service.knows_all(known):
                 self.seen.add(unit.key, state)
+                self.seen.explain(unit.key, jobs)
             await self._downgrade(workload, Quality.LATE, reasons(service, unit.key, known))
         return _has(workload, unit) or not service.has_callers
 
@@ -310,15 +318,17 @@ class UnitWatch:
         """Make a unit that has ended late if a command of it may have run outside its group."""
         _, before = self._find(key)
         service = await self._service(systemd, key) if is_loaded and before and before.commands else None
+        jobs = self.seen.ended_jobs(key)
         # After systemd's statement: a process that has called meanwhile is in the record.
         workload, member = self._find(key)
         if workload is None or workload.state.is_over or member is None or not member.commands:
             return
         known = _commands(before) | _commands(member)
         found = [] if service is None else reasons(service, key, known)
-        if service is None or unit_commands.is_other_start(service, known):
+        if service is None or unit_commands.states_none(service, known):
             found += unit_commands.reasons_of_stop(member)
-        if service is None and key not in self.seen:
+        # One job may have stopped the service.
+        if service is None and (key not in self.seen or len(jobs) > 1):
             found.append(Reason.COMMAND_UNSEEN.text(member=key))
         await self._downgrade(workload, Quality.LATE, found)
 
@@ -348,7 +358,12 @@ class UnitWatch:
 
     async def _running(self, systemd: Systemd, unit: Unit) -> _RunningUnit:
         rank = self._globs.rank(unit.name)
-        path = await systemd.control_group(unit)
+        try:
+            path = await systemd.control_group(unit)
+        except DBusError as error:
+            if error.type != NO_SUCH_UNIT:
+                raise
+            path = ""  # it has just been unloaded, which a signal reports
         return _RunningUnit(unit.name, await self._call(_path_of, path), 0 if rank is None else rank)
 
     async def _settle_users(self, systemd: Systemd) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -103,6 +104,12 @@ class FakeSystemd:
         body = [f"{NAME}.Unit", {"ActiveState": dbus_fast.Variant("s", self.units[name].active)}, []]
         self.signal("PropertiesChanged", "sa{sv}as", *body, path=path_of(name), interface=PROPERTIES)
 
+    def job(self, name: str, number: int) -> Callable[[], None]:
+        """Send the signal of a new job for a unit, and return a function that sends the signal of its end."""
+        body = (number, f"{ROOT}/job/{number}", name)
+        self.signal("JobNew", "uos", *body)
+        return lambda: self.signal("JobRemoved", "uoss", *body, "done")
+
     def signal(self, member: str, signature: str, *body: Any, path: str = ROOT, interface: str = MANAGER) -> None:
         self._bus.send(dbus_fast.Message.new_signal(path, interface, member, signature, [*body]))
 
@@ -125,6 +132,9 @@ class FakeSystemd:
 
     def _state(self, message: dbus_fast.Message) -> dbus_fast.Message:
         reply = dbus_fast.Message.new_method_return
+        is_property = message.member in ("Get", "GetAll")
+        if is_property and (message.path or "") not in map(path_of, self.units):
+            return dbus_fast.Message.new_error(message, f"{NAME}.NoSuchUnit", "Unit is not loaded.")
         match message.member:
             case "ListUnitsByPatterns":
                 return reply(message, "a(ssssssouso)", [self._listed(message.body[1])])

@@ -408,6 +408,63 @@ def test_reload_that_was_missed_before_another_makes_the_service_late(site: Serv
     run(test)
 
 
+@pytest.mark.parametrize("is_missed", [True, False])
+def test_reload_that_did_not_reach_the_daemon_makes_the_service_late(site: Services, is_missed: bool) -> None:
+    """Another reload follows before the watch looks, and systemd states only the processes of that."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=[Command(PROGRAM)])
+            go(main)
+            await site.until(lambda: has_begun(main))
+            await site.looked()
+            assert site.quality() is Quality.EXACT
+            for number in (1, 2):
+                is_outside = is_missed and number == 1
+                reload = (site.spawn if is_outside else site.through)(SHOP, "/bin/true")
+                commands = {"ExecStart": [started(main)], "ExecReload": [started(reload)]}
+                site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands=commands)
+                end = site.systemd.job(SHOP, number)
+                go(reload)
+                await ended(reload)
+                end()
+            await site.looked()
+            assert site.quality() is (Quality.LATE if is_missed else Quality.EXACT)
+            assert site.reasons() == ((Reason.COMMAND_UNSEEN.text(member=SHOP),) if is_missed else ())
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_missed", [True, False])
+def test_start_that_did_not_reach_the_daemon_makes_the_service_late(site: Services, is_missed: bool) -> None:
+    """Restarts of a service with Type=simple, whose jobs end before the calls, and not a look between them."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            await site.until(lambda: has_begun(main))
+            await site.looked()
+            assert site.quality() is Quality.EXACT
+            for number in (1, 2):
+                main.kill()
+                await ended(main)
+                site.host.manager.record_ends(SHOP)
+                is_outside = is_missed and number == 1
+                main = (site.spawn if is_outside else site.through)(SHOP, "/bin/sleep", "600")
+                site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands={"ExecStart": [started(main)]})
+                site.systemd.job(SHOP, number)()
+                go(main)
+                await site.until(lambda main=main: has_begun(main))  # type: ignore[misc]
+            await site.looked()
+            assert site.quality() is (Quality.LATE if is_missed else Quality.EXACT)
+            assert (Reason.START_UNSEEN.text(member=SHOP) in site.reasons()) is is_missed
+
+    run(test)
+
+
 def test_reload_is_exact_after_a_restart_of_the_daemon_that_missed_nothing(site: Services) -> None:
     """The first look after the restart knows all processes that systemd states."""
 
