@@ -32,6 +32,8 @@ _SIGNALS = (
 _JOB_SIGNALS = tuple(f"interface='{MANAGER}',member='{member}'" for member in ("JobNew", "JobRemoved"))
 _INTERFACES = {".service": f"{NAME}.Service", ".scope": f"{NAME}.Scope", ".slice": f"{NAME}.Slice"}
 _ENDED = ("inactive", "failed")
+# The substates of a service in which no command runs but its main process.
+_QUIET = ("running", "exited")
 # The type of the properties with commands: path, arguments, whether a failure is ignored, the times of start and end
 # (CLOCK_REALTIME and CLOCK_MONOTONIC, in microseconds), process, code and status.
 _COMMANDS = "a(sasbttttuii)"
@@ -185,6 +187,18 @@ class Systemd:
             for program, _, _, _, started, _, ended, pid, _, _ in value.value
         ]
         return Service(name, str(found["ControlGroup"].value), bool(found["Delegate"].value), tuple(commands))
+
+    async def last_change(self, name: str) -> int:
+        """Return when the state of a loaded unit last changed (CLOCK_MONOTONIC, in microseconds).
+
+        systemd runs no command of the unit without a change after that. 0 if it may, because commands are running.
+        Raises BusUnavailable, DBusError.
+        """
+        path = await self._ask(ROOT, MANAGER, "GetUnit", "s", name)
+        # In this order: a change between both leaves a time that is too early.
+        changed = await self._ask(path, PROPERTIES, "Get", "ss", UNIT, "StateChangeTimestampMonotonic")
+        state = await self._ask(path, PROPERTIES, "Get", "ss", UNIT, "SubState")
+        return int(changed.value) if state.value in _QUIET else 0
 
     async def _ask(self, path: str, interface: str, member: str, signature: str = "", *body: Any) -> Any:
         try:

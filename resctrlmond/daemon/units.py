@@ -296,6 +296,8 @@ class UnitWatch:
         _, before = self._find(unit.key)
         if not (before and before.commands) and not await self._call(_is_new, unit.cgroup):
             return True
+        # In this order: a command that begins in between changes the state again.
+        changed_us = await self._last_change(systemd, unit.key) if before and before.commands else 0
         if (service := await self._service(systemd, unit.key)) is None:
             return True
         jobs = self.seen.ended_jobs(unit.key)
@@ -308,10 +310,18 @@ class UnitWatch:
             asyncio.get_running_loop().call_later(_CALL_PAUSE_S, self._look_at, unit.key)
         if workload is not None and member is not None and member.commands and not workload.state.is_over:
             # Also of another start, which can be over when the next one calls.
+            found = reasons(service, unit.key, known)
             if service.knows_all(known):
-                self.seen.add(unit.key, state)
-                self.seen.explain(unit.key, jobs)
-            await self._downgrade(workload, Quality.LATE, reasons(service, unit.key, known))
+                is_known = not unit_commands.states_none(service, _commands(before)) or (
+                    (unit.key in self.seen and not jobs) or 0 < changed_us == member.known_until_us
+                )
+                if is_known:
+                    self.seen.add(unit.key, state)
+                    self.seen.explain(unit.key, jobs)
+                    await self._note_commands(member, changed_us)
+                else:
+                    found.append(Reason.COMMAND_UNSEEN.text(member=unit.key))
+            await self._downgrade(workload, Quality.LATE, found)
         return _has(workload, unit) or not service.has_callers
 
     async def _check_end(self, systemd: Systemd, key: str, *, is_loaded: bool) -> None:
@@ -328,7 +338,8 @@ class UnitWatch:
         if service is None or unit_commands.states_none(service, known):
             found += unit_commands.reasons_of_stop(member)
         # One job may have stopped the service.
-        if service is None and (key not in self.seen or len(jobs) > 1):
+        is_known = key in self.seen and len(jobs) <= 1
+        if not is_known and (service is None or unit_commands.states_none(service, known)):
             found.append(Reason.COMMAND_UNSEEN.text(member=key))
         await self._downgrade(workload, Quality.LATE, found)
 
@@ -345,6 +356,21 @@ class UnitWatch:
         except DBusError as error:
             log.debug("%s: %s", key, error)
             return None
+
+    async def _last_change(self, systemd: Systemd, key: str) -> int:
+        """Return when the state of a service last changed; 0 if that is not known."""
+        try:
+            return await systemd.last_change(key)
+        except DBusError as error:
+            log.debug("%s: %s", key, error)
+            return 0
+
+    async def _note_commands(self, member: Member, until_us: int) -> None:
+        """Keep until when all commands of a service are known, for the next start of the daemon."""
+        if until_us not in (0, member.known_until_us):
+            # Without it, the next start may find less, and never more.
+            with contextlib.suppress(ResctrlError):
+                await self._call(self._manager.note_commands, member.id, member.id, until_us)
 
     async def _downgrade(self, workload: Workload, quality: Quality, found: Sequence[str]) -> None:
         member = workload.member(workload.key)

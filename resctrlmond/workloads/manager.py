@@ -438,6 +438,14 @@ class Manager:
                 workload = workload.downgraded(workload.group_of(found), quality, why)
             return txn.save(workload)
 
+    def note_commands(self, key: str, member: str, until_us: int) -> None:
+        """Record until when all commands of a service are known (``Member.known_until_us``)."""
+        with self._store.transaction(canonical_key(key)) as txn:
+            workload = txn.find()
+            found = workload.member(member) if workload is not None else None
+            if workload is not None and found is not None and not workload.state.is_over:
+                txn.save(workload.with_member(replace(found, known_until_us=until_us)))
+
     def _observe(self, found: Found, opened: target.Target, assignment: Assignment) -> Assigned:
         key, whole = canonical_key(found.ref.name), canonical_key(assignment.key)
         if whole != key:

@@ -82,6 +82,8 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     ``init``: the process is the first of a PID namespace, so the kernel ends all other processes of that with it.
     ``commands``: the member is a service, and these processes of its commands were put into the group before they
     executed them (``daemon.unit_commands``); ``commands_at_stop`` is the number of commands that run when it stops.
+    ``known_until_us`` is systemd's time of the last change of its state (``Systemd.last_change``) when all its
+    commands until then were known, 0 if that is not known.
     ``profile`` is the name of its profile, "" for none, and ``profile_source`` the annotation or rule that selected
     it, "" if none was selected. ``keeps_class``: the profile of a unit names the class of its group, so tasks that
     the unit starts later are moved to that class too. ``exposed`` states whether the container has the files of the
@@ -110,6 +112,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     init: bool = False
     commands: tuple[str, ...] = ()
     commands_at_stop: int = 0
+    known_until_us: int = 0
     profile: str = ""
     profile_source: str = ""
     keeps_class: bool = False

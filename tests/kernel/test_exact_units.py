@@ -99,6 +99,28 @@ def test_services_of_all_types_are_exact(host: Host) -> None:
         assert (name, total(host, name)["quality"]) == (name, "exact")
 
 
+def test_daemon_reload_hides_no_command_that_was_missed(host: Host) -> None:
+    names = ("x-simple.service", "x-hard.service")
+    host.run(f"systemctl start {' '.join(names)}", timeout=100)
+    for name in names:
+        host.until(lambda name=name: host.state(name) == "active", name)  # type: ignore[misc]
+        # The watch has looked.
+        host.until(lambda name=name: "knownUntilUs" in record(host, name), name)  # type: ignore[misc]
+    host.run("systemctl daemon-reload; systemctl restart resctrlmond.service")
+    assert "pid=0" in host.out("systemctl show -P ExecStart x-simple.service")
+    host.run("systemctl stop resctrlmond-unit.socket resctrlmond.socket resctrlmond.service")
+    host.run("systemctl reload x-simple.service; systemctl daemon-reload")
+    host.start()
+    host.until(lambda: total(host, "x-simple.service")["quality"] == "late", "the missed reload")
+    assert "may have missed a command" in total(host, "x-simple.service")["reason"]
+    assert total(host, "x-hard.service")["quality"] == "exact"
+    host.run(f"systemctl stop {' '.join(names)}", timeout=100)
+
+
+def record(host: Host, unit: str) -> str:
+    return host.out(f"cat /run/resctrlmond/records/{unit}.json")
+
+
 def test_service_starts_without_the_daemon_and_is_inexact_again(host: Host) -> None:
     host.run("systemctl stop resctrlmond-unit.socket resctrlmond.socket resctrlmond.service")
     host.run("systemctl start x-simple.service x-hard.service")

@@ -43,6 +43,7 @@ class Unit:
     delegate: bool = False
     transient: bool = False
     invocation: str = "aa" * 16
+    changed: int = 1
     user: str = ""
     memory: dict[str, int] = field(default_factory=lambda: {"MemoryHigh": 2**64 - 1, "MemorySwapMax": 2**64 - 1})
     commands: dict[str, list[Command]] = field(default_factory=dict)
@@ -200,6 +201,8 @@ def _property(unit: Unit, name: str) -> dbus_fast.Variant:
         "Result": ("s", unit.result),
         "ExecMainCode": ("i", unit.code),
         "ExecMainStatus": ("i", unit.status),
+        "SubState": ("s", unit.sub),
+        "StateChangeTimestampMonotonic": ("t", unit.changed),
     }
     return dbus_fast.Variant(*found[name])
 

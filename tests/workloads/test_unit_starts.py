@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -483,6 +484,41 @@ def test_reload_is_exact_after_a_restart_of_the_daemon_that_missed_nothing(site:
             await site.until(lambda: has_begun(reload))
             await site.looked()
             assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+
+    run(test)
+
+
+@pytest.mark.parametrize("of", ["watch", "connection", "missed reload", "call after it", "end after it"])
+def test_service_stays_exact_after_a_daemon_reload_unless_a_command_was_missed(site: Services, of: str) -> None:
+    """systemd forgets all processes of commands by it. The daemon may be restarted too."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            own = {"ExecStart": [started(main)], "ExecReload": [Command(PROGRAM)]}
+            site.systemd.set(SHOP, Unit(site.inner(SHOP), commands=own, changed=7))
+            go(main)
+            await site.until(lambda: has_begun(main))
+            await site.looked()
+            is_missed = of not in ("watch", "connection")
+            if of != "watch":
+                site.watch.seen.forget_all()
+            forgotten = {"ExecStart": [Command(PROGRAM)], "ExecReload": [Command(PROGRAM)]}
+            unit = Unit(site.inner(SHOP), commands=forgotten, changed=8 if of != "connection" else 7)
+            if of == "call after it":
+                reload = site.through(SHOP, "/bin/true")
+                commands = forgotten | {"ExecReload": [started(reload)]}
+                site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands=commands, changed=9)
+                go(reload)
+                await ended(reload)
+            elif of == "end after it":
+                main.kill()
+                await ended(main)
+                unit = replace(unit, active="failed", sub="failed")
+            site.systemd.set(SHOP, unit)
+            await site.looked()
+            assert site.quality() is (Quality.LATE if is_missed else Quality.EXACT)
+            assert site.reasons() == ((Reason.COMMAND_UNSEEN.text(member=SHOP),) if is_missed else ())
 
     run(test)
 
