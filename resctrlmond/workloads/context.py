@@ -7,6 +7,7 @@ import msgspec
 
 from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.workloads.callers import LeftCallers
 from resctrlmond.workloads.clock import boot_ns
 from resctrlmond.workloads.interference import Interference
 from resctrlmond.workloads.joiners import Joiners
@@ -74,6 +75,7 @@ class Context(msgspec.Struct, frozen=True):
     interference: Interference
     machine: Machine
     pod_times: PodTimes
+    callers: LeftCallers = msgspec.field(default_factory=LeftCallers)
     memory: Memory = msgspec.field(default_factory=Memory)
     watched: WatchedMembers = msgspec.field(default_factory=WatchedMembers)
     unwatched: UnwatchedContainers = msgspec.field(default_factory=UnwatchedContainers)

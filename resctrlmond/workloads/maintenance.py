@@ -400,6 +400,7 @@ class Maintenance:
                 for other in (self._found, self._unchanged, self._sleeping):
                     other.pop(key, None)
                 self._ctx.joiners.forget(key)
+                self._ctx.callers.forget(key)
                 with contextlib.suppress(ResctrlError):
                     self._ctx.pod_times.forget(key)
                 self._ctx.interference.forget(key)

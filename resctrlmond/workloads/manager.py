@@ -412,7 +412,7 @@ class Manager:
     def _assign(self, assignment: Assignment, whole: str) -> Assigned:
         """Carry out an assignment whose profile is selected. ``whole`` is the key that the caller has named."""
         key = canonical_key(assignment.key)
-        with target.opened(self.tree, assignment) as opened:
+        with target.opened(self.tree, assignment, self.context.callers) as opened:
             where = opened.membership()
             of_runtime = observed.group_of_runtime(self.context, where, assignment)
             if of_runtime is not None:
@@ -421,7 +421,12 @@ class Manager:
             takes = assignment.take_over or is_inside
             turn = self.context.take_over.turn() if takes else contextlib.nullcontext()
             with turn, self._store.transaction(key) as txn, self.context.interference.unreported():
+                run = txn.find()
+                if run is None or run.state.is_over:
+                    self.context.callers.forget(key)
                 assigned = assign(self.context, txn, opened, where, assignment)
+                if opened.process is not None:
+                    self.context.callers.called(key, opened.process.pid)
                 # A service is watched by its control group.
                 if opened.process is not None and assignment.unit_command is None:
                     self.on_assigned(key, opened.process.detach())

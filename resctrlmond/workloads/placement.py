@@ -7,6 +7,7 @@ A sweep does this again every few seconds, to find tasks that joined a member fr
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterable
 
@@ -24,7 +25,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import NO_OPTIONS, CgroupTasks, Moved, MoveOptions, Origins, ProcessTasks, Tasks, move
 from resctrlmond.workloads import group_ops, nested, units
-from resctrlmond.workloads.callers import COMMAND_GRACE_S, is_about_to_call
+from resctrlmond.workloads.callers import COMMAND_GRACE_S
 from resctrlmond.workloads.clock import boot_ns, seconds_since_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import NotWritten
@@ -58,6 +59,7 @@ def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bo
     # If /run is full, the next sweep adds them: figures are read from the files of the nested workloads until then.
     with contextlib.suppress(NotWritten):
         nested.fold(ctx, txn)
+    _mark_missing_callers(ctx, txn)
     for member in txn.workload.living:
         try:
             _sweep_and_record(ctx, txn, member, is_last=is_last)
@@ -66,6 +68,13 @@ def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bo
     if unsaved is not None:
         raise unsaved
     units.drop_strays(ctx, txn)
+
+
+def _mark_missing_callers(ctx: Context, txn: Transaction) -> None:
+    """Make a service late if a process in its control group was left to its call, and has ended without one."""
+    services = [member for member in txn.workload.members if member.commands]
+    if services and ctx.callers.take_missing(txn.key):
+        txn.save(txn.workload.with_late(services[0], Reason.STAYED_OUTSIDE.text(member=services[0].id)))
 
 
 def sweep_last(ctx: Context, txn: Transaction) -> None:
@@ -108,7 +117,7 @@ def wake_dormant(ctx: Context, txn: Transaction, *, is_last: bool = False) -> No
 
 def _has_waited(ctx: Context, txn: Transaction, member: Member) -> bool:
     """Return whether no task of a dormant member is about to call, or it has had tasks for COMMAND_GRACE_S."""
-    if not any(map(is_about_to_call, cgroups.tasks(member.cgroup))):
+    if not any(ctx.callers.leave(txn.key, tid) for tid in cgroups.tasks(member.cgroup)):
         return True
     ended_at, since = ctx.memory.returns.get(txn.key, ("", 0))
     if ended_at != member.ended_at:
@@ -203,7 +212,9 @@ def spread(
     call is not moved, because its call moves it, and then it is not late. ``origins``, of an Assign, gets the nonce
     of each group, and where the tasks were before. Raises what moving tasks and creating groups raise.
     """
-    home, waits_for = txn.workload.group_of(member), is_about_to_call if leaves_callers else NO_OPTIONS.waits_for
+    home, waits_for = txn.workload.group_of(member), NO_OPTIONS.waits_for
+    if leaves_callers:
+        waits_for = functools.partial(ctx.callers.leave, txn.key)
     moved = _move_into(ctx, txn, home, member, tasks=tasks, late=late, origins=origins, waits_for=waits_for)
     if member.allow_class_change:
         return moved

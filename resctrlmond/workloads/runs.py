@@ -156,6 +156,7 @@ def wait_again(ctx: Context, txn: Transaction, before: Workload, error: RmidsExh
             attribute_owners=before.attribute_owners,
         )
         ctx.joiners.forget(txn.key)
+        ctx.callers.forget(txn.key)
         return txn.save(workload.with_group(group_ops.waiting(ctx, workload.first, error)))
     except Exception:
         with undoing(txn.key):

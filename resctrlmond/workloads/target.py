@@ -16,7 +16,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import CgroupTasks, ProcessTasks, Tasks
 from resctrlmond.resctrl.tree import GroupRef, Tree
-from resctrlmond.workloads.callers import is_about_to_call
+from resctrlmond.workloads.callers import LeftCallers
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup, InvalidRequest
 from resctrlmond.workloads.model import Member, Workload
@@ -90,7 +90,7 @@ class Target(Protocol):
 
 
 @contextlib.contextmanager
-def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
+def opened(tree: Tree, assignment: Assignment, callers: LeftCallers) -> Iterator[Target]:
     """Open the target of an assignment. A process is held by a pidfd within the context.
 
     Raises InvalidRequest, NoSuchProcess, NoSuchCgroup. Raises PermissionDenied for process 1, kernel threads and the
@@ -121,7 +121,8 @@ def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
         if own and not is_known and not cgroups.member_test(own)(process.pid):
             raise InvalidRequest(f"process {process.pid} is not in the control group of ownCgroup: {own}")
         if assignment.unit_command is not None:
-            yield _UnitCommand(tree, process, own, ProcessTasks(process), assignment.unit_command)
+            command = assignment.unit_command
+            yield _UnitCommand(tree, process, own, ProcessTasks(process), command, assignment.key, callers)
             return
         yield _Process(tree, process, own, ProcessTasks(process, assignment.include_descendants))
 
@@ -184,6 +185,8 @@ class _UnitCommand(msgspec.Struct, frozen=True):
     _cgroup: str
     tasks: ProcessTasks
     _command: UnitCommand
+    _key: str
+    _callers: LeftCallers
 
     def membership(self) -> Membership:
         return self._tree.membership(self.process.pid)
@@ -195,7 +198,8 @@ class _UnitCommand(msgspec.Struct, frozen=True):
     def children(self) -> list[int]:
         # All other tasks of the service, because none of them may be outside.
         held = processes.threads(self.process.pid)
-        return [tid for tid in cgroups.tasks(self._cgroup) if tid not in held and not is_about_to_call(tid)]
+        others = [tid for tid in cgroups.tasks(self._cgroup) if tid not in held]
+        return [tid for tid in others if not self._callers.leave(self._key, tid)]
 
     def descendants(self) -> list[int]:
         return []  # they are in the control group

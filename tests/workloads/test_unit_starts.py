@@ -102,6 +102,11 @@ class Services(Site):
         """Let systemd state the commands of a service."""
         self.systemd.set(name, Unit(self.inner(name), commands=commands))
 
+    def sweep(self, name: str = SHOP) -> None:
+        """Search for tasks of a service outside its group, as a tick does every few seconds."""
+        with self.host.manager.context.store.transaction(name) as txn:
+            placement.sweep(self.host.manager.context, txn)
+
     def quality(self, name: str = SHOP) -> Quality:
         return self.host.manager.get(name).first.baseline
 
@@ -230,8 +235,7 @@ def test_each_command_of_a_service_is_counted(site: Services) -> None:
             both = {"ExecStartPre": [before], "ExecStart": [started(main)]}
             site.state(SHOP, **both, ExecReload=[started(reload)])
             # A sweep finds it outside, and leaves it to its call.
-            with site.host.manager.context.store.transaction(SHOP) as txn:
-                placement.sweep(site.host.manager.context, txn)
+            site.sweep()
             go(reload)
             await ended(reload)
             site.state(SHOP, **both, ExecReload=[started(reload, ended=True)])
@@ -291,10 +295,45 @@ def test_sweep_moves_the_processes_beside_one_that_is_about_to_call(site: Servic
             joined = site.spawn(SHOP, "/bin/sleep", "600")
             go(joined)
             await site.until(lambda: has_begun(joined))
-            with site.host.manager.context.store.transaction(SHOP) as txn:
-                placement.sweep(site.host.manager.context, txn)
+            site.sweep()
             assert (site.in_group(joined), site.in_group(reload)) == (SHOP, "")
             assert site.quality() is Quality.LATE
+
+    run(test)
+
+
+@pytest.mark.parametrize("when", ["at the first call", "later", "before the end"])
+@pytest.mark.parametrize("calls", [False, True])
+def test_process_with_the_name_of_a_caller_that_ends_without_a_call_makes_the_service_late(
+    site: Services, when: str, calls: bool
+) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            other = (site.through if calls else site.spawn)(SHOP, "/bin/true", comm="(sleep)")
+            stated = {"ExecStartPost": [started(other) if calls else Command(PROGRAM)]}
+            if when != "at the first call":
+                os.kill(other.pid, signal.SIGSTOP)
+                join(os.path.dirname(site.top), other.pid)
+            site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands={"ExecStart": [started(main)], **stated})
+            go(main)
+            await site.until(lambda: has_begun(main))
+            assert site.quality() is Quality.EXACT
+            if when != "at the first call":
+                join(os.path.join(site.top, SHOP), other.pid)
+                os.kill(other.pid, signal.SIGCONT)
+                site.sweep()
+                assert (site.in_group(other), site.quality()) == ("", Quality.EXACT)
+            go(other)
+            await ended(other)
+            if when == "before the end":
+                main.kill()
+                await ended(main)
+                site.systemd.set(SHOP, active="inactive", sub="dead")
+                await site.until(lambda: not site.claimed())
+            else:
+                site.sweep()
+            assert site.quality() is (Quality.EXACT if calls else Quality.LATE), site.reasons()
 
     run(test)
 
@@ -846,8 +885,7 @@ def test_process_that_joins_later_makes_the_service_late(site: Services, process
             go(main)
             await site.until(lambda: site.claimed() == [SHOP])
             join(os.path.join(site.top, SHOP), process().pid)
-            with site.host.manager.context.store.transaction(SHOP) as txn:
-                placement.sweep(site.host.manager.context, txn)
+            site.sweep()
             assert site.quality() is Quality.LATE
 
     run(test)
