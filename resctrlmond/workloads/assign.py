@@ -216,6 +216,7 @@ def _move(
         origins.append((group.nonce, here))
         options = MoveOptions(
             may_take=ctx.take_over.may_take_for(txn.key) if member.take_over else None,
+            may_lose=ctx.take_over.may_lose_for(txn.key),
             elsewhere=units.of_members(ctx, txn.workload),
             own=txn.workload.memberships,
             through_class=member.allow_class_change,

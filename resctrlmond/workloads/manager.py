@@ -418,7 +418,9 @@ class Manager:
             if of_runtime is not None:
                 return self._observe(of_runtime, opened, dataclasses.replace(assignment, key=whole))
             is_inside = assignment.nested and where is not None and bool(where.group)
-            takes = assignment.take_over or is_inside
+            pid = opened.process.pid if opened.process is not None else None
+            is_of_service = self.context.take_over.is_of_service(where, pid)
+            takes = assignment.take_over or is_inside or is_of_service
             turn = self.context.take_over.turn() if takes else contextlib.nullcontext()
             with turn, self._store.transaction(key) as txn, self.context.interference.unreported():
                 run = txn.find()

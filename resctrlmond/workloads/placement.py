@@ -314,6 +314,7 @@ def _move_into(
         origins.append((group.nonce, here))
     options = MoveOptions(
         may_take=ctx.take_over.may_take_for(txn.key) if member.take_over else None,
+        may_lose=ctx.take_over.may_lose_for(txn.key),
         elsewhere=units.of_members(ctx, txn.workload),
         through_class=member.allow_class_change,
         among=None if member.allow_class_change else [group.ref for group in txn.workload.existing_groups],

@@ -27,11 +27,13 @@ from resctrlmond.daemon import unit_starts
 from resctrlmond.daemon.systemd import Systemd
 from resctrlmond.daemon.unit_commands import Service
 from resctrlmond.daemon.unit_starts import UnitStarts
+from resctrlmond.resctrl.processes import children
 from resctrlmond.unit_exec import PROGRAM
 from resctrlmond.workloads import callers, placement
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.reasons import Reason
+from resctrlmond.workloads.requests import Assignment
 from tests.api.private_bus import PrivateBus
 from tests.hook.forms import ROOT
 from tests.workloads.conftest import Host, join
@@ -334,6 +336,36 @@ def test_process_with_the_name_of_a_caller_that_ends_without_a_call_makes_the_se
             else:
                 site.sweep()
             assert site.quality() is (Quality.EXACT if calls else Quality.LATE), site.reasons()
+
+    run(test)
+
+
+@pytest.mark.parametrize("place", ["in the service", "elsewhere", "below the service"])
+@pytest.mark.parametrize("what", ["process", "control group"])
+def test_service_is_late_if_another_workload_takes_a_process_of_it(site: Services, place: str, what: str) -> None:
+    """A process that the service has started in another control group, as a runtime does, is not a process of it."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sh", "-c", "read _; sleep 600 & wait")
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            await site.until(lambda: site.claimed() == [SHOP])
+            go(main)
+            await site.until(lambda: children(main.pid))
+            (child,) = children(main.pid) or []
+            below = os.path.join(
+                site.top, {"elsewhere": "x.scope", "below the service": f"{SHOP}/x"}.get(place, SHOP)
+            )
+            os.makedirs(below, exist_ok=True)
+            join(below, child)
+            assert site.quality() is Quality.EXACT
+            target: dict[str, Any] = {"pid": child} if what == "process" else {"cgroup": below}
+            await asyncio.to_thread(site.host.manager.assign, Assignment(key="client", owner="client", **target))
+            assert site.host.tree.membership(child).group == "client"
+            reasons = () if place == "elsewhere" else (Reason.TAKEN_OVER.text(key="client"),)
+            assert site.reasons()[:1] == reasons
+            assert site.quality() is (Quality.LATE if reasons else Quality.EXACT)
 
     run(test)
 
