@@ -85,7 +85,8 @@ class UnitStarts:
         async with lock:
             workload = self._manager.find(name)
             member = workload.member(name) if workload is not None and not workload.state.is_over else None
-            if workload is not None and member is not None and _is_known(member.commands, caller.pid):
+            is_known = member is not None and _is_known(member.commands, caller.pid)
+            if workload is not None and is_known and await self._is_inside(workload, caller.pid):
                 return workload
             has_all = name in self._seen
             self._seen.remove(name)
@@ -113,6 +114,14 @@ class UnitStarts:
                 # The job of a reload runs now. That of a start may have ended, and the next one may be waiting.
                 self._seen.explain(name, jobs[0] | jobs[1] if command.is_repeated else jobs[0])
             return workload
+
+    async def _is_inside(self, workload: Workload, pid: int) -> bool:
+        """Return whether a known process is in a group: an earlier process may have had its number.
+
+        Raises NoSuchProcess.
+        """
+        where = await self._workers.run(Lane.COMMANDS, self._manager.tree.membership, pid)
+        return where in workload.memberships
 
     async def _stated(self, name: str, inner: str, caller: Caller) -> tuple[Service, Command]:
         """Return what systemd states about the caller. Raises PermissionDenied, NotWatched."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from resctrlmond.api.access import Policy
@@ -366,6 +367,26 @@ def test_service_is_late_if_another_workload_takes_a_process_of_it(site: Service
             reasons = () if place == "elsewhere" else (Reason.TAKEN_OVER.text(key="client"),)
             assert site.reasons()[:1] == reasons
             assert site.quality() is (Quality.LATE if reasons else Quality.EXACT)
+
+    run(test)
+
+
+def test_process_with_the_number_of_an_earlier_one_is_put_into_the_group(site: Services) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=[Command(PROGRAM)])
+            go(main)
+            await site.until(lambda: has_begun(main))
+            reload = site.through(SHOP, "/bin/sleep", "600")
+            with site.host.manager.context.store.transaction(SHOP) as txn:
+                (member,) = txn.workload.members
+                commands = (*member.commands, f"ExecReload={reload.pid}")
+                txn.save(txn.workload.with_member(msgspec.structs.replace(member, commands=commands)))
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=[started(reload)])
+            go(reload)
+            await site.until(lambda: has_begun(reload))
+            assert (site.in_group(reload), site.quality(), site.reasons()) == (SHOP, Quality.EXACT, ())
 
     run(test)
 
