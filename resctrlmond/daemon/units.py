@@ -54,6 +54,7 @@ _USER_MANAGER = re.compile(r"user@([0-9]{1,10})\.service")
 # A user may create any number of control groups, with any names.
 _MAX_UNITS_OF_USER = 256
 _MAX_DIRECTORIES_OF_USER = 4096
+_ENDED = "the unit is not active or not selected"
 _NO_PROFILE = Choice()
 
 
@@ -272,14 +273,20 @@ class UnitWatch:
         """Assign and release the units of these names, or all (None), as systemd states. Raises BusUnavailable."""
         globs = self._globs
         selected = None if names is None else [name for name in names if globs.rank(name) is not None]
+        # Before the list: a service that calls after this may have begun since the list.
+        known = [key for key in self._claimed() if not is_of_user(key)] if names is None else [*names]
+        commands = {key: _commands(self._find(key)[1]) for key in known}
         units = await systemd.units(globs.of_system if selected is None else selected)
         living = {unit.name: unit for unit in units if globs.rank(unit.name) is not None and not unit.has_ended}
-        known = [key for key in self._claimed() if not is_of_user(key)] if names is None else names
         loaded = {unit.name for unit in units}
         for key in known:
-            if key not in living:
+            if key in living:
+                continue
+            if commands[key] == _commands(self._find(key)[1]):
                 await self._check_end(systemd, key, is_loaded=key in loaded)
-                await self._end(key)
+                await self._end(key, commands[key])
+            else:
+                self._look_at(key)
         if names is None:
             self._forget_failures(living, of_users=False)
             self._manager.unwatched.keep_units(lambda key: globs.rank(key) is not None)
@@ -444,26 +451,32 @@ class UnitWatch:
     def _with_profiles(self, running: Iterable[_RunningUnit]) -> list[_RunningUnit]:
         return [replace(unit, choice=self._manager.choose_for_unit(unit.key, unit.cgroup)) for unit in running]
 
-    async def _end(self, key: str) -> None:
-        """Release a unit that has ended, or is not selected any more. One that has ended may linger before."""
+    async def _end(self, key: str, commands: frozenset[str] | None = None) -> None:
+        """Release a unit that has ended, or is not selected any more. One that has ended may linger before.
+
+        ``commands`` are the known processes of its commands when it had ended.
+        """
         workload = self._manager.find(key)
         is_claimed = workload is not None and workload.is_claimed_by(SYSTEMD)
         profile = self._manager.profiles.find(workload.profile) if workload is not None and is_claimed else None
         if profile is None or not profile.linger_s or self._globs.rank(key) is None:
-            await self._release(key)
+            await self._release(key, commands=commands)
         else:
             self._lingering.setdefault(key, asyncio.get_running_loop().time() + profile.linger_s)
 
-    async def _release(self, key: str, reason: str = "the unit is not active or not selected") -> None:
+    async def _release(self, key: str, reason: str = "", commands: frozenset[str] | None = None) -> None:
+        """Release a unit, unless it has called since these ``commands`` were known: then it was started again."""
         self._lingering.pop(key, None)
-        workload = self._manager.find(key)
+        workload, member = self._find(key)
         if workload is None or not workload.is_claimed_by(SYSTEMD) or workload.is_finished:
             return
-        member = workload.member(key)
+        if commands is not None and self._globs.rank(key) is not None and _commands(member) != commands:
+            self._look_at(key)
+            return
         try:
             if member is not None and member.commands and await self._call(cgroups.is_populated, member.cgroup):
                 await self._downgrade(workload, Quality.ESTIMATED, [Reason.RAN_ON.text(member=key)])
-            await self._call(self._manager.release, key, owner=SYSTEMD, reason=reason)
+            await self._call(self._manager.release, key, owner=SYSTEMD, reason=reason or _ENDED)
         except ResctrlError as error:
             self._log_failure(key, error)
         for path in [path for path, of in self._paths.items() if of == key]:

@@ -33,6 +33,7 @@ from resctrlmond.unit_exec import PROGRAM
 from resctrlmond.workloads import callers, placement
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State
+from resctrlmond.workloads.owners import SYSTEMD
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.requests import Assignment
 from tests.api.private_bus import PrivateBus
@@ -742,6 +743,54 @@ def test_start_after_the_statement_of_systemd_is_exact(site: Services, monkeypat
             await site.until(lambda: done)
             await site.looked()
             assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+
+    run(test)
+
+
+@pytest.mark.parametrize("when", ["after the list", "after the check"])
+def test_service_that_is_started_again_during_a_look_continues(
+    site: Services, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            await site.until(lambda: has_begun(main))
+            await site.looked()
+            main.kill()
+            await ended(main)
+            site.host.manager.record_ends(SHOP)
+            again = site.through(SHOP, "/bin/sleep", "600")
+            watch, done = site.watch, list[int]()
+
+            async def start() -> None:
+                done.append(1)
+                site.state(SHOP, ExecStart=[started(again)])
+                go(again)
+                await site.until(lambda: has_begun(again))
+
+            units, check_end = watch.systemd.units, watch._check_end
+
+            async def slow_units(patterns: list[str]) -> Any:
+                found = await units(patterns)
+                if when == "after the list" and not done and any(one.name == SHOP and one.has_ended for one in found):
+                    await start()
+                return found
+
+            async def slow_check(systemd: Systemd, key: str, *, is_loaded: bool) -> None:
+                await check_end(systemd, key, is_loaded=is_loaded)
+                if key == SHOP and not done:
+                    await start()
+
+            monkeypatch.setattr(watch.systemd, "units", slow_units)
+            monkeypatch.setattr(watch, "_check_end", slow_check)
+            site.systemd.set(SHOP, active="inactive", sub="dead")
+            await site.until(lambda: done and has_begun(again))
+            await site.looked()
+            workload = site.host.manager.get(SHOP)
+            assert (workload.generation, workload.is_claimed_by(SYSTEMD)) == (1, True)
+            assert (site.in_group(again), site.quality(), site.reasons()) == (SHOP, Quality.EXACT, ())
 
     run(test)
 
