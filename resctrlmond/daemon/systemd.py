@@ -124,6 +124,12 @@ class Systemd:
         """
         return str(await self.property_of(unit, "ControlGroup"))
 
+    async def control_group_of(self, name: str) -> str:
+        """Return the control group of a loaded unit as ``control_group`` does. Raises BusUnavailable, DBusError."""
+        path = await self._ask(ROOT, MANAGER, "GetUnit", "s", name)
+        interface = _INTERFACES["." + name.rpartition(".")[2]]
+        return str((await self._ask(path, PROPERTIES, "Get", "ss", interface, "ControlGroup")).value)
+
     async def property_of(self, unit: Unit, name: str) -> Any:
         """Return a property of a service, scope or slice. Raises BusUnavailable, DBusError."""
         interface = _INTERFACES["." + unit.name.rpartition(".")[2]]

@@ -28,6 +28,7 @@ from resctrlmond.workloads.errors import AlreadyMonitored
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import Member, State, Workload
 from resctrlmond.workloads.owners import SYSTEMD
+from resctrlmond.workloads.pod_cgroups import container_in
 from resctrlmond.workloads.profiles import Choice, Watch
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.requests import Assignment
@@ -47,6 +48,8 @@ _LOOK_AT_ALL_S = 60.0
 _LOOK_AT_USERS_S = 5.0
 # The next look at a unit of which a process is about to call.
 _CALL_PAUSE_S = 1.0
+# Sessions can begin at any rate. Sweeps find the processes in the scopes that are not searched.
+_MAX_SEARCHES = 16
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 # The unit of a user's service manager, below which that has created the control groups of the user's units.
@@ -128,6 +131,7 @@ class UnitWatch:
         # By key: the last error.
         self._failures: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
+        self._searches: set[asyncio.Task[None]] = set()
         for workload in manager.workloads():
             self.changed(workload.key, workload)
 
@@ -175,12 +179,34 @@ class UnitWatch:
 
     async def close(self) -> None:
         """Stop watching. The claims stay for the next start."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [*self._searches, *([self._task] if self._task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _report_job(self, name: str, job: int, is_new: bool) -> None:
         (self.seen.begin_job if is_new else self.seen.end_job)(name, job)
+        # A scope begins with processes of other units. That of a container is left to its hook.
+        if (
+            not is_new
+            and name.endswith(".scope")
+            and container_in(name) is None
+            and len(self._searches) < _MAX_SEARCHES
+        ):
+            search = asyncio.create_task(self._search_scope(name))
+            self._searches.add(search)
+            search.add_done_callback(self._searches.discard)
+
+    async def _search_scope(self, name: str) -> None:
+        """Find the processes that exact services have started, and that are in a new scope. They may end soon."""
+        systemd = self._systemd
+        if systemd is None or not self._manager.has_exact_service:
+            return
+        try:
+            inner = await systemd.control_group_of(name)
+            await self._workers.run(Lane.ENDS, self._manager.find_leavers, inner)
+        except (BusUnavailable, DBusError, ResctrlError) as error:
+            log.debug("%s: %s", name, error)  # it has ended; the next sweep searches the groups
 
     def _look_at(self, name: str) -> None:
         if name:

@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import (
     ClassMismatch,
     KernelRefused,
     NoSuchClass,
     NoSuchGroup,
+    NoSuchProcess,
     NotMounted,
     ResctrlError,
 )
@@ -444,6 +446,24 @@ class Manager:
             for why in reasons:
                 workload = workload.downgraded(workload.group_of(found), quality, why)
             return txn.save(workload)
+
+    @property
+    def has_exact_service(self) -> bool:
+        """Whether a service of which all commands have called is exact so far."""
+        services = (one for one in self._store.unfinished() if any(member.commands for member in one.members))
+        return any(service.worst_baseline is Quality.EXACT for service in services)
+
+    def find_leavers(self, inner: str) -> None:
+        """Search the exact services that have started tasks of a control group, which systemd names ``inner``.
+
+        The tasks have left their service, whose group counts them until the search. Raises NotRead.
+        """
+        keys, path = set(), cgroups.path_of(inner) if inner.strip("/") else ""
+        for tid in cgroups.tasks(path) if path else ():
+            with contextlib.suppress(NoSuchProcess):
+                keys.add(self.context.take_over.exact_service_at(self.tree.membership(tid)))
+        for key in sorted(keys - {""}):
+            self.maintenance.sweep(key)
 
     def note_commands(self, key: str, member: str, until_us: int) -> None:
         """Record until when all commands of a service are known (``Member.known_until_us``)."""

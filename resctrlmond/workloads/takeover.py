@@ -68,6 +68,12 @@ class TakeOver:
         paths = _service_paths(self._owner(where))
         return any(pid is None or cgroups.member_test(path)(pid) for path in paths)
 
+    def exact_service_at(self, where: Membership) -> str:
+        """Return the key of the exact service whose group that is; "" if it is not that of one."""
+        owner = self._owner(where) if where.group else None
+        is_exact = bool(_service_paths(owner)) and owner is not None and owner.worst_baseline is Quality.EXACT
+        return owner.key if owner is not None and is_exact else ""
+
     def may_lose_for(self, key: str) -> Callable[[int, Membership], bool]:
         """Return the function to call before a task is moved out of a group to one of the workload ``key``.
 

@@ -372,6 +372,35 @@ def test_service_is_late_if_another_workload_takes_a_process_of_it(site: Service
     run(test)
 
 
+@pytest.mark.parametrize("name", ["session-4.scope", f"docker-{'0a' * 32}.scope"])
+def test_process_that_a_service_has_started_in_a_scope_is_found_at_once(site: Services, name: str) -> None:
+    """As a session of the SSH server, or by systemd-run(1) with --scope. That of a container is left to its hook."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sh", "-c", "read _; sleep 600 & wait")
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            await site.until(lambda: site.claimed() == [SHOP])
+            go(main)
+            await site.until(lambda: children(main.pid))
+            (child,) = children(main.pid) or []
+            os.makedirs(os.path.join(site.top, name), exist_ok=True)
+            join(os.path.join(site.top, name), child)
+            site.systemd.set(name, Unit(site.inner(name)))
+            site.systemd.job(name, 7)()
+            if name.startswith("session"):
+                await site.until(lambda: site.quality() is Quality.ESTIMATED)
+                await site.until(lambda: site.host.tree.membership(child).group == "")
+                assert site.in_group(main) == SHOP
+            else:
+                await site.looked()
+                assert not site.watch._searches
+                assert (site.quality(), site.host.tree.membership(child).group) == (Quality.EXACT, SHOP)
+
+    run(test)
+
+
 def test_process_with_the_number_of_an_earlier_one_is_put_into_the_group(site: Services) -> None:
     async def test() -> None:
         async with site.serving("*.service"):
