@@ -259,6 +259,11 @@ def states_none(service: Service, known: Collection[str]) -> bool:
     return bool(known) and not any(command.name in known for command in service.commands)
 
 
+def has_forgotten(service: Service, known: Collection[str]) -> bool:
+    """Return whether systemd has forgotten the known processes since the start to which they belong."""
+    return states_none(service, known) and service.is_forgotten
+
+
 def is_other_start(service: Service, known: Collection[str]) -> bool:
     """Return whether the service was started again since the known processes."""
     return states_none(service, known) and not service.is_forgotten

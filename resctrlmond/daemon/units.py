@@ -345,10 +345,9 @@ class UnitWatch:
             # Also of another start, which can be over when the next one calls.
             found = reasons(service, unit.key, known)
             if service.knows_all(known):
-                is_known = not unit_commands.states_none(service, _commands(before)) or (
-                    (unit.key in self.seen and not jobs) or 0 < changed_us == member.known_until_us
-                )
-                if is_known:
+                is_unchanged = 0 < changed_us == member.known_until_us
+                is_forgotten = unit_commands.has_forgotten(service, _commands(before))
+                if not is_forgotten or is_unchanged or (unit.key in self.seen and not jobs):
                     self.seen.add(unit.key, state)
                     self.seen.explain(unit.key, jobs)
                     await self._note_commands(member, changed_us)
@@ -372,7 +371,7 @@ class UnitWatch:
             found += unit_commands.reasons_of_stop(member)
         # One job may have stopped the service.
         is_known = key in self.seen and len(jobs) <= 1
-        if not is_known and (service is None or unit_commands.states_none(service, known)):
+        if not is_known and (service is None or unit_commands.has_forgotten(service, known)):
             found.append(Reason.COMMAND_UNSEEN.text(member=key))
         await self._downgrade(workload, Quality.LATE, found)
 

@@ -76,12 +76,12 @@ class Reason(enum.Enum):
     START_UNSEEN = (
         Quality.LATE,
         "{member} was started again, and resctrlmond may have missed a start in between, because it was restarted, "
-        "stood still or could not ask systemd",
+        "stood still, could not ask systemd, or was not reached",
     )
     COMMAND_UNSEEN = (
         Quality.LATE,
-        "resctrlmond may have missed a command of {member}, because it was restarted, stood still or could not ask "
-        "systemd",
+        "resctrlmond may have missed a command of {member}, because it was restarted, stood still, could not ask "
+        "systemd, or was not reached",
     )
     DELEGATED = (
         Quality.LATE,

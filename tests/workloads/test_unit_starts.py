@@ -740,6 +740,43 @@ def test_reload_after_the_statement_of_systemd_is_exact(site: Services, monkeypa
     run(test)
 
 
+def test_start_before_the_statement_of_systemd_is_exact(site: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins in a look, and its job ends before the statement."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            one = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(one)])
+            go(one)
+            await site.until(lambda: has_begun(one))
+            await site.looked()
+            one.kill()
+            await ended(one)
+            site.host.manager.record_ends(SHOP)
+            two = site.through(SHOP, "/bin/sleep", "600")
+            watch = site.watch
+            service: Callable[..., Awaitable[Service | None]] = watch._service
+            done: list[int] = []
+
+            async def slow(systemd: Systemd, key: str) -> Service | None:
+                if key == SHOP and not done:
+                    done.append(1)
+                    site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands={"ExecStart": [started(two)]})
+                    end = site.systemd.job(SHOP, 1)
+                    go(two)
+                    await site.until(lambda: has_begun(two))
+                    end()
+                return await service(systemd, key)
+
+            monkeypatch.setattr(watch, "_service", slow)
+            site.systemd.set(SHOP, active="activating", sub="auto-restart")
+            await site.until(lambda: done)
+            await site.looked()
+            assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+
+    run(test)
+
+
 def test_start_after_the_statement_of_systemd_is_exact(site: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with site.serving("*.service"):
