@@ -99,6 +99,17 @@ def test_services_of_all_types_are_exact(host: Host) -> None:
         assert (name, total(host, name)["quality"]) == (name, "exact")
 
 
+def test_service_that_restarts_without_a_pause_stays_exact(host: Host) -> None:
+    text = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart=sleep 1\nRestart=always\nRestartSec=0\n"
+    host.guest.write(f"{UNITS}/x-loop.service", text)
+    host.run("systemctl daemon-reload; resctrlctl units exact x-loop.service", timeout=100)
+    host.run("systemctl start x-loop.service")
+    host.until(lambda: int(host.out("systemctl show -P NRestarts x-loop.service")) >= 3, "three restarts")
+    found = total(host, "x-loop.service")
+    host.run("systemctl stop x-loop.service")
+    assert (found.get("reason"), found["quality"]) == (None, "exact")
+
+
 def test_daemon_reload_hides_no_command_that_was_missed(host: Host) -> None:
     names = ("x-simple.service", "x-hard.service")
     host.run(f"systemctl start {' '.join(names)}", timeout=100)
