@@ -135,13 +135,14 @@ class Daemon:
             listeners, is_own = self._varlink_sockets()
             for listener in listeners:
                 await varlink.start(listener)
+            # Before the connection to the bus, which takes time at boot: callers wait longer if they are notified.
+            opened.push_async_callback(self._close_units)
+            self._watch_units()
             await self._start_unit_server(opened)
             if is_own:
                 await self._workers.run(Lane.UPKEEP, self._manager.search_left_out)
             if dbus is not None:
                 await self._start_dbus(dbus)
-            opened.push_async_callback(self._close_units)
-            self._watch_units()
             opened.push_async_callback(self._close_companions)
             self._start_companions()
             opened.push_async_callback(self._close_unit_memory)
@@ -295,7 +296,7 @@ class Daemon:
             self._units = watch = UnitWatch(
                 self._manager, self._workers, folder=self._config.runtime_dir, address=self._bus
             )
-            starts = UnitStarts(self._manager, self._workers, lambda: watch.systemd, watch.assignment, watch.seen)
+            starts = UnitStarts(self._manager, self._workers, watch.connection, watch.assignment, watch.seen)
             self._service.assign_unit = starts.assign
         if self._units is not None:
             self._units.configure(globs)

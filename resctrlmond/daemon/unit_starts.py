@@ -47,21 +47,21 @@ _MOST_SEEN = 1024
 class UnitStarts:
     """Assigns the processes of commands. Belongs to the event loop.
 
-    ``systemd`` returns the connection of the watch, if there is one. ``assignment`` returns the request by which the
-    watch would assign a unit with that control group; None if it would not. ``seen`` is shared with the watch.
+    ``connection`` returns that of the watch to systemd, if there is one. ``assignment`` returns the request by which
+    the watch would assign a unit with that control group; None if it would not. ``seen`` is shared with the watch.
     """
 
     def __init__(
         self,
         manager: Manager,
         workers: Workers,
-        systemd: Callable[[], Systemd | None],
+        connection: Callable[[], Awaitable[Systemd | None]],
         assignment: Callable[[str, str], Awaitable[Assignment | None]],
         seen: CallsSeen,
     ) -> None:
         self._manager = manager
         self._workers = workers
-        self._systemd = systemd
+        self._connection = connection
         self._assignment = assignment
         # The calls of one service run one after another. A lock exists as long as one of them runs.
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
@@ -125,7 +125,7 @@ class UnitStarts:
 
     async def _stated(self, name: str, inner: str, caller: Caller) -> tuple[Service, Command]:
         """Return what systemd states about the caller. Raises PermissionDenied, NotWatched."""
-        systemd = self._systemd()
+        systemd = await self._connection()
         if systemd is None:
             raise NotWatched("systemd is not connected to resctrlmond now", remedy="See: resctrlctl doctor")
         try:

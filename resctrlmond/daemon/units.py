@@ -52,6 +52,9 @@ _CALL_PAUSE_S = 1.0
 _MAX_SEARCHES = 16
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+# Calls wait so long for a connection, and only in this time after a start of the daemon, or the end of a connection.
+_CONNECTION_WAIT_S = 2.0
+_SOON_S = 15.0
 # The unit of a user's service manager, below which that has created the control groups of the user's units.
 _USER_MANAGER = re.compile(r"user@([0-9]{1,10})\.service")
 # A user may create any number of control groups, with any names.
@@ -126,6 +129,8 @@ class UnitWatch:
         self._lingering: dict[str, float] = {}
         self._trouble = ""
         self._was_connected = False
+        self._connected = asyncio.Event()
+        self._unconnected_since = time.monotonic()
         # The exact services of which each call so far has been handled.
         self.seen = CallsSeen()
         # By key: the last error.
@@ -164,9 +169,16 @@ class UnitWatch:
                 self._contested.add(other)
                 self._look_at(other)
 
-    @property
-    def systemd(self) -> Systemd | None:
-        """The connection to systemd; None while there is none."""
+    async def connection(self) -> Systemd | None:
+        """Return the connection to systemd; None if there is none.
+
+        Soon after the start of the daemon, at boot for example, and after the end of a connection, wait for one. Not
+        for long: the bus may need the service that waits, and there may be no bus.
+        """
+        left = self._unconnected_since + _SOON_S - time.monotonic()
+        if self._systemd is None and left > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._connected.wait(), min(left, _CONNECTION_WAIT_S))
         return self._systemd
 
     async def assignment(self, name: str, cgroup: str) -> Assignment | None:
@@ -246,10 +258,13 @@ class UnitWatch:
             self._address, self._folder, self._look_at, on_job=self._report_job
         )
         self.seen.forget_all()
+        self._connected.set()
         try:
             await self._serve(systemd)
         finally:
             self._systemd = None
+            self._connected.clear()
+            self._unconnected_since = time.monotonic()
             await systemd.close()
 
     def _log_trouble(self, trouble: str) -> None:

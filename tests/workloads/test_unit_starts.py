@@ -24,7 +24,7 @@ from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink.interfaces import unit_server
 from resctrlmond.api.verbs import Service as Verbs
 from resctrlmond.api.workers import Workers
-from resctrlmond.daemon import unit_starts
+from resctrlmond.daemon import unit_starts, units
 from resctrlmond.daemon.systemd import Systemd
 from resctrlmond.daemon.unit_commands import Service
 from resctrlmond.daemon.unit_starts import UnitStarts
@@ -60,12 +60,10 @@ class Services(Site):
         """Watch units and serve the calls of their commands, as the daemon does."""
         async with self.systemd, self.watching(*globs):
             watch = self.watch
-            await self.until(lambda: watch.systemd is not None)
+            assert await watch.connection() is not None
             with contextlib.closing(Workers()) as workers:
                 service = Verbs(self.host.manager, Policy(), workers)
-                self.starts = UnitStarts(
-                    self.host.manager, workers, lambda: watch.systemd, watch.assignment, watch.seen
-                )
+                self.starts = UnitStarts(self.host.manager, workers, watch.connection, watch.assignment, watch.seen)
                 service.assign_unit = self.starts.assign
                 server = unit_server(service)
                 await server.start(listen(self.path, 0o666))
@@ -511,11 +509,11 @@ def test_reload_that_was_missed_before_another_makes_the_service_late(site: Serv
             first = {"ExecStart": [started(main)], "ExecReload": [started(one)]}
             site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands=first)
             if cause == "gone":
-                systemd = site.starts._systemd
-                site.starts._systemd = lambda: None
+                connection = site.starts._connection
+                site.starts._connection = no_connection
                 go(one)
                 await ended(one)
-                site.starts._systemd = systemd
+                site.starts._connection = connection
             else:
                 go(one)
                 one.wait(60)  # the event loop stands still, as if the daemon was stopped
@@ -686,11 +684,11 @@ def test_command_that_was_missed_makes_the_service_late_after_it_is_unloaded(sit
             unit = Unit(site.inner(SHOP), commands={"ExecStart": [started(one, ended=True), started(two)]})
             site.systemd.units[SHOP] = unit
             if cause == "gone":
-                systemd = site.starts._systemd
-                site.starts._systemd = lambda: None
+                connection = site.starts._connection
+                site.starts._connection = no_connection
                 go(two)
                 await ended(two)
-                site.starts._systemd = systemd
+                site.starts._connection = connection
             else:
                 go(two)
                 two.wait(60)  # as above
@@ -960,14 +958,14 @@ def test_start_that_the_daemon_may_have_missed_makes_the_service_late(site: Serv
             else:
                 other = site.through(SHOP, "/bin/true")
                 site.systemd.hangs = cause == "systemd hangs"
-                systemd = starts._systemd
+                connection = starts._connection
                 if cause == "systemd is gone":
-                    starts._systemd = lambda: None
+                    starts._connection = no_connection
                 go(other)
                 await ended(other)
                 site.systemd.hangs = False
-                starts._systemd = systemd
-                await site.until(lambda: site.watch.systemd is not None)
+                starts._connection = connection
+                assert await site.watch.connection() is not None
                 await site.looked()
             again = site.through(SHOP, "/bin/sleep", "600")
             site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands={"ExecStart": [started(again)]})
@@ -1082,6 +1080,52 @@ def test_program_does_not_wait_for_a_systemd_that_hangs(site: Services) -> None:
             assert await output(main) == "ran\n"
             site.systemd.hangs = False
             assert site.host.manager.find(SHOP) is None
+
+    run(test)
+
+
+async def no_connection() -> None:
+    return None
+
+
+async def call_without_systemd(site: Services) -> subprocess.Popen[str]:
+    """Let a process call while systemd is not on the bus, and return it once the daemon has its call."""
+    main = site.through(SHOP, "/bin/sleep", "600")
+    await site.systemd.__aexit__()
+    await site.until(lambda: site.watch._systemd is None)
+    go(main)
+    await site.until(lambda: SHOP in site.starts._locks or has_begun(main))
+    return main
+
+
+def test_service_that_starts_while_the_daemon_connects_to_systemd_is_exact(site: Services) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = await call_without_systemd(site)
+            assert not has_begun(main)
+            site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands={"ExecStart": [started(main)]})
+            await site.systemd.__aenter__()
+            await site.until(lambda: site.claimed() == [SHOP])
+            await site.until(lambda: has_begun(main))
+            assert (site.in_group(main), site.quality(), site.reasons()) == (SHOP, Quality.EXACT, ())
+
+    run(test)
+
+
+@pytest.mark.parametrize("limit", ["_CONNECTION_WAIT_S", "_SOON_S"])
+def test_service_does_not_wait_long_for_a_systemd_that_is_not_on_the_bus(
+    site: Services, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            # As long after the end of the connection.
+            monkeypatch.setattr(units, limit, 0.0)
+            main = await call_without_systemd(site)
+            # The program itself waits for up to 30 s.
+            async with asyncio.timeout(20):
+                await site.until(lambda: has_begun(main))
+            assert site.host.manager.find(SHOP) is None
+            await site.systemd.__aenter__()
 
     run(test)
 
