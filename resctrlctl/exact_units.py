@@ -31,6 +31,8 @@ _SERVICE = re.compile(r"[A-Za-z0-9:_.\\@-]{1,247}\.service", re.ASCII)
 # systemd writes the files below these directories itself, at each boot or call.
 _GENERATED = ("/run/systemd/generator", "/run/systemd/transient", "/run/user/")
 _OWN = "resctrlmond.service"
+# systemd states over the bus which processes it has started, and is not on it when this service starts.
+_BUS = ("dbus.service", "dbus-broker.service")
 
 
 class ExactUnit(Struct):
@@ -63,6 +65,8 @@ def check_name(unit: str) -> None:
         raise CommandError(f"{printable(unit)!r} is not the name of a service, such as nginx.service")
     if unit == _OWN:
         raise CommandError(f"{_OWN} cannot be exact: it would wait for itself")
+    if unit in _BUS:
+        raise CommandError(f"{unit} cannot be exact: resctrlmond and systemd are not connected before it runs")
 
 
 def drop_in_for(unit: str) -> str:

@@ -272,10 +272,11 @@ def test_service_that_cannot_be_exact_is_refused_with_the_setting(
 
 
 @pytest.mark.parametrize(
-    "name", ["a", "a.socket", "a.service/../b.service", "resctrlmond.service", "user-1:a.service"]
+    "name", ["a", "a.socket", "a.service/../b.service", "resctrlmond.service", "dbus.service", "user-1:a.service"]
 )
 def test_other_units_are_refused(machine: Path, name: str) -> None:
-    unit(machine, "a.service", SERVICE)
+    for known in ("a.service", "resctrlmond.service", "dbus.service"):
+        unit(machine, known, SERVICE)
     assert main(["units", "exact", "a.service", name]) == 1
     assert os.listdir(machine / "etc") == []
 
