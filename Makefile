@@ -4,6 +4,7 @@
 # make check   all tests, on the simulator and on a real kernel in a virtual machine
 # make conformance [CONFORMANCE="--seed N --operations N"]   random operations, compared between kernel and simulator
 # make units-budget   300 systemd units with 60 RMIDs: the figures of each run, and of shared groups, against their actual use
+# make units-budget-kernel   300 systemd units in a guest with 64 RMIDs: the group of each of their tasks
 # make soak      memory, descriptors and latency while containers start and end for half an hour
 # make nri-all   all tests of the NRI adapter, with both versions of containerd
 # make exact-all   exact services of all types, in a guest
@@ -27,8 +28,8 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
-.PHONY: bench churn crash exact-all flood fuzz mutants nri-all soak record starved truth units-budget views interfaces proto lint man
-.PHONY: pictures deb wheel install install-modules install-files clean
+.PHONY: bench churn crash exact-all flood fuzz mutants nri-all soak record starved truth views interfaces proto lint man
+.PHONY: units-budget units-budget-kernel pictures deb wheel install install-modules install-files clean
 .PHONY: check-host hook unit-exec uninstall uninstall-files
 
 all: setup hook unit-exec
@@ -134,6 +135,12 @@ truth: setup
 # the groups that units share, with the actual use. Five minutes. UNITS_BUDGET="--units 30 --rmids 8 --seed N" sets its options.
 units-budget: setup
 	$(BIN)/python -m tests.truth.units $(UNITS_BUDGET)
+
+# Start, restart and stop 300 units in a guest with 64 RMIDs: each of their tasks is in the group of its unit, or in one
+# that units share. About half an hour. UNITS_BUDGET_KERNEL="--units 60" sets its options.
+units-budget-kernel: setup
+	$(BIN)/python -m tests.kernel.machine build
+	$(BIN)/python -m tests.kernel.units_budget $(UNITS_BUDGET_KERNEL)
 
 # Insert bugs, one at a time, into a copy of the tree, and run the fast tests that must fail. Before a release; about half
 # an hour. MUTANTS="--jobs 2 lag links" selects the mutants whose names contain one of these words.

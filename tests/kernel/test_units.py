@@ -13,6 +13,8 @@ from resctrlmond.message_ids import MessageId
 
 from .host import TREE, Host
 from .machine import Guest
+from .units_budget import DROP_IN as BUDGET_DROP_IN
+from .units_budget import OVERFLOW, RMIDS, Budget, play
 
 DROP_IN = "/etc/resctrlmond/resctrlmond.d/test.yaml"
 UNITS = "/run/systemd/system"
@@ -285,6 +287,18 @@ def test_profiles_apply_to_units(host: Host) -> None:
     host.run(f"systemctl stop {simple} {fork}")
     until_ended(host, simple, fork)
     host.run(f"rmdir {TREE}/gold")
+
+
+@pytest.mark.timeout(900)
+def test_units_without_an_rmid_share_groups_and_each_task_is_counted(host: Host) -> None:
+    """A sample of make units-budget-kernel: six units get an RMID of their own."""
+    select(host, [])
+    lines: list[str] = []
+    budget = Budget(host, units=12, reserve=RMIDS - 1 - OVERFLOW - 6)
+    budget.select()
+    play(budget, 1, lines.append)
+    assert budget.wrong == [], lines
+    host.run(f"rm {BUDGET_DROP_IN} && systemctl reload resctrlmond", timeout=100)
 
 
 @pytest.mark.timeout(600)
