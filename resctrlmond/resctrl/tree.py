@@ -310,11 +310,7 @@ class Tree:
         path = self.full_path(ref)
         try:
             with self._command(errors.CREATE, path):
-                # Before Linux 6.16 mkdir appends to the text of earlier commands; an empty list of tasks clears it.
-                with contextlib.suppress(OSError), self.own_writes.counted(""):
-                    _write(f"{self.path}/tasks", b"\n")
-                # Not os.makedirs(): if resctrl is not mounted, nothing must be created.
-                os.mkdir(path, 0o755)
+                self._make_directory(path)
         except errors.NoSuchGroup as error:
             raise self.no_such_class(ref.class_) from error
         try:
@@ -325,6 +321,18 @@ class Tree:
             with undoing(path):
                 self.remove(ref)
             raise
+
+    def _make_directory(self, path: str) -> None:
+        """Create a directory; after an error, last_cmd_status has the text of this command only. Raises OSError."""
+        # Not os.makedirs(): if resctrl is not mounted, nothing must be created.
+        try:
+            os.mkdir(path, 0o755)
+        except OSError:
+            # Before Linux 6.16 mkdir appends to the text of earlier commands, and an error of the VFS leaves it. An
+            # empty list of tasks clears it. To clear it before each mkdir would cost each group three calls.
+            with contextlib.suppress(OSError), self.own_writes.counted(""):
+                _write(f"{self.path}/tasks", b"\n")
+            os.mkdir(path, 0o755)
 
     def set_nonce(self, ref: GroupRef, nonce: int) -> Found:
         """Set the mtime of the group's directory to ``nonce``. kernfs keeps it as long as the directory exists."""

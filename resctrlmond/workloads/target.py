@@ -117,8 +117,8 @@ def opened(tree: Tree, assignment: Assignment, callers: LeftCallers) -> Iterator
         if process.pid == os.getpid():
             raise PermissionDenied(f"process {process.pid} is resctrlmond itself")
         # A runtime that waits for its hook keeps the process, so the number has been that of the same process.
-        is_known = assignment.is_from_runtime and assignment.is_awaited()
-        if own and not is_known and not cgroups.member_test(own)(process.pid):
+        is_known = not own or (assignment.is_from_runtime and assignment.is_awaited())
+        if not is_known and not cgroups.member_test(own)(process.pid):
             raise InvalidRequest(f"process {process.pid} is not in the control group of ownCgroup: {own}")
         if assignment.unit_command is not None:
             command = assignment.unit_command

@@ -280,7 +280,7 @@ def test_a_group_that_waits_for_an_rmid_in_another_class_keeps_its_mark(tmp_path
         before = host.manager.get("k").first
         assert before.baseline is Quality.ESTIMATED
         Control(host.mountpoint).set_faults(
-            Fault(on=Operation.MKDIR, group="gold/mon_groups/k", answer="ENOSPC", times=1)
+            Fault(on=Operation.MKDIR, group="gold/mon_groups/k", answer="ENOSPC", times=2)
         )
         assert host.manager.move("k", "gold").state is State.PENDING
         after = when_all_stand(host, "k").first

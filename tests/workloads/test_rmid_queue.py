@@ -454,7 +454,7 @@ def test_temporary_error_does_not_fail_a_pending_workload(small: Host, process: 
     small.manager.assign(assignment("k", child.pid, "a"))
     small.manager.release("one", owner="a")
     small.manager.release("two", owner="a")
-    Control(small.mountpoint).set_faults(Fault(on=Operation.MKDIR, group="mon_groups/k", answer=answer, times=1))
+    Control(small.mountpoint).set_faults(Fault(on=Operation.MKDIR, group="mon_groups/k", answer=answer, times=2))
     small.manager.maintenance.tick()
     states = [small.manager.get(key).state for key in ("k", "other")]
     assert states == [State.PENDING, State.IDLE]
