@@ -172,6 +172,8 @@ class Daemon:
             # A thread that hangs keeps the process's files open, and with them the lock.
             self._start_lock.release()
             os._exit(os.EX_OK if error is None else os.EX_SOFTWARE)
+        if error is None:
+            self._manager.leave_stamps()
         _ignore_signals()
         # The groups of a simulation go with its simulator, which is stopped later.
         is_simulation = self._manager.tree.simulation is not None

@@ -24,6 +24,9 @@ from resctrlmond.workloads.takeover import TakeOver
 from resctrlmond.workloads.unwatched import UnwatchedContainers
 from resctrlmond.workloads.watched import WatchedMembers
 
+# The inode of a file or folder and its time of status change (ns), which no program can set.
+Stamp = tuple[int, int]
+
 
 class Memory(msgspec.Struct):
     """Facts about groups, kept until the daemon ends.
@@ -31,7 +34,8 @@ class Memory(msgspec.Struct):
     ``mounted_on`` is the mount on which a group was found last, by its nonce. ``stale_links`` are the snapshots
     (``Workload.subfolder``) whose links to live counters could not be changed after their group moved. ``occupants``
     is a task that was found in a group, by its directory. ``checkpoints`` are the checkpoints of a workload's groups
-    (``Snapshots.keep_read``) for which its file ``quality`` was written, by key. ``apart`` is the reason
+    (``Snapshots.keep_read``) for which its file ``quality`` was written, by key. ``stamps`` are those of its files at
+    the start, by key, until its first checkpoint (``quality_stamps.py``). ``apart`` is the reason
     why a container of a pod is not counted in the group of the pod, by the key of the pod; it lacks containers that
     were started before ``since_ns`` (``clock.boot_ns``). ``taken_ns`` is when RMIDs were taken from units that no
     waiting group has got yet (``rmid_transfer.py``). ``empty_since_ns`` is when an overflow workload lost its last
@@ -43,6 +47,7 @@ class Memory(msgspec.Struct):
     stale_links: set[str] = msgspec.field(default_factory=set)
     occupants: dict[GroupRef, int] = msgspec.field(default_factory=dict)
     checkpoints: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    stamps: dict[str, list[Stamp]] = msgspec.field(default_factory=dict)
     apart: dict[str, str] = msgspec.field(default_factory=dict)
     since_ns: int = msgspec.field(default_factory=boot_ns)
     taken_ns: list[int] = msgspec.field(default_factory=list)

@@ -635,6 +635,7 @@ def _close(ctx: Context, txn: Transaction, group: Group, state: GroupState, reas
         ctx.memory.mounted_on.pop(over.nonce, None)
         ctx.memory.stale_links.discard(workload.subfolder(over))
     ctx.memory.checkpoints.pop(txn.key, None)
+    ctx.memory.stamps.pop(txn.key, None)
     ctx.memory.returns.pop(txn.key, None)
 
 
@@ -746,6 +747,7 @@ def checkpoint(ctx: Context, txn: Transaction) -> None:
         ctx.memory.checkpoints.pop(txn.key, None)
         ctx.quality.update(txn.workload, live)
         ctx.memory.checkpoints[txn.key] = kept
+        ctx.memory.stamps.pop(txn.key, None)
 
 
 def read_before_removal(ctx: Context, workload: Workload, group: Group) -> None:

@@ -26,7 +26,18 @@ from resctrlmond.resctrl.errors import (
 from resctrlmond.resctrl.package_energy import DEFAULT_FOLDER, PackageEnergy
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
-from resctrlmond.workloads import apart, ends, group_ops, nested, observed, overflow, placement, profiled, target
+from resctrlmond.workloads import (
+    apart,
+    ends,
+    group_ops,
+    nested,
+    observed,
+    overflow,
+    placement,
+    profiled,
+    quality_stamps,
+    target,
+)
 from resctrlmond.workloads.accounting import Quality, Total
 from resctrlmond.workloads.assign import assign
 from resctrlmond.workloads.clock import boot_ns, utc_now
@@ -300,6 +311,10 @@ class Manager:
     def stop(self) -> None:
         """End a running tick soon."""
         self.maintenance.is_stopping = True
+
+    def leave_stamps(self) -> None:
+        """State on disk which files ``quality`` the next start can keep. To be called when no call runs any more."""
+        quality_stamps.save(self.context)
 
     def close(self) -> None:
         """Close the descriptors."""

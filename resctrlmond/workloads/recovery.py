@@ -13,7 +13,7 @@ import msgspec
 
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Found
-from resctrlmond.workloads import apart, ends, group_ops, placement, rmid_queue
+from resctrlmond.workloads import apart, ends, group_ops, placement, quality_stamps, rmid_queue
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
@@ -53,6 +53,7 @@ class Recovery:
     def recover(self) -> list[Problem]:
         """Continue where the last daemon stopped. Returns the problems that an administrator should know."""
         ctx = self._ctx
+        quality_stamps.take(ctx)
         self.unreadable = ctx.store.load()
         problems = [Problem(str(item), functools.partial(self._is_kept, item)) for item in self.unreadable]
         if (sums := ctx.store.sums) is not None:
@@ -150,6 +151,10 @@ class Recovery:
         workload = txn.find()
         group = workload.group(folder) if workload else None
         if workload is not None and group is not None and group.state is GroupState.CREATED:
+            if quality_stamps.is_kept(self._ctx, workload):
+                # No total is computed now, and the last daemon has left correct links.
+                self._ctx.snapshots.load_begin_later(workload.subfolder(group))
+                return
             self._ctx.snapshots.load_begin(workload.subfolder(group))
             # A new path may have been recorded before the links were changed (ENOSPC, EIO).
             group_ops.relink(self._ctx, workload, group)
@@ -161,7 +166,9 @@ class Recovery:
         if workload is None:
             return
         if not workload.state.is_over:
-            ctx.quality.update(workload)
+            if not quality_stamps.is_kept(ctx, workload):
+                ctx.quality.update(workload)
+                quality_stamps.note(ctx, workload)
         elif not ctx.snapshots.exists(txn.key):
             # Set aside for a run that was never started.
             ctx.snapshots.bring_back(txn.key, workload.generation)

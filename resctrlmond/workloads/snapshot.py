@@ -75,7 +75,9 @@ class Snapshots:
         # The subfolders in which this daemon has written begin values and nothing else: their other files are not
         # looked for.
         self._only_begun: set[str] = set()
-        # The same, decoded, of the subfolders that were used last.
+        # The subfolders whose begin values are loaded when they are needed.
+        self._begin_later: set[str] = set()
+        # The begin values, decoded, of the subfolders that were used last.
         self._decoded: dict[str, tuple[_Begin, list[Reading]]] = {}
 
     def set_mode(self, mode: int) -> None:
@@ -165,6 +167,11 @@ class Snapshots:
         """Keep the begin values of a run that the last daemon began. Raises NotRead."""
         now_ns = time.time_ns()
         self._keep_begin(subfolder, self._values(subfolder, _BEGIN), now_ns)
+        self._begin_later.discard(subfolder)
+
+    def load_begin_later(self, subfolder: str) -> None:
+        """Keep the begin values of a run that the last daemon began, from their first use on."""
+        self._begin_later.add(subfolder)
 
     def _keep_begin(self, subfolder: str, readings: Sequence[Reading], written_ns: int) -> None:
         values = checkpoint.encode(checkpoint.of_baseline(readings, {}))
@@ -198,6 +205,7 @@ class Snapshots:
         for known in (self._begin, self._decoded, self._read_until, self._kept):
             known.pop(subfolder, None)
         self._only_begun.discard(subfolder)
+        self._begin_later.discard(subfolder)
 
     def relink(self, subfolder: str, live: str, is_listed: Callable[[str], bool] = lambda _event: True) -> None:
         """Point the links to the live counters at the group's directory, which may have moved to another class.
@@ -262,6 +270,11 @@ class Snapshots:
             number = self._writes = self._writes + 1
             self._kept[subfolder] = digest, _identity(path), number
         return number
+
+    def checkpoint_number(self, subfolder: str) -> int:
+        """Return the number that ``keep_read`` has returned for the present checkpoint; 0 if it is another one."""
+        _, file, number = self._kept.get(subfolder, (b"", (0, 0), 0))
+        return number if file == _identity(os.path.join(self.path(subfolder), _CHECKPOINT)) else 0
 
     def keep_no_more(self, subfolder: str) -> None:
         """Let later calls of ``keep_read`` drop their readings, because the final reading begins."""
@@ -393,6 +406,8 @@ class Snapshots:
 
     def begin_values(self, subfolder: str) -> list[Reading]:
         """Return the readings of the baseline; [] if there is none. Raises NotRead."""
+        if subfolder in self._begin_later:
+            self.load_begin(subfolder)
         begin = self._begin.get(subfolder)
         if begin is None or begin.folder != _identity(f"{self.path(subfolder)}/mon_data"):
             return self._values(subfolder, _BEGIN)
@@ -455,7 +470,8 @@ class Snapshots:
 
     def delete(self, subfolder: str) -> None:
         """Remove the snapshot in a subfolder, and all below it, if there is one. Raises NotWritten."""
-        for known in {*self._begin.copy(), *self._read_until.copy(), *self._only_begun.copy()}:
+        known_subfolders = (self._begin, self._read_until, self._only_begun, self._begin_later)
+        for known in {name for names in known_subfolders for name in names.copy()}:
             if (known + "/").startswith(subfolder + "/"):
                 self._forget(known)
         with writing(self.path(subfolder)):
