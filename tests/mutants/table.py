@@ -540,6 +540,20 @@ MUTANTS = (
         "tests/workloads/test_classes.py tests/workloads",
     ),
     Mutant(
+        "a start trusts a file quality that does not include the last checkpoint",
+        _WORKLOADS + "quality_stamps.py",
+        "all(numbers) and ctx.memory.checkpoints.get(workload.key) == numbers",
+        "all(numbers)",
+        "tests/workloads/test_quality_stamps.py",
+    ),
+    Mutant(
+        "a start trusts a file quality although the record has changed",
+        _WORKLOADS + "quality_stamps.py",
+        "return known is not None and known == _stamps(ctx, workload)",
+        "return known is not None",
+        "tests/workloads/test_quality_stamps.py",
+    ),
+    Mutant(
         "a task that stayed outside does not make its group late",
         _WORKLOADS + "assign.py",
         "if member.late or member.tasks_outside or why:",
