@@ -19,8 +19,10 @@ from typing import Any
 from resctrlmond import journal
 from resctrlmond.api.dbus.library import NO_REPLY, BusUnavailable, DBusError
 from resctrlmond.api.workers import Lane, Workers
+from resctrlmond.daemon import alerts
 from resctrlmond.daemon.companion_files import CompanionFiles
 from resctrlmond.daemon.systemd import UNIT_EXISTS, Systemd, Unit
+from resctrlmond.daemon.systemd_loop import Retries, SystemdLoop
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.unit_globs import COMPANION_PREFIX
 from resctrlmond.workloads.companion_settings import Companion, Rendered, TemplateError, render
@@ -36,11 +38,7 @@ SLICE = "resctrlmon-companions.slice"
 _PATTERN = f"{COMPANION_PREFIX}*.service"
 # The socket of the connection in the daemon's folder, beside those of the other connections.
 _ENTRANCE = ".companions"
-# Signals come in bursts: a start changes a unit several times.
-_BATCH_S = 0.05
 _LOOK_AT_ALL_S = 60.0
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 60.0
 _STOP_ALL_S = 30.0
 _USEC = 1_000_000
 _INFINITY = (1 << 64) - 1
@@ -76,128 +74,79 @@ class Companions:
         self._runs: dict[str, str] | None = None
         # The runs whose unit was loaded at some time while this daemon ran, by key.
         self._loaded: dict[str, str] = {}
-        # By key: when a start that failed is tried again (loop.time()), and the pause after that.
-        self._retries: dict[str, tuple[float, float]] = {}
+        # By key: the starts that have failed.
+        self._retries = Retries()
         # By unit: the key of its workload.
         self._keys: dict[str, str] = {}
         # The units without a workload that systemd did not stop.
         self._strays: set[str] = set()
         self._changed: set[str] = set()
         self._is_any_changed = False
-        self._wake = asyncio.Event()
-        self._trouble = ""
-        self._was_connected = False
-        self._task: asyncio.Task[None] | None = None
+        self._loop = SystemdLoop(manager.alerts, self._work, alert=alerts.COMPANIONS, on_error=self._on_error)
 
     def configure(self) -> None:
         """Apply the profiles, which may have changed, to all workloads."""
         has_some = any(profile.companion for profile in self._manager.profiles.by_name.values())
-        if self._task is None and (has_some or self._files.exists):
-            self._task = asyncio.create_task(self._run())
         self._is_any_changed = True
-        self._wake.set()
+        if self._loop.has_started or has_some or self._files.exists:
+            self._loop.start()
 
     def changed(self, key: str, workload: Workload | None) -> None:
         """Start or stop the companion of a workload that has changed, soon."""
-        if self._task is not None and (self._is_known(key) or companion_of(workload, self._manager.profiles)):
+        if self._loop.has_started and (self._is_known(key) or companion_of(workload, self._manager.profiles)):
             self._look_at(key)
 
     async def close(self) -> None:
         """Stop this work. The companions run on, and the next start finds them."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._loop.close()
 
     def _is_known(self, key: str) -> bool:
         return key in (self._runs or ()) or key in self._manager.companions
 
     def _look_at(self, key: str) -> None:
         self._changed.add(key)
-        self._wake.set()
+        self._loop.wake()
 
     def _on_unit(self, name: str) -> None:
         if not name:
             self._is_any_changed = True
-            self._wake.set()
+            self._loop.wake()
         elif name in self._keys:
             self._look_at(self._keys[name])
 
-    # -- connection
+    async def _work(self) -> None:
+        """Start and stop companions until there are none. Raises BusUnavailable, DBusError, ResctrlError."""
+        if self._runs is None:
+            self._runs = await self._call(self._files.runs)
+        if not self._runs and not self._wanted():
+            self._loop.succeeded()
+            self._forget_statuses()
+            await self._loop.wait()
+            return
+        async with await Systemd.open(self._address, self._folder, self._on_unit, _ENTRANCE) as systemd:
+            await self._serve(systemd)
 
-    async def _run(self) -> None:
-        pause = _FIRST_PAUSE_S
-        while True:
-            self._wake.clear()
-            try:
-                if self._runs is None:
-                    self._runs = await self._call(self._files.runs)
-                if not self._runs and not self._wanted():
-                    self._report_trouble("")
-                    self._forget_statuses()
-                    await self._wake.wait()
-                    continue
-                await self._connect_and_serve()
-                continue
-            except (BusUnavailable, DBusError, ResctrlError) as error:
-                self._report_trouble(f"companions are neither started nor stopped: {error}")
-            except Exception as error:
-                log.exception("the care for companions failed unexpectedly")
-                self._report_trouble(f"companions are neither started nor stopped, because of a defect: {error!r}")
-            if self._was_connected:
-                pause = _FIRST_PAUSE_S
-            # Not until the next change: a busy host has many of them, and each would be another try.
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-    async def _connect_and_serve(self) -> None:
-        """Care for companions until there are none. Raises BusUnavailable, DBusError, ResctrlError."""
-        self._was_connected = False
-        systemd = await Systemd.open(self._address, self._folder, self._on_unit, _ENTRANCE)
-        ended = asyncio.create_task(systemd.until_disconnected())
+    async def _serve(self, systemd: Systemd) -> None:
         loop = asyncio.get_running_loop()
         all_at = loop.time()
-        try:
-            while self._runs or self._wanted():
-                if self._is_any_changed or loop.time() >= all_at:
-                    self._is_any_changed, all_at = False, loop.time() + _LOOK_AT_ALL_S
-                    self._changed.clear()
-                    await self._settle_all(systemd)
-                else:
-                    keys, self._changed = self._changed, set()
-                    keys |= {key for key, (at, _) in self._retries.items() if at <= loop.time()}
-                    await self._settle(systemd, keys)
-                self._was_connected = True
-                self._report_trouble("")
-                next_at = min([all_at, *(at for at, _ in self._retries.values())])
-                await self._wait(ended, next_at - loop.time())
-        finally:
-            ended.cancel()
-            await systemd.close()
+        while self._runs or self._wanted():
+            keys, self._changed = self._changed.union(self._retries.due), set()
+            if self._is_any_changed or loop.time() >= all_at:
+                self._is_any_changed, all_at = False, loop.time() + _LOOK_AT_ALL_S
+                await self._settle_all(systemd)
+            else:
+                await self._settle(systemd, keys)
+            self._loop.succeeded()
+            waits = (all_at - loop.time(), self._retries.seconds)
+            await self._loop.wait(min(wait for wait in waits if wait is not None), systemd)
 
-    async def _wait(self, ended: asyncio.Task[str], seconds: float) -> None:
-        """Wait until something has changed, or for some time. Raises BusUnavailable if the connection has ended."""
-        if not (self._changed or self._is_any_changed):
-            woken = asyncio.create_task(self._wake.wait())
-            try:
-                await asyncio.wait([ended, woken], timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                woken.cancel()
-        if ended.done():
-            raise BusUnavailable(ended.result())
-        self._wake.clear()
-        await asyncio.sleep(_BATCH_S)
-
-    def _report_trouble(self, trouble: str) -> None:
-        if trouble and trouble != self._trouble:
-            log.warning("%s", trouble)
-        elif self._trouble and not trouble:
-            log.info("companions are started and stopped again")
-        self._trouble = self._manager.alerts["companions"] = trouble
-        if trouble:
-            known = self._manager.companions
-            for key in self._wanted():
-                if key not in known or known[key].state is CompanionState.WAITING:
-                    self._report(key, CompanionState.WAITING, trouble)
+    def _on_error(self, error: str) -> None:
+        if not error:
+            return
+        known = self._manager.companions
+        for key in self._wanted():
+            if key not in known or known[key].state is CompanionState.WAITING:
+                self._report(key, CompanionState.WAITING, error)
 
     # -- workloads
 
@@ -261,7 +210,7 @@ class Companions:
         if unit is not None:
             if run and self._runs.get(key) == run:
                 self._loaded[key] = run
-                self._retries.pop(key, None)
+                self._retries.remove(key)
                 await self._observe(systemd, key, unit)
             else:
                 await _stop(systemd, unit)
@@ -271,12 +220,8 @@ class Companions:
             self._report(key, CompanionState.WAITING, f"the workload is {workload.state}")
         elif self._loaded.get(key) == run:
             self._report(key, CompanionState.STOPPED, "another program has stopped its unit")
-        elif self._is_due(key):
+        elif self._retries.is_due(key):
             await self._start(systemd, workload, companion)
-
-    def _is_due(self, key: str) -> bool:
-        at, _ = self._retries.get(key, (0.0, 0.0))
-        return at <= asyncio.get_running_loop().time()
 
     async def _start(self, systemd: Systemd, workload: Workload, companion: Companion) -> None:
         """Write the files of a companion, and create its unit. Raises BusUnavailable, DBusError, ResctrlError."""
@@ -324,7 +269,7 @@ class Companions:
             await self._call(self._files.remove, key)
             del self._runs[key]
         self._loaded.pop(key, None)
-        self._retries.pop(key, None)
+        self._retries.remove(key)
         self._keys.pop(unit_of(key), None)
         if self._manager.companions.pop(key, None) is not None:
             self._on_status(key)
@@ -351,9 +296,7 @@ class Companions:
 
     def _fail(self, key: str, reason: str, *, is_retried: bool) -> None:
         if is_retried:
-            _, pause = self._retries.get(key, (0.0, _FIRST_PAUSE_S))
-            at = asyncio.get_running_loop().time() + pause
-            self._retries[key] = at, min(2 * pause, _LONGEST_PAUSE_S)
+            self._retries.add(key)
         if self._report(key, CompanionState.FAILED, reason):
             log.warning("%s: its companion failed: %s", key, reason, extra=journal.fields(key=key))
 
@@ -378,8 +321,7 @@ async def stop_all(folder: str, address: str | None = None) -> str:
     try:
         async with asyncio.timeout(_STOP_ALL_S):
             changed = asyncio.Event()
-            systemd = await Systemd.open(address, folder, lambda _name: changed.set(), _ENTRANCE)
-            try:
+            async with await Systemd.open(address, folder, lambda _name: changed.set(), _ENTRANCE) as systemd:
                 while units := await systemd.units([_PATTERN]):
                     for unit in units:
                         await _stop(systemd, unit)
@@ -387,8 +329,6 @@ async def stop_all(folder: str, address: str | None = None) -> str:
                         await asyncio.wait_for(changed.wait(), 1)
                     changed.clear()
                 await systemd.stop(SLICE)
-            finally:
-                await systemd.close()
         for key in files.runs():
             files.remove(key)
     except TimeoutError:

@@ -24,6 +24,7 @@ from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.config import Config, is_within
 from resctrlmond.config_file import ConfigError
+from resctrlmond.daemon import alerts
 from resctrlmond.daemon.companion_files import CompanionFiles
 from resctrlmond.daemon.group_losses import GroupLosses
 from resctrlmond.daemon.ledger import Ledger
@@ -315,7 +316,7 @@ class Daemon:
                 # Not at the top: it needs the D-Bus library.
                 from resctrlmond.daemon.companions import Companions  # noqa: PLC0415
             except ImportError as error:
-                self._manager.alerts["companions"] = f"companions are neither started nor stopped: {error}"
+                self._manager.alerts[alerts.COMPANIONS.key] = alerts.COMPANIONS.text(error)
                 return
             self._companions = Companions(
                 self._manager,
@@ -342,7 +343,7 @@ class Daemon:
                 # Not at the top: it needs the D-Bus library.
                 from resctrlmond.daemon.unit_memory import UnitMemory  # noqa: PLC0415
             except ImportError as error:
-                self._manager.alerts["unit memory"] = f"the memory settings of units are not changed: {error}"
+                self._manager.alerts[alerts.UNIT_MEMORY.key] = alerts.UNIT_MEMORY.text(error)
                 return
             self._unit_memory = UnitMemory(
                 self._manager,

@@ -102,6 +102,12 @@ class Systemd:
             raise
         return systemd
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def until_disconnected(self) -> str:
         """Wait until the connection has ended, also because systemd has another one now; return the cause."""
         await self._bus.until_disconnected()

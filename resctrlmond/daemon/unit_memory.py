@@ -15,7 +15,9 @@ from typing import Any
 from resctrlmond import journal
 from resctrlmond.api.dbus.library import NO_REPLY, BusUnavailable, DBusError
 from resctrlmond.api.workers import Lane, Workers
+from resctrlmond.daemon import alerts
 from resctrlmond.daemon.systemd import Systemd
+from resctrlmond.daemon.systemd_loop import Retries, SystemdLoop
 from resctrlmond.daemon.unit_memory_file import UnitMemoryFile
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import ResctrlError, printable
@@ -27,9 +29,6 @@ log = logging.getLogger(__name__)
 
 # The socket of the connection in the daemon's folder, beside those of the other connections.
 _ENTRANCE = ".memory"
-_BATCH_S = 0.05
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 60.0
 _RESTORE_ALL_S = 30.0
 _NO_CHANGES = Changes({})
 
@@ -136,11 +135,9 @@ class UnitMemory:
         self._texts: dict[str, str] = {}
         # By unit: what it was settled for. A unit that is missing has to be settled.
         self._settled: dict[str, Wanted] = {}
-        # By unit: when a change that failed is tried again (loop.time()), and the pause after that.
-        self._retries: dict[str, tuple[float, float]] = {}
-        self._wake = asyncio.Event()
-        self._trouble = ""
-        self._task: asyncio.Task[None] | None = None
+        # By unit: the changes that have failed.
+        self._retries = Retries()
+        self._loop = SystemdLoop(manager.alerts, self._work, alert=alerts.UNIT_MEMORY, on_error=self._on_error)
 
     def configure(self) -> None:
         """Apply the profiles, which may have changed, to all workloads."""
@@ -148,20 +145,16 @@ class UnitMemory:
             self._follow(key, self._manager.find(key))
         for workload in self._manager.unfinished():
             self._follow(workload.key, workload)
-        if self._task is None:
-            self._task = asyncio.create_task(self._run())
-        self._wake.set()
+        self._loop.start()
 
     def changed(self, key: str, workload: Workload | None) -> None:
         """Change the unit of a workload that has changed, soon."""
-        if self._task is not None and self._follow(key, workload):
-            self._wake.set()
+        if self._loop.has_started and self._follow(key, workload):
+            self._loop.wake()
 
     async def close(self) -> None:
         """Stop this work. The units stay as they are, and the next start continues."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._loop.close()
 
     def _follow(self, key: str, workload: Workload | None) -> bool:
         """Note what a workload wants now; return whether a unit is to be settled for that."""
@@ -176,87 +169,49 @@ class UnitMemory:
             if before.get(unit) != one:
                 self._wanted[unit] = key, one
         for unit in before.keys() | wanted.keys():
-            self._retries.pop(unit, None)
+            self._retries.remove(unit)
         self._publish(key)
         return True
 
-    # -- work
-
-    async def _run(self) -> None:
-        pause = _FIRST_PAUSE_S
-        while True:
-            self._wake.clear()
-            try:
-                if not self._is_read:
-                    await self._settings.read()
-                    self._is_read = True
-                if due := self._due():
-                    await self._settle_all(due)
-                self._report_trouble("")
-                pause = _FIRST_PAUSE_S
-                await self._wait()
-                continue
-            except (BusUnavailable, DBusError, ResctrlError) as error:
-                self._report_trouble(f"the memory settings of units are not changed: {error}")
-            except Exception as error:
-                log.exception("the care for memory settings failed unexpectedly")
-                self._report_trouble(
-                    f"the memory settings of units are not changed, because of a defect of resctrlmond: {error!r}"
-                )
-            # Not until the next change: a busy host has many of them, and each would be another try.
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-    async def _wait(self) -> None:
-        """Wait until a workload has changed, or a change that failed is to be tried again."""
-        next_at = min([at for at, _ in self._retries.values()], default=None)
-        timeout = None if next_at is None else max(next_at - asyncio.get_running_loop().time(), 0)
-        try:
-            async with asyncio.timeout(timeout):
-                await self._wake.wait()
-        except TimeoutError:
-            return
-        await asyncio.sleep(_BATCH_S)
+    async def _work(self) -> None:
+        """Settle the units that are due. Raises BusUnavailable, DBusError, ResctrlError."""
+        if not self._is_read:
+            await self._settings.read()
+            self._is_read = True
+        if due := self._due():
+            async with await Systemd.open(self._address, self._folder, lambda _name: None, _ENTRANCE) as systemd:
+                await self._settle_all(systemd, due)
+        self._loop.succeeded()
+        await self._loop.wait(self._retries.seconds)
 
     def _due(self) -> list[str]:
         """Return the units to settle now."""
-        for unit in [unit for unit in self._settled if unit not in self._wanted]:
-            del self._settled[unit]
-        due = []
-        for unit in sorted({*self._wanted, *self._settings.changes}):
-            at, _ = self._retries.get(unit, (0.0, 0.0))
-            wanted = self._wanted.get(unit)
-            is_settled = wanted is not None and self._settled.get(unit) == wanted[1]
-            if not is_settled and at <= asyncio.get_running_loop().time():
-                due.append(unit)
-        for unit in [
-            unit for unit in self._retries if unit not in self._wanted and unit not in self._settings.changes
-        ]:
-            del self._retries[unit]
-        return due
+        units = {*self._wanted, *self._settings.changes}
+        self._settled = {unit: wanted for unit, wanted in self._settled.items() if unit in self._wanted}
+        self._retries.keep(units.__contains__)
+        return [unit for unit in sorted(units) if not self._is_settled(unit) and self._retries.is_due(unit)]
 
-    async def _settle_all(self, units: list[str]) -> None:
-        """Settle units. One that cannot be settled keeps no other from it. Raises BusUnavailable, DBusError."""
-        systemd = await Systemd.open(self._address, self._folder, lambda _name: None, _ENTRANCE)
-        try:
-            for unit in units:
-                key, wanted = self._wanted.get(unit, ("", None))
-                try:
-                    foreign = await self._settle(systemd, unit, wanted)
-                except _Refused as error:
-                    self._done(unit, key, wanted, f"not set: {error}")
-                except DBusError as error:
-                    if error.type == NO_REPLY:
-                        raise
-                    self._fail(unit, f"systemd refused the change: {error}")
-                except ResctrlError as error:
-                    self._fail(unit, str(error))
-                else:
-                    self._done(unit, key, wanted, _text(wanted, foreign))
-                    if foreign and wanted is None:
-                        log.info("%s: another program has set %s, which stays", unit, text_of(foreign))
-        finally:
-            await systemd.close()
+    def _is_settled(self, unit: str) -> bool:
+        return unit in self._wanted and self._settled.get(unit) == self._wanted[unit][1]
+
+    async def _settle_all(self, systemd: Systemd, units: list[str]) -> None:
+        """Settle units. A unit that cannot be settled keeps no other from it. Raises BusUnavailable, DBusError."""
+        for unit in units:
+            key, wanted = self._wanted.get(unit, ("", None))
+            try:
+                foreign = await self._settle(systemd, unit, wanted)
+            except _Refused as error:
+                self._done(unit, key, wanted, f"not set: {error}")
+            except DBusError as error:
+                if error.type == NO_REPLY:
+                    raise
+                self._fail(unit, f"systemd refused the change: {error}")
+            except ResctrlError as error:
+                self._fail(unit, str(error))
+            else:
+                self._done(unit, key, wanted, _text(wanted, foreign))
+                if foreign and wanted is None:
+                    log.info("%s: another program has set %s, which stays", unit, text_of(foreign))
 
     async def _settle(self, systemd: Systemd, unit: str, wanted: Wanted | None) -> dict[str, int]:
         if wanted is None or not wanted.refusal:
@@ -266,7 +221,7 @@ class UnitMemory:
         raise _Refused(wanted.refusal)
 
     def _done(self, unit: str, key: str, wanted: Wanted | None, text: str) -> None:
-        self._retries.pop(unit, None)
+        self._retries.remove(unit)
         if wanted is None:
             log.info("%s: its memory settings are those from before", unit)
             return
@@ -276,23 +231,16 @@ class UnitMemory:
             log.log(level, "%s: memory settings: %s", key, text, extra=journal.fields(key=key))
 
     def _fail(self, unit: str, reason: str) -> None:
-        _, pause = self._retries.get(unit, (0.0, _FIRST_PAUSE_S))
         is_first = unit not in self._retries
-        self._retries[unit] = asyncio.get_running_loop().time() + pause, min(2 * pause, _LONGEST_PAUSE_S)
+        self._retries.add(unit)
         is_new = self._report(unit, f"not set: {reason}") if unit in self._wanted else is_first
         if is_new:
             log.warning("%s: its memory settings are not changed: %s", unit, reason)
 
-    def _report_trouble(self, trouble: str) -> None:
-        if trouble and trouble != self._trouble:
-            log.warning("%s", trouble)
-        elif self._trouble and not trouble:
-            log.info("the memory settings of units are changed again")
-        self._trouble = self._manager.alerts["unit memory"] = trouble
-        if trouble:
-            for unit, (_, wanted) in self._wanted.items():
-                if self._settled.get(unit) != wanted:
-                    self._report(unit, f"not set: {trouble}")
+    def _on_error(self, error: str) -> None:
+        for unit in self._wanted if error else ():
+            if not self._is_settled(unit):
+                self._report(unit, f"not set: {error}")
 
     def _report(self, unit: str, text: str) -> bool:
         """Publish the text about a unit that is wanted to be changed, and return whether it is a new one."""
@@ -344,8 +292,7 @@ async def restore_all(folder: str, address: str | None = None) -> str:
         async with asyncio.timeout(_RESTORE_ALL_S):
             settings = UnitSettings(file, _call_here)
             await settings.read()
-            systemd = await Systemd.open(address, folder, lambda _name: None, _ENTRANCE)
-            try:
+            async with await Systemd.open(address, folder, lambda _name: None, _ENTRANCE) as systemd:
                 for unit in sorted(settings.changes):
                     try:
                         await settings.settle(systemd, unit, None)
@@ -353,8 +300,6 @@ async def restore_all(folder: str, address: str | None = None) -> str:
                         if error.type == NO_REPLY:
                             raise
                         problems.append(f"{unit}: {error}")
-            finally:
-                await systemd.close()
     except TimeoutError:
         problems.append(f"systemd has not changed all units within {_RESTORE_ALL_S:.0f} s")
     except (BusUnavailable, DBusError, ResctrlError) as error:

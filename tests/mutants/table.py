@@ -909,6 +909,27 @@ MUTANTS = (
         "tests/workloads/test_companions.py",
     ),
     Mutant(
+        "each change tries again at once while systemd is missing",
+        "resctrlmond/daemon/systemd_loop.py",
+        "await self._started.wait()",
+        "await self._woken.wait()",
+        "tests/daemon/test_systemd_loop.py",
+    ),
+    Mutant(
+        "a failure after hours of success has the pause of the failures before",
+        "resctrlmond/daemon/systemd_loop.py",
+        "        self._pause_s = _FIRST_PAUSE_S\n        self._report",
+        "        self._report",
+        "tests/daemon/test_systemd_loop.py",
+    ),
+    Mutant(
+        "a start that fails is tried again without a pause",
+        "resctrlmond/daemon/systemd_loop.py",
+        "self._by_key[key] = asyncio.get_running_loop().time() + pause,",
+        "self._by_key[key] = asyncio.get_running_loop().time(),",
+        "tests/workloads/test_companions.py",
+    ),
+    Mutant(
         "a pod gets the companion that only its containers are to have",
         _WORKLOADS + "companions.py",
         "or (profile.watch is Watch.CONTAINER and is_pod_uid(workload.key))",

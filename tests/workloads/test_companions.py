@@ -681,7 +681,7 @@ def test_daemon_that_is_killed_at_any_step_leaks_and_repeats_no_companion(
     children = [process() for _ in range(20)]
 
     async def killed_or(condition: Callable[[], object], companions: Any) -> None:
-        await site.until(lambda: companions._task.done() or condition())
+        await site.until(lambda: companions._loop._task.done() or condition())
 
     async def live(key: str, child: subprocess.Popen[bytes], fatal: int) -> None:
         steps.count, steps.fatal = 0, fatal

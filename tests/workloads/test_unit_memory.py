@@ -16,7 +16,7 @@ import pytest
 
 from resctrlmond.api.dbus import library
 from resctrlmond.api.workers import Workers
-from resctrlmond.daemon import systemd, unit_memory
+from resctrlmond.daemon import systemd, systemd_loop
 from resctrlmond.daemon.unit_memory import UnitMemory, restore_all
 from resctrlmond.daemon.unit_memory_file import UnitMemoryFile
 from resctrlmond.resctrl.errors import ResctrlError
@@ -247,8 +247,8 @@ def test_value_of_another_program_stays(site: Settings, process: Start) -> None:
 def test_workload_does_not_wait_for_systemd(
     site: Settings, process: Start, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    monkeypatch.setattr(unit_memory, "_FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(unit_memory, "_LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(systemd_loop, "_FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(systemd_loop, "_LONGEST_PAUSE_S", 0.1)
     monkeypatch.setattr(library, "REPLY_TIMEOUT_S", 0.5)
 
     async def test() -> None:
