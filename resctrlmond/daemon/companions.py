@@ -210,7 +210,6 @@ class Companions:
         if unit is not None:
             if run and self._runs.get(key) == run:
                 self._loaded[key] = run
-                self._retries.remove(key)
                 await self._observe(systemd, key, unit)
             else:
                 await _stop(systemd, unit)
@@ -220,8 +219,12 @@ class Companions:
             self._report(key, CompanionState.WAITING, f"the workload is {workload.state}")
         elif self._loaded.get(key) == run:
             self._report(key, CompanionState.STOPPED, "another program has stopped its unit")
-        elif self._retries.is_due(key):
-            await self._start(systemd, workload, companion)
+        else:
+            if self._retries.is_due(key):
+                await self._start(systemd, workload, companion)
+            return
+        # A retry that stays due would end each wait at once.
+        self._retries.remove(key)
 
     async def _start(self, systemd: Systemd, workload: Workload, companion: Companion) -> None:
         """Write the files of a companion, and create its unit. Raises BusUnavailable, DBusError, ResctrlError."""
@@ -247,6 +250,7 @@ class Companions:
         else:
             log.info("%s: started its companion %s", key, unit, extra=journal.fields(key=key))
             self._loaded[key] = run
+            self._retries.remove(key)
             self._report(key, CompanionState.STARTING)
 
     def _prepare(self, workload: Workload, companion: Companion) -> Rendered:
@@ -297,6 +301,8 @@ class Companions:
     def _fail(self, key: str, reason: str, *, is_retried: bool) -> None:
         if is_retried:
             self._retries.add(key)
+        else:
+            self._retries.remove(key)
         if self._report(key, CompanionState.FAILED, reason):
             log.warning("%s: its companion failed: %s", key, reason, extra=journal.fields(key=key))
 

@@ -373,6 +373,25 @@ def test_refusal_of_systemd_is_reported_and_tried_again(site: Site, process: Sta
     run(test)
 
 
+def test_retry_that_is_not_needed_any_more_costs_nothing(site: Site, process: Start) -> None:
+    """A start fails, and the workload has no task any more: a retry that stays due would look again and again."""
+    child = process()
+
+    async def test() -> None:
+        async with site.systemd as systemd, site.running() as companions:
+            systemd.refusal = "org.freedesktop.DBus.Error.AccessDenied"
+            site.start(FIRST, child, "simple")
+            await asyncio.to_thread(site.host.manager.create, FIRST, owner="me")
+            await site.until_status(FIRST, "failed")
+            child.kill()
+            child.wait()
+            await asyncio.to_thread(site.host.manager.maintenance.tick)
+            await site.until_status(FIRST, "waiting: the workload is idle")
+            assert companions._retries.seconds is None
+
+    run(test)
+
+
 @pytest.mark.parametrize("refusal", ["org.freedesktop.DBus.Error.AccessDenied", f"{NAME}.UnitExists"])
 def test_many_changes_cause_no_further_tries(site: Site, process: Start, refusal: str) -> None:
     async def test() -> None:
