@@ -111,17 +111,8 @@ def resume(ctx: Context, txn: Transaction) -> Workload:
     # Its tasks may be in another class by now. After an unmount they are all in the root class.
     class_ = places[0].class_ if places else lost.first.class_
     workload = replace(
-        new_run(ctx, txn, class_, follows_class=lost.follows_class and not places),
-        priority=lost.priority,
-        profile=lost.profile,
-        profile_source=lost.profile_source,
-        events=lost.events,
-        keeps_files=lost.keeps_files,
-        pod_cgroup=lost.pod_cgroup,
-        claims=lost.claims,
+        _as_requested(new_run(ctx, txn, class_, follows_class=lost.follows_class and not places), lost),
         members=members,
-        attributes=lost.attributes,
-        attribute_owners=lost.attribute_owners,
         prior_runs=prior_runs,
         nested=inside,
     )
@@ -143,18 +134,8 @@ def wait_again(ctx: Context, txn: Transaction, before: Workload, error: RmidsExh
         if member.is_living or member in before.dormant
     )
     try:
-        workload = replace(
-            new_run(ctx, txn, before.first.class_, follows_class=before.follows_class),
-            priority=before.priority,
-            profile=before.profile,
-            profile_source=before.profile_source,
-            events=before.events,
-            keeps_files=before.keeps_files,
-            claims=before.claims,
-            members=members,
-            attributes=before.attributes,
-            attribute_owners=before.attribute_owners,
-        )
+        run = new_run(ctx, txn, before.first.class_, follows_class=before.follows_class)
+        workload = replace(_as_requested(run, before), members=members)
         ctx.joiners.forget(txn.key)
         ctx.callers.forget(txn.key)
         return txn.save(workload.with_group(group_ops.waiting(ctx, workload.first, error)))
@@ -162,6 +143,22 @@ def wait_again(ctx: Context, txn: Transaction, before: Workload, error: RmidsExh
         with undoing(txn.key):
             group_ops.discard_run(ctx, txn, ended)
         raise
+
+
+def _as_requested(run: Workload, before: Workload) -> Workload:
+    """Return the new run with what owners have requested for the run before, without its members."""
+    return replace(
+        run,
+        priority=before.priority,
+        profile=before.profile,
+        profile_source=before.profile_source,
+        events=before.events,
+        keeps_files=before.keeps_files,
+        pod_cgroup=before.pod_cgroup,
+        claims=before.claims,
+        attributes=before.attributes,
+        attribute_owners=before.attribute_owners,
+    )
 
 
 def _prior_runs(ctx: Context, lost: Workload) -> PriorRuns:
