@@ -20,8 +20,6 @@ from resctrlmond.workloads.states import Quality
 
 # The mount points of the hierarchy in which systemd creates its control groups: v2 alone, v2 beside v1, and v1.
 _HIERARCHIES = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
-# systemctl waits for the bus, which may hang.
-_SYSTEMCTL_TIMEOUT_S = 30.0
 _NOT_OWN = "only nested workloads counted it"
 ENDED_EARLY = "the workload ended before the command, and later use is not counted"
 # From best to worst.
@@ -84,19 +82,14 @@ def opened(args: argparse.Namespace) -> Iterator[Target | None]:
 
 
 def _cgroup_of_unit(unit: str) -> str:
-    import subprocess  # noqa: PLC0415 (only this option needs it, and its import takes milliseconds)
+    # Only this option needs them, and their import takes milliseconds.
+    import subprocess  # noqa: PLC0415
+
+    from resctrlctl import systemd_programs  # noqa: PLC0415
 
     failed = f"cannot measure unit {printable(unit)!r}"
     try:
-        done = subprocess.run(
-            ["systemctl", "show", "--property=ControlGroup", "--value", "--", unit],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SYSTEMCTL_TIMEOUT_S,
-            check=False,
-        )
+        done = systemd_programs.run("systemctl", "show", "--property=ControlGroup", "--value", "--", unit)
     except (OSError, subprocess.SubprocessError) as error:
         raise CommandError(f"{failed}: systemctl: {error}. Use --cgroup PATH", OWN_FAILURE) from error
     if done.returncode:

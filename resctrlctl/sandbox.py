@@ -8,6 +8,7 @@ import platform
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 
+from resctrlctl import systemd_programs
 from resctrlctl.unit_files import UnitLine, current
 from resctrlmond import unit_exec
 
@@ -24,7 +25,6 @@ _NO = frozenset({"0", "no", "n", "false", "f", "off"})
 _CALLS = ("socket", "connect", "sendto", "recvfrom", "close")
 _CALLS_OF_MACHINE = {"x86_64": ("poll", "readlink")}
 _NEWER_CALLS = ("ppoll", "readlinkat")
-_TIMEOUT_S = 60
 
 
 def problem(found: Sequence[UnitLine], *, selinux: str = _SELINUX) -> str:
@@ -117,16 +117,7 @@ def _destinations(found: Iterable[UnitLine]) -> list[str]:
 def _sets() -> dict[str, list[str]]:
     """Return the sets of system calls of this systemd; {} if it cannot list them."""
     try:
-        text = subprocess.run(
-            ["systemd-analyze", "syscall-filter", "--no-pager"],
-            env=os.environ | {"LC_ALL": "C", "SYSTEMD_COLORS": "0"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
-        ).stdout
+        text = systemd_programs.run("systemd-analyze", "syscall-filter", "--no-pager").stdout
     except (OSError, subprocess.SubprocessError):
         return {}
     found: dict[str, list[str]] = {}

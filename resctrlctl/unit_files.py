@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 
+from resctrlctl import systemd_programs
 from resctrlctl.errors import CommandError
 from resctrlctl.structs import Struct
 from resctrlmond.resctrl.errors import printable
@@ -23,7 +23,6 @@ COMMANDS = (
     "ExecStop",
     "ExecStopPost",
 )
-_TIMEOUT_S = 60
 # The line that systemctl cat writes before each file.
 _HEADER = re.compile(r"# (/[^\n]+)\n")
 
@@ -42,16 +41,7 @@ def files_of(unit: str) -> list[tuple[str, str]]:
     Raises CommandError if the unit has none.
     """
     try:
-        done = subprocess.run(
-            ["systemctl", "cat", "--no-pager", "--", unit],
-            env=os.environ | {"LC_ALL": "C", "SYSTEMD_COLORS": "0"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
+        done = systemd_programs.run("systemctl", "cat", "--no-pager", "--", unit, errors="surrogateescape")
     except (OSError, subprocess.SubprocessError) as error:
         raise CommandError(f"cannot read the files of {printable(unit)}: {error}") from error
     if done.returncode or not done.stdout.strip():

@@ -10,6 +10,7 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 
+from resctrlctl import systemd_programs
 from resctrlctl.errors import CommandError
 from resctrlctl.structs import Struct
 from resctrlmond.api.exit_codes import USAGE
@@ -40,7 +41,6 @@ _PROPERTIES = (
     *("Id", "Description", "LoadState", "ActiveState", "SubState", "ControlGroup"),
     *sorted(set(_SINCE.values())),
 )
-_TIMEOUT_S = 60
 # A user may create any number of control groups.
 _MAX_DIRECTORIES = 4096
 
@@ -122,23 +122,11 @@ def states_of(names: Sequence[str]) -> tuple[dict[str, UnitState], str]:
 
 
 def _systemctl(names: Iterable[str]) -> str:
-    command = [
-        *("systemctl", "show", "--no-pager", "--timestamp=unix"),
-        *(f"--property={','.join(_PROPERTIES)}", "--", *names),
-    ]
+    options = ("--no-pager", "--timestamp=unix", f"--property={','.join(_PROPERTIES)}")
     try:
-        done = subprocess.run(
-            command,
-            env=os.environ | {"LC_ALL": "C", "SYSTEMD_COLORS": "0"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
+        done = systemd_programs.run("systemctl", "show", *options, "--", *names)
     except subprocess.TimeoutExpired as error:
-        raise CommandError(f"systemctl did not answer within {_TIMEOUT_S} s") from error
+        raise CommandError(f"systemctl did not answer within {systemd_programs.TIMEOUT_S} s") from error
     except OSError as error:
         raise CommandError(f"systemctl: {error.strerror}") from error
     if done.returncode:

@@ -8,7 +8,7 @@ import os
 import subprocess
 from collections.abc import Iterable
 
-from resctrlctl import exact_units
+from resctrlctl import exact_units, systemd_programs
 from resctrlctl.errors import OK, CommandError
 from resctrlctl.exact_units import ExactUnit
 from resctrlctl.layout import Block, Column, Row, Table
@@ -24,8 +24,6 @@ from resctrlmond.unit_globs import UnitGlobs, problem_of
 FILE = "units.yaml"
 _HEAD = "# Written by 'resctrlctl units'. See resctrlmond.yaml(5).\n"
 _SERVICE = "resctrlmond.service"
-# systemctl waits for the bus, which may hang, and for the daemon's READY=1.
-_SYSTEMCTL_TIMEOUT_S = 60
 _FAILED = {
     "enable": "cannot watch units",
     "disable": "cannot stop watching units",
@@ -213,15 +211,7 @@ def _reload(output: Output) -> None:
 
 
 def _systemctl(*arguments: str, unit: str = _SERVICE) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["systemctl", *arguments, *([unit] if unit else [])],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_SYSTEMCTL_TIMEOUT_S,
-        check=False,
-    )
+    return systemd_programs.run("systemctl", *arguments, *([unit] if unit else []))
 
 
 def _show(output: Output) -> None:
