@@ -199,7 +199,9 @@ def test_entry_has_subject_documentation_and_explanation(kind: MessageId) -> Non
 
 
 def test_commands_of_the_catalogue_exist() -> None:
-    for verb in set(re.findall(r"^  resctrlctl (\S+)", CATALOG, re.MULTILINE)):
+    verbs = set(re.findall(r"^  resctrlctl (\S+)", CATALOG, re.MULTILINE))
+    assert "status" in verbs, "the catalogue has no command, or not in the form that this test finds"
+    for verb in verbs:
         done = subprocess.run(
             [sys.executable, "-m", "resctrlctl", verb, "--help"],
             env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -758,6 +758,7 @@ def test_command_of_a_fix_is_not_cut(ctl: Ctl) -> None:
     socket = ("--socket", DEFAULT_SOCKET)
     plain, narrow = ctl(*socket, "doctor"), ctl(*socket, "doctor", COLUMNS="40")
     fixes = [finding["fix"] for finding in json.loads(ctl(*socket, "doctor", "--json=short").stdout)["findings"]]
+    assert any(fixes), "no finding has a fix to look for"
     for line in (line for fix in fixes for line in fix):
         assert line in plain.stdout
         assert line in narrow.stdout
