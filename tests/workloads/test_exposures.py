@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,6 +118,22 @@ def test_live_is_written_after_the_interval_or_a_change_of_the_state(host: Host,
     second = live.stat().st_ino
     tick(host, 0)
     assert live.stat().st_ino != second
+
+
+def test_end_is_written_after_the_call_that_changes_the_workload(host: Host, spawn: Callable[[], int]) -> None:
+    folder = Path(host.manager.expose("k", "c1"))
+    host.manager.assign(assignment("k", spawn()))
+    tick(host)
+    before = (folder / "live").read_text()
+    host.manager.release("k", owner="test")
+    with host.manager.context.store.transaction("k"):
+        ticking = threading.Thread(target=tick, args=[host])
+        ticking.start()
+        ticking.join(60)
+        assert not ticking.is_alive()
+    assert ((folder / "live").read_text(), (folder / "end").exists()) == (before, False)
+    tick(host)
+    assert {event for event, *_ in read(folder, "end")["total"]} == EVENTS
 
 
 def test_only_exposed_workloads_are_read(

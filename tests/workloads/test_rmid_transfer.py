@@ -107,6 +107,25 @@ def test_equal_priority_takes_nothing(units: Units) -> None:
 
 
 @pytest.mark.usefixtures("at_once")
+def test_unit_keeps_its_rmid_while_another_one_in_limbo_becomes_free(
+    tmp_path: Path, cgroup: str, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rmid_transfer, "LIMBO_S", 3600.0)
+    with own_host(tmp_path, "intel-rdt", 3) as host:
+        units = Units(host, cgroup, process)
+        units.start("a.service")
+        host.manager.create("first", owner="me")
+        host.manager.release("first", owner="me")
+        second = host.manager.create("second", owner="me")
+        assert (second.state, second.first.in_limbo) == (State.PENDING, True)
+        units.tick()
+        assert when_all_stand(host, "second").state is State.IDLE
+        assert (host.manager.get("a.service").generation, units.states("a.service")) == (1, [State.ACTIVE])
+        join(cgroup, units.pids["a.service"])
+        os.rmdir(os.path.join(cgroup, "a.service"))
+
+
+@pytest.mark.usefixtures("at_once")
 def test_unit_of_a_higher_priority_takes_from_a_lower_one_beyond_the_reserve(units: Units) -> None:
     units.host.manager.settings = Settings(reserve=1, overflow=0)
     units.start("a.service", -2)

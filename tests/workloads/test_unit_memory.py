@@ -22,12 +22,12 @@ from resctrlmond.daemon.unit_memory_file import UnitMemoryFile
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.memory_settings import MemorySettings, Swap
-from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.model import Group, GroupState, Member, Workload
 from resctrlmond.workloads.owners import OCI
 from resctrlmond.workloads.profiles import Choice, Profile, Profiles
-from resctrlmond.workloads.unit_memory import INFINITY, Change, Outcome, step
+from resctrlmond.workloads.unit_memory import INFINITY, Change, Outcome, step, wanted_by
 from tests.api.private_bus import PrivateBus
-from tests.workloads.conftest import Host, assignment
+from tests.workloads.conftest import UID, Host, assignment
 from tests.workloads.fake_systemd import Unit
 from tests.workloads.test_unit_watch import Site, remove_below, run, use
 
@@ -274,6 +274,24 @@ def test_workload_does_not_wait_for_systemd(
     run(test)
 
 
+def test_change_that_systemd_refused_is_tried_again(
+    site: Settings, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(systemd_loop, "_FIRST_PAUSE_S", 0.05)
+
+    async def test() -> None:
+        async with site.systemd:
+            site.unit(SHOP, process())
+            use(site.host, SMALL, default="small")
+            site.systemd.refusal = "org.freedesktop.DBus.Error.AccessDenied"
+            async with site.serving(SHOP):
+                await site.until(lambda: site.text().startswith("not set: systemd refused the change"))
+                site.systemd.refusal = ""
+                await site.until(lambda: site.values() == LIMITED)
+
+    run(test)
+
+
 def test_full_disk_changes_nothing(site: Settings, process: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_file: UnitMemoryFile, _changes: object) -> None:
         raise NotWritten("No space left on device")
@@ -307,6 +325,52 @@ def test_unit_whose_control_group_a_user_has_is_left_alone(site: Settings, proce
 
 
 # -- containers of Podman
+
+
+@pytest.mark.parametrize(
+    ("key", "attributes", "has_settings"), [("k", {}, True), (UID, {}, False), ("c1" * 32, {"pod.uid": UID}, False)]
+)
+def test_containers_of_pods_are_left_to_the_nri_plugin(
+    key: str, attributes: dict[str, str], has_settings: bool
+) -> None:
+    id_ = "c1" * 32
+    member = Member(id_, "container", OCI, cgroup=f"/sys/fs/cgroup/machine.slice/libpod-{id_}.scope", profile="small")
+    group = Group(class_="", name=key, state=GroupState.CREATED)
+    workload = Workload(key=key, groups=(group,), members=(member,), attributes=attributes)
+    wanted = wanted_by(workload, Profiles({"small": SMALL}, ()))
+    assert [one.unit for one in wanted] == ([f"libpod-{id_}.scope"] if has_settings else [])
+
+
+def test_scope_of_a_users_service_manager_is_left_alone() -> None:
+    """The system's manager may have a scope of the same name."""
+    id_ = "c1" * 32
+    path = f"/sys/fs/cgroup/user.slice/user@1000.service/user.slice/libpod-{id_}.scope"
+    member = Member(id_, "container", OCI, cgroup=path, profile="small")
+    workload = Workload(key="k", groups=(Group(class_="", name="k", state=GroupState.CREATED),), members=(member,))
+    (wanted,) = wanted_by(workload, Profiles({"small": SMALL}, ()))
+    assert wanted.refusal == "its scope belongs to a user's service manager"
+
+
+def test_another_scope_of_the_same_name_keeps_its_own_values(site: Settings, process: Start) -> None:
+    """It has the values that the first one was given, and they are its own."""
+    id_, child = "c5" * 32, process()
+    scope = f"libpod-{id_}.scope"
+
+    async def test() -> None:
+        async with site.systemd:
+            site.host.manager.profiles = Profiles({"small": SMALL}, (), default="small", default_origin="F:1")
+            site.systemd.set(scope, Unit(site.run_in(scope, child), transient=True))
+            async with site.serving():
+                await site.assign(child, id_, scope)
+                await site.until(lambda: site.values(scope) == LIMITED)
+            await asyncio.to_thread(site.host.manager.release, "k", owner=OCI)
+            own = replace(site.systemd.units[scope], invocation="bb" * 16, memory=dict(LIMITED))
+            site.systemd.set(scope, own)
+            async with site.serving():
+                await site.until(lambda: not site.file.exists)
+            assert site.values(scope) == LIMITED
+
+    run(test)
 
 
 @pytest.mark.parametrize("below", ["", "/container"])
