@@ -237,7 +237,7 @@ MUTANTS = (
         _WORKLOADS + "rmid_transfer.py",
         "if not groups or _is_freed_soon(groups[0]):",
         "if not groups:",
-        "tests/workloads/test_taken_rmid.py tests/workloads/test_rmid_transfer.py",
+        "tests/workloads/test_rmid_transfer.py",
     ),
     Mutant(
         "tasks stay in the group of a unit until it is removed",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads import rmid_transfer
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State, Workload
@@ -95,6 +96,26 @@ def test_container_gets_the_rmid_of_the_unit_with_the_lowest_priority(units: Uni
     assert units.group("c.service") == "c.service"
     later = manager.get("c.service")
     assert (later.generation, later.prior_runs, later.first.baseline) == (2, None, Quality.LATE)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_tasks_have_left_the_group_when_it_is_removed(
+    units: Units, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, no pool of the machine has what a task uses between the end values and the removal."""
+    remove = Tree.remove
+    found: dict[str, list[int]] = {}
+
+    def noted(tree: Tree, ref: GroupRef) -> bool:
+        found[ref.name] = tree.tasks(ref)
+        return remove(tree, ref)
+
+    for key in ("a.service", "b.service", "c.service"):
+        units.start(key)
+    units.host.manager.assign(assignment("box", process().pid, "oci", member="box"))
+    monkeypatch.setattr(Tree, "remove", noted)
+    units.tick()
+    assert list(found.values()) == [[]]
 
 
 @pytest.mark.usefixtures("at_once")
