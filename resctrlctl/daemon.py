@@ -127,8 +127,7 @@ def translated_errors(begin: str, daemon: Daemon) -> Iterator[None]:
         raise kind(f"{begin}{daemon.socket}: {error}", error.status) from error
     except PermissionError as error:
         raise CommandError(
-            f"{begin}access to {daemon.socket} is denied. Only root and the members of the group "
-            "resctrlmon may use it: run resctrlctl as one of them",
+            f"{begin}access to {daemon.socket} is denied. {_access_remedy(str(daemon.socket))}",
             DENIED,
             "PermissionDenied",
         ) from error
@@ -157,6 +156,15 @@ def _start_remedy(socket: str) -> str:
     if socket == SOCKET:
         return "Start it: systemctl start resctrlmond.socket resctrlmond.service"
     return "Start the daemon of that socket, or omit --socket and RESCTRLMOND_SOCKET to use the one of this machine"
+
+
+def _access_remedy(socket: str) -> str:
+    if socket == SOCKET:
+        return (
+            "Only root and the members of the groups resctrlmon and resctrlmon-read may read, and only root may "
+            "change anything: run resctrlctl as one of them"
+        )
+    return "Run resctrlctl as root or as the user who started that daemon"
 
 
 def describe_error(error: VarlinkError) -> str:

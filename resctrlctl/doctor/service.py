@@ -35,6 +35,11 @@ _PROPERTIES = (
 )
 _POLICIES = tuple(f"{folder}/dbus-1/system.d/org.resctrlmon1.conf" for folder in ("/usr/share", "/etc"))
 _REINSTALL = "Install resctrlmond again (package, or 'make install' in the source)"
+_RESTART = "systemctl restart resctrlmond.socket resctrlmond.service"
+_OTHER_SOCKET = "Start the daemon of that socket, or omit --socket and RESCTRLMOND_SOCKET to examine this machine"
+# A workload with all its files takes less, and more if it has many members.
+_LEAST_FREE_BYTES = 1 << 20
+_LEAST_FREE_FILES = 100
 # A daemon that answers later than this does not answer.
 _TIMEOUT_S = 5.0
 
@@ -133,10 +138,32 @@ def check_unit(host: Host) -> Iterator[Finding]:
             )
 
 
+def check_space(host: Host) -> Iterator[Finding]:
+    """Check that the filesystem of the records has free space and inodes."""
+    path = settings(host).runtime_dir
+    try:
+        free = os.statvfs(host.path(path))
+    except FileNotFoundError:
+        return  # the daemon creates it at its start
+    missing = ""
+    if free.f_bavail * free.f_frsize < _LEAST_FREE_BYTES:
+        missing = "space"
+    elif free.f_files and free.f_favail < _LEAST_FREE_FILES:  # f_files is 0 without a limit
+        missing = "inodes"
+    if missing:
+        yield Finding(
+            Severity.ERROR,
+            "space",
+            f"the filesystem of {path} has no free {missing}",
+            "The daemon cannot write the state of a workload, so new workloads are not monitored.",
+            (f"df -h {path}; df -i {path}  # then remove what fills it, or enlarge it",),
+        )
+
+
 def check_socket(host: Host) -> Iterator[Finding]:
     """Check that the socket exists, that its group may use it, and that a daemon answers on it."""
     path = host.socket or SOCKET
-    restart = "systemctl restart resctrlmond.socket resctrlmond.service"
+    restart = _OTHER_SOCKET if host.socket else _RESTART
     try:
         status = os.stat(host.daemon_socket)
     except FileNotFoundError:
@@ -150,7 +177,7 @@ def check_socket(host: Host) -> Iterator[Finding]:
         )
         return
     except PermissionError as error:
-        yield _denied(path, error)
+        yield _denied(host, path, error)
         return
     if not stat.S_ISSOCK(status.st_mode):
         yield Finding(
@@ -158,13 +185,14 @@ def check_socket(host: Host) -> Iterator[Finding]:
             "socket",
             f"{path} is not a socket",
             "resctrlctl, the hook and the NRI plugin cannot call the daemon.",
-            (f"rm {path} && {restart}",),
+            # A file in the place of another socket is not the daemon's: it may be a mistyped path.
+            (restart if host.socket else f"rm {path} && {restart}",),
         )
         return
     yield from _rights(host, path, status)
     # A connection would start a stopped daemon (sd_listen_fds(3)).
     if host.socket or unit_state(host, UNIT).get("ActiveState", "active") in ("active", "reloading"):
-        yield from _answer(host.daemon_socket, path, restart)
+        yield from _answer(host, path, restart)
 
 
 def _rights(host: Host, path: str, status: os.stat_result) -> Iterator[Finding]:
@@ -193,13 +221,13 @@ def _rights(host: Host, path: str, status: os.stat_result) -> Iterator[Finding]:
         )
 
 
-def _answer(place: str, path: str, restart: str) -> Iterator[Finding]:
+def _answer(host: Host, path: str, restart: str) -> Iterator[Finding]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_TIMEOUT_S)
         try:
-            connection.connect(place)
+            connection.connect(host.daemon_socket)
         except PermissionError as error:
-            yield _denied(path, error)
+            yield _denied(host, path, error)
             return
         except OSError as error:
             yield Finding(
@@ -211,7 +239,9 @@ def _answer(place: str, path: str, restart: str) -> Iterator[Finding]:
             )
             return
     try:
-        reply = Daemon(place, _TIMEOUT_S).call("ask for the status", "Status", NoParameters(), StatusReply)
+        reply = Daemon(host.daemon_socket, _TIMEOUT_S).call(
+            "ask for the status", "Status", NoParameters(), StatusReply
+        )
     except CommandError as error:
         yield Finding(Severity.ERROR, "socket", str(error), "The daemon does not answer.", (restart,))
         return
@@ -226,18 +256,28 @@ def _answer(place: str, path: str, restart: str) -> Iterator[Finding]:
             ("resctrlctl list --filter state=pending",),
         )
     for problem in reply.problems:
-        yield Finding(Severity.WARNING, "problem", problem, "The daemon reports this.", ("resctrlctl status",))
+        # The catalog of the journal explains each message that requires an administrator.
+        fix = () if host.socket else (f"journalctl -x -b -p warning -u {UNIT}  # explains what to do",)
+        yield Finding(Severity.WARNING, "problem", problem, "The daemon reports this.", fix)
 
 
-def _denied(path: str, error: OSError) -> Finding:
+def _denied(host: Host, path: str, error: OSError) -> Finding:
     user = pwd.getpwuid(os.geteuid()).pw_name
-    return Finding(
-        Severity.WARNING,
-        "socket",
-        f"{user} may not use {path}: {error.strerror}",
-        "Only root and the members of the group resctrlmon may read figures.",
-        (f"usermod -aG resctrlmon {user}  # as root; then log in again",),
-    )
+    why = "Only root and the user who started that daemon may read figures."
+    fix = "Run resctrlctl as one of them"
+    if not host.socket:
+        names = [str(group) for group in (settings(host).read_group, settings(host).group) if _is_group(group)]
+        why = f"Only root and the members of the Unix group {' or '.join(names)} may read figures."
+        fix = f"usermod -aG {names[0]} {user}  # as root; then log in again" if names else "Run resctrlctl as root"
+    return Finding(Severity.WARNING, "socket", f"{user} may not use {path}: {error.strerror}", why, (fix,))
+
+
+def _is_group(group: str | int) -> bool:
+    try:
+        grp.getgrgid(group) if isinstance(group, int) else grp.getgrnam(group)
+    except KeyError:
+        return False
+    return True
 
 
 def check_bus(host: Host) -> Iterator[Finding]:

@@ -29,6 +29,7 @@ CHECKS: tuple[tuple[str, Callable[[Host], Iterator[Finding]]], ...] = (
     ("rmids", resctrl.check_rmids),
     ("configuration", service.check_configuration),
     ("daemon", service.check_unit),
+    ("space", service.check_space),
     ("socket", service.check_socket),
     ("bus", service.check_bus),
     ("exact-units", exact_units.check),

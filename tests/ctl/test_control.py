@@ -187,15 +187,24 @@ def test_message_without_the_daemon_of_the_machine_names_systemctl(
         Daemon(path).call("ask", "Status", None, StatusReply)
 
 
-def test_socket_without_permission_is_access_denied(manager: FakeManager) -> None:
+@pytest.mark.parametrize(
+    ("is_default", "remedy"),
+    [
+        (True, "members of the groups resctrlmon and resctrlmon-read may read"),
+        (False, "the user who started that daemon"),
+    ],
+)
+def test_socket_without_permission_is_access_denied(
+    manager: FakeManager, monkeypatch: pytest.MonkeyPatch, is_default: bool, remedy: str
+) -> None:
     os.chmod(manager.socket, 0)
+    if is_default:
+        monkeypatch.setattr(daemon, "SOCKET", manager.socket)
     was = os.geteuid()
     if was == 0:
         os.seteuid(65534)  # root may use any socket
     try:
-        with pytest.raises(
-            CommandError, match="Only root and the members of the group resctrlmon may use it"
-        ) as failed:
+        with pytest.raises(CommandError, match=remedy) as failed:
             Daemon(manager.socket).call("ask", "Status", NoParameters(), StatusReply)
     finally:
         os.seteuid(was)

@@ -6,11 +6,15 @@ The machine is a directory with its files (machine_tree.py), so that each file c
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
 import shlex
 import shutil
+import socket
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +23,7 @@ import pytest
 
 from resctrlctl.arguments import parse
 from resctrlctl.defaults import SOCKET as DEFAULT_SOCKET
-from resctrlctl.doctor import verb
+from resctrlctl.doctor import service, verb
 from resctrlctl.doctor.finding import Finding, Severity
 from resctrlctl.doctor.host import Host
 from resctrlctl.layout import to_text
@@ -42,6 +46,7 @@ from tests.doctor.machine_tree import (
     SOCKET,
     UNIT,
     MachineTree,
+    answering_machine,
 )
 
 CONTAINERD = "/etc/containerd/config.toml"
@@ -411,6 +416,54 @@ def test_socket_that_its_group_cannot_use_is_a_warning(machine: MachineTree, is_
     assert found.severity is Severity.WARNING
     assert "cannot use" in found.what
     assert found.fix == (f"chgrp {MARK} {SOCKET} && chmod 0660 {SOCKET}",)
+
+
+@pytest.mark.parametrize("kind", ["a file", "nothing", "a socket without a listener"])
+def test_remedy_for_another_socket_changes_nothing_of_this_machine(machine: MachineTree, kind: str) -> None:
+    path = machine.root / "other"
+    if kind == "a file":
+        path.write_text("do not remove\n")
+    elif kind == "a socket without a listener":
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as opened:
+            opened.bind(str(path))
+    (found,) = verb.examine(Host(socket=str(path))).findings
+    assert found.severity is Severity.ERROR
+    assert str(path) in found.what
+    assert found.fix == (
+        "Start the daemon of that socket, or omit --socket and RESCTRLMOND_SOCKET to examine this machine",
+    )
+
+
+def test_remedy_for_a_user_without_access_is_a_group_that_only_reads(manager: FakeManager) -> None:
+    reader = next(group.gr_name for group in grp.getgrall() if group.gr_gid)
+    # Another user cannot search the directories of pytest.
+    with tempfile.TemporaryDirectory() as root:
+        os.chmod(root, 0o755)
+        machine = answering_machine(Path(root) / "m", manager)
+        machine.write(CONFIGURATION, f"group: {MARK}\nread_group: {reader}\n")
+        machine.path(SOCKET).chmod(0)
+        os.seteuid(65534)  # root may use any socket
+        try:
+            user = pwd.getpwuid(os.geteuid()).pw_name
+            own = [found for found in service.check_socket(machine.host) if "may not use" in found.what]
+            other = list(service.check_socket(Host(socket=str(machine.path(SOCKET)))))
+        finally:
+            os.seteuid(0)
+    assert [found.fix for found in own] == [(f"usermod -aG {reader} {user}  # as root; then log in again",)]
+    assert [found.fix for found in other] == [("Run resctrlctl as one of them",)]
+
+
+@pytest.mark.parametrize("limit", ["size=512k", "nr_inodes=50"])
+def test_full_filesystem_of_the_records_is_an_error(machine: MachineTree, limit: str) -> None:
+    path = machine.path("/run/resctrlmond")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", limit, "none", str(path)], check=True)
+    try:
+        found = faults(machine, "space")
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+    assert [each.severity for each in found] == [Severity.ERROR]
+    assert ("space" if limit.startswith("size") else "inodes") in found[0].what
+    assert faults(machine, "space") == []
 
 
 def test_missing_group_is_an_error(machine: MachineTree) -> None:

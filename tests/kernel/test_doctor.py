@@ -69,9 +69,10 @@ def test_each_user_can_examine_the_machine(host: Host) -> None:
     user = "setpriv --reuid 65534 --regid 65534 --clear-groups resctrlctl doctor --json=short"
     found = [each for each in findings(host, user) if each["severity"] == "warning"]
     assert [each["check"] for each in found] == ["socket"]
-    assert "usermod -aG resctrlmon nobody" in found[0]["fix"][0]
-    member = user.replace("--clear-groups", "--groups resctrlmon")
-    assert [each for each in findings(host, member) if each["severity"] == "warning"] == []
+    assert "usermod -aG resctrlmon-read nobody" in found[0]["fix"][0]
+    for group in ("resctrlmon", "resctrlmon-read"):
+        member = user.replace("--clear-groups", f"--groups {group}")
+        assert [each for each in findings(host, member) if each["severity"] == "warning"] == []
 
 
 def test_resctrl_that_is_not_mounted(host: Host) -> None:
