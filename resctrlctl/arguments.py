@@ -56,12 +56,41 @@ exit status:
 'run' exits with the command's status (128+N if signal N ended it), with 125 if resctrlctl fails before the
 command starts, with 126 if the command cannot be executed, and with 127 if it is not found.
 """
-_RUN_EPILOG = """\
+_EPILOGS = {
+    "run": """\
 examples:
   resctrlctl run -r 5 -e core_energy sleep 1
   resctrlctl run --key nightly --json -o nightly.json make -j8
   resctrlctl run --unit web.service sleep 10
-"""
+""",
+    "units": """\
+actions:
+  enable    watch the units that the globs select, from now on; with "!" in front, a glob excludes units
+  disable   remove globs
+  exact     make the figures of services exact from their next start on
+  inexact   undo exact
+  status    show the globs and the files that set them; the default
+
+examples:
+  resctrlctl units enable '*.service' '!getty@*'
+  resctrlctl units exact nginx.service && systemctl restart nginx.service
+  resctrlctl list --units
+  resctrlctl status nginx.service
+  resctrlctl units disable '*.service' '!getty@*'
+""",
+    "profiles": """\
+actions:
+  list      show the profiles and the rules that select them, from the files
+  show      show one profile
+  check     check a file before it is copied to /etc/resctrlmond/profiles.d
+  explain   ask the daemon which profile a workload, unit or container has, and why
+
+examples:
+  resctrlctl profiles check batch.yaml && cp batch.yaml /etc/resctrlmond/profiles.d
+  systemctl reload resctrlmond
+  resctrlctl profiles explain nginx.service
+""",
+}
 _JSON = "--json"
 # The limit of the daemon, in resctrlmond.workloads.validation.
 MAX_PRIORITY = 1000
@@ -171,7 +200,15 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def _check_combination(args: argparse.Namespace) -> None:
     """Exit if an option or argument of a verb requires, or excludes, another one."""
     if args.verb == "profiles" and (args.subject is None) != (args.action == "list"):
-        args.parser.error(f"{args.action}: " + ("an argument is not allowed" if args.subject else "NAME is missing"))
+        missing = {
+            "show": "the name of a profile",
+            "check": "the path of a file",
+            "explain": "the name of a workload",
+        }
+        args.parser.error(
+            f"{args.action}: "
+            + ("an argument is not allowed" if args.subject else f"{missing[args.action]} is missing")
+        )
     if args.verb == "report" and args.csv and args.json != "off":
         args.parser.error("argument --csv: not allowed with --json")
     if args.verb == "plot" and args.json != "off":
@@ -299,7 +336,7 @@ def build(added: Collection[str] | None = None) -> Parser:
             prog=f"resctrlctl {name}",
             help=summary,
             description=summary[0].upper() + summary[1:] + ".",
-            epilog=_RUN_EPILOG if name == "run" else None,
+            epilog=_EPILOGS.get(name),
             parents=[common],
         )
         if name == "run":
@@ -426,7 +463,7 @@ def _top(verb: argparse.ArgumentParser) -> None:
 
 
 def _record(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("key", metavar="WORKLOAD", nargs="*", help=_PATTERN)
+    verb.add_argument("key", metavar="PATTERN", nargs="*", default=[], help=_PATTERN)
     verb.add_argument(
         "-o",
         "--output",
@@ -444,7 +481,7 @@ def _record(verb: argparse.ArgumentParser) -> None:
 
 
 def _watch(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("key", metavar="WORKLOAD", nargs="*", help=_PATTERN)
+    verb.add_argument("key", metavar="PATTERN", nargs="*", default=[], help=_PATTERN)
     verb.add_argument(
         "--change",
         choices=_CHANGES,
@@ -457,9 +494,9 @@ def _watch(verb: argparse.ArgumentParser) -> None:
 
 def _plot(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("file", metavar="FILE", type=not_empty, help="a file of 'record'; - is standard input")
-    verb.add_argument("key", metavar="WORKLOAD", nargs="*", help=_PATTERN)
+    verb.add_argument("key", metavar="PATTERN", nargs="*", default=[], help=_PATTERN)
     verb.add_argument(
-        "--html", type=not_empty, metavar="FILE", help="write a page with plots to FILE; needs matplotlib"
+        "--html", type=not_empty, metavar="PAGE", help="write a page with plots to PAGE; needs matplotlib"
     )
 
 
@@ -612,8 +649,13 @@ def _run(verb: argparse.ArgumentParser) -> None:
     )
 
 
+def _action(verb: argparse.ArgumentParser, actions: tuple[str, ...], text: str) -> None:
+    # argparse names a missing argument by its metavar, and its choices in usage by the same text.
+    verb.add_argument("action", choices=actions, metavar=f"{{{','.join(actions)}}}", help=text)
+
+
 def _hooks(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("action", choices=("enable", "disable", "status"), help="the action on the OCI hooks")
+    _action(verb, ("enable", "disable", "status"), "the action on the OCI hooks")
     verb.add_argument(
         "--hooks-dir",
         type=not_empty,
@@ -632,7 +674,7 @@ def _units(verb: argparse.ArgumentParser) -> None:
 
 
 def _profiles(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("action", choices=("list", "show", "check", "explain"), help="the action on the profiles")
+    _action(verb, ("list", "show", "check", "explain"), "the action on the profiles")
     verb.add_argument(
         "subject",
         metavar="NAME",
@@ -816,7 +858,7 @@ VERBS = {
     "hooks": ("enable or disable the OCI hooks of Podman and CRI-O, or show their state", "hooks:hooks", _hooks),
     "units": ("watch systemd units that globs select, or show the globs", "units:units", _units),
     "profiles": (
-        "list, show, check and explain the profiles of containers",
+        "list, show, check and explain the profiles of containers and units",
         "profiles:profiles",
         _profiles,
     ),

@@ -10,6 +10,7 @@ import yaml
 from resctrlmond.config_file import MAX_BYTES, PLAIN_VALUE_EXPECTED, ConfigError, quoted, refuse_line
 
 _ANCHOR = "an anchor or alias is not allowed"
+_TAG = "a tag is not allowed"
 
 
 def parse_mapping(data: bytes, path: str, *, max_depth: int, remedy: str) -> list[tuple[yaml.Node, yaml.Node]]:
@@ -46,6 +47,8 @@ def parse_mapping(data: bytes, path: str, *, max_depth: int, remedy: str) -> lis
             problem, remedy = "a tab is not allowed here", "Indent with spaces, not with tabs"
         elif problem == _ANCHOR or error.context in ("while scanning an alias", "while scanning an anchor"):
             problem, remedy = _ANCHOR, 'Quote a text that begins with "*" or "&"'
+        elif problem == _TAG or error.context in ("while scanning a tag", "while parsing a tag"):
+            problem, remedy = _TAG, 'Quote a text that begins with "!", or remove the tag'
         refuse_line(path, mark.line if mark else 0, problem, remedy)
     except (ValueError, OverflowError):
         # From PyYAML: a number in an escape or directive that is too large for a character or an integer.
@@ -107,7 +110,7 @@ class _Loader(yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             problem = _ANCHOR
         elif event.tag is not None:
-            problem = "a tag is not allowed"
+            problem = _TAG
         elif not isinstance(event, yaml.ScalarEvent) and self._depth > self._max_depth:
             problem = "lists and mappings are nested too deeply"
             if self._max_depth <= 1:

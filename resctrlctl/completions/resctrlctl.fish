@@ -144,7 +144,7 @@ complete -c resctrlctl -n __resctrlctl_has_no_verb -a release -d 'end a claim; t
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a move -d 'move a workload'\''s group to another class, with its counters'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a hooks -d 'enable or disable the OCI hooks of Podman and CRI-O, or show their state'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a units -d 'watch systemd units that globs select, or show the globs'
-complete -c resctrlctl -n __resctrlctl_has_no_verb -a profiles -d 'list, show, check and explain the profiles of containers'
+complete -c resctrlctl -n __resctrlctl_has_no_verb -a profiles -d 'list, show, check and explain the profiles of containers and units'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a report -d 'add up what ended workloads used, from the journal'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a run -d 'run a command as a workload, and print what it used'
 complete -c resctrlctl -n '__resctrlctl_is list' -s a -l all -d 'list workloads that have ended too, and groups of other programs'
@@ -172,7 +172,7 @@ complete -c resctrlctl -n '__resctrlctl_is record' -s n -l count -x -d 'end afte
 complete -c resctrlctl -n '__resctrlctl_is record' -l parquet -d 'write a Parquet file at the end'
 complete -c resctrlctl -n '__resctrlctl_is record' -l filter -xa 'state= class= owner= quality= namespace= pod= container= unit= key=' -d 'list only workloads that match'
 complete -c resctrlctl -n '__resctrlctl_is record' -k -a '(__resctrlctl_workloads --all)'
-complete -c resctrlctl -n '__resctrlctl_is plot' -l html -rF -d 'write a page with plots to FILE'
+complete -c resctrlctl -n '__resctrlctl_is plot' -l html -rF -d 'write a page with plots to PAGE'
 complete -c resctrlctl -n '__resctrlctl_is plot 0' -F
 complete -c resctrlctl -n '__resctrlctl_is plot' -k -a '(__resctrlctl_workloads --all)'
 complete -c resctrlctl -n '__resctrlctl_is show' -l raw -d 'show the counters of each domain too'

@@ -133,7 +133,7 @@ def _next(tokens: deque[str]) -> str:
 def _expect(tokens: deque[str], wanted: Collection[str]) -> str:
     found = _next(tokens)
     if found not in wanted:
-        raise SelectorError(f"{found[:64]!a} stands where one of {' '.join(sorted(wanted))} belongs. {_EXAMPLE}")
+        raise SelectorError(f"expected {' or '.join(map(repr, sorted(wanted)))}, found {found[:64]!a}. {_EXAMPLE}")
     return found
 
 

@@ -239,6 +239,32 @@ def test_command_begins_with_the_first_word_that_is_not_an_option(words: list[st
     assert parse(["--socket", "/s", "run", *words]).command == command
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("hooks", "hooks: the following arguments are required: {enable,disable,status}. See"),
+        ("profiles", "profiles: the following arguments are required: {list,show,check,explain}. See"),
+        ("profiles show", "profiles: show: the name of a profile is missing. See"),
+        ("profiles check", "profiles: check: the path of a file is missing. See"),
+        ("profiles explain", "profiles: explain: the name of a workload is missing. See"),
+        ("plot", "plot: the following arguments are required: FILE. See"),
+    ],
+)
+def test_message_names_the_missing_argument(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(words.split())
+    assert ended.value.code == 2
+    assert f"resctrlctl {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["units", "profiles"])
+def test_help_of_a_verb_with_actions_explains_each_of_them(verb: str) -> None:
+    parser = verb_parsers()[verb]
+    (action,) = (each for each in parser._actions if each.dest == "action")
+    explained = re.findall(r"^  (\w+)  +\w", str(parser.epilog), re.MULTILINE)
+    assert explained == list(action.choices or ())
+
+
 def test_run_without_a_command_gets_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(["run", "-q"])

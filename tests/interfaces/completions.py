@@ -323,7 +323,13 @@ def _zsh_options(actions: list[argparse.Action]) -> Iterator[str]:
 
 
 def _metavar(action: argparse.Action) -> str:
-    return str(action.metavar or action.dest).lower().replace(":", "\\:").replace(",...", "")
+    # The metavar of an action with choices is the list of them.
+    return (
+        str(action.dest if action.required and action.choices else action.metavar or action.dest)
+        .lower()
+        .replace(":", "\\:")
+        .replace(",...", "")
+    )
 
 
 def _zsh_value(action: argparse.Action) -> str:
