@@ -118,6 +118,12 @@ def profiles(args: argparse.Namespace, output: Output) -> int:
             output.confirm(
                 f"{printable(args.subject)}: correct. Together with the other files: {profile_count}, {rule_count}"
             )
+            for rule in found.rules:
+                if "unit" in rule.globs and not rule.owners:
+                    output.note(
+                        f"{printable(rule.origin)}: the rule concerns containers in that unit, and no unit. For the "
+                        "unit itself, add 'owner: systemd'"
+                    )
     return OK
 
 

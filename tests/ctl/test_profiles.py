@@ -147,6 +147,16 @@ def test_check_reports_the_mistake_with_its_line(directory: Path, capsys: pytest
     assert capsys.readouterr().out == f"{new}: correct. Together with the other files: 4 profiles, 3 rules\n"
 
 
+def test_check_names_the_rules_that_select_no_unit(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = directory / "20.yaml"
+    new.write_text("rules:\n- {profile: quiet, unit: web.service}\n- {profile: quiet, unit: x, owner: systemd}\n")
+    assert call(directory, "check", str(new)) == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert [note.partition(":2: ")[2] for note in notes] == [
+        "the rule concerns containers in that unit, and no unit. For the unit itself, add 'owner: systemd'"
+    ]
+
+
 def test_file_that_does_not_exist_is_reported_before_its_name(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
