@@ -15,6 +15,7 @@ from resctrlctl.exec_lines import UnknownSyntax, find_program, with_program
 from resctrlctl.structs import Struct
 from resctrlctl.unit_files import COMMANDS, UnitLine, current, files_of, settings
 from resctrlmond import unit_exec
+from resctrlmond.api.exit_codes import USAGE
 from resctrlmond.resctrl.errors import printable
 
 # The directory with the drop-ins of the administrator.
@@ -62,7 +63,10 @@ def exact_units(system: str = "") -> list[ExactUnit]:
 def check_name(unit: str) -> None:
     """Raise CommandError if this is not the name of a system service that can be exact."""
     if not _SERVICE.fullmatch(unit):
-        raise CommandError(f"{printable(unit)!r} is not the name of a service, such as nginx.service")
+        # A dot may begin the type of another unit.
+        is_short = "." not in unit and _SERVICE.fullmatch(f"{unit}.service")
+        hint = f". Did you mean {unit}.service?" if is_short else ""
+        raise CommandError(f"{printable(unit)!r} is not the name of a service, such as nginx.service{hint}", USAGE)
     if unit == _OWN:
         raise CommandError(f"{_OWN} cannot be exact: it would wait for itself")
     if unit in _BUS:

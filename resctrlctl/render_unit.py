@@ -19,7 +19,7 @@ from resctrlmond.workloads.states import Quality, State
 
 # The lines of a workload that status has, after those about the unit: Watched has its baseline.
 _LINES = (
-    *("state", "created_at", "completed_at", "class_", "path", "priority", "memory", "companion", "memory"),
+    *("state", "created_at", "completed_at", "class_", "path", "priority", "memory", "companion"),
     *("part_of", "nested", "loss", "members"),
 )
 # Labels that differ from those of show, where the lines of the unit would be confused with them.
@@ -84,7 +84,7 @@ def _watched_texts(found: UnitStatus) -> Iterator[str]:
     elif workload is not None:
         yield _quality_text(workload)
         if found.exact_path and workload.baseline is not Quality.EXACT:
-            yield f"it can be exact from its next start on, by {found.exact_path}"
+            yield f"it can be exact from its next start after a stop on, by {found.exact_path}"
 
 
 def _quality_text(workload: Workload) -> str:

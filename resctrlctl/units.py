@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 from collections.abc import Iterable
 
@@ -95,6 +96,8 @@ def _disable(globs: Iterable[str], output: Output) -> None:
     if left != own:
         _write(left)
     _confirm(globs, [glob for glob in own if glob not in left], "disabled", output)
+    if left and not all(glob in own for glob in globs):
+        output.note(f"a glob is disabled as it was enabled. These are left: {' '.join(map(shlex.quote, left))}")
 
 
 def _make_exact(names: list[str], output: Output) -> None:
@@ -125,7 +128,11 @@ def _make_exact(names: list[str], output: Output) -> None:
         for name in names:
             output.confirm(f"{name}: exact{'' if name in changed else ' already'}")
     if changed:
-        output.note(f"this applies at the next start: systemctl restart {' '.join(changed)}")
+        units = " ".join(changed)
+        output.note(
+            "this applies to a start after a stop; a restart continues the workload as it is: "
+            f"systemctl stop {units}; sleep 2; systemctl start {units}"
+        )
 
 
 def _make_inexact(patterns: list[str], output: Output) -> None:
@@ -134,8 +141,10 @@ def _make_inexact(patterns: list[str], output: Output) -> None:
     if removed:
         _reload_systemd()
     if output.json is Json.OFF:
+        globs = UnitGlobs([of.glob for of in all_globs()])
         for name in removed:
-            output.confirm(f"{name}: inexact, and still watched")
+            is_watched = globs.rank(exact_units.sample_of(name)) is not None
+            output.confirm(f"{name}: inexact{', and still watched' if is_watched else ''}")
         if not removed:
             output.confirm("no service that matches is exact")
 

@@ -42,7 +42,7 @@ def check(host: Host) -> Iterator[Finding]:
     yield from faults
     if found and not faults:
         count = format_count(len(found), "drop-in")
-        yield Finding(Severity.OK, _CHECK, f"{count} of 'resctrlctl units exact' agree with the unit files")
+        yield Finding(Severity.OK, _CHECK, f"the unit files agree with {count} of 'resctrlctl units exact'")
 
 
 def _drop_in(host: Host, unit: ExactUnit) -> Iterator[Finding]:

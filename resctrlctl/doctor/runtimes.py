@@ -50,7 +50,7 @@ def check_hooks(host: Host) -> Iterator[Finding]:
             Severity.NOTE,
             "hooks",
             f"the OCI hook is not enabled for {' and '.join(runtimes)}",
-            "Their containers are not monitored, unless the NRI plugin monitors them.",
+            f"Containers of {' and '.join(runtimes)} are not monitored, unless the NRI plugin monitors them.",
             ("resctrlctl hooks enable",),
         )
     elif is_enabled and not faults:

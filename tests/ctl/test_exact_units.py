@@ -157,7 +157,7 @@ def test_drop_in_keeps_the_text_of_the_unit_files(machine: Path, capsys: pytest.
     assert main(["units", "exact", "web.service"]) == 0
     out, err = capsys.readouterr()
     assert out == "web.service: exact\n"
-    assert "applies at the next start: systemctl restart web.service" in err
+    assert "systemctl stop web.service; sleep 2; systemctl start web.service" in err
     expected = [
         "ExecStartPre=-P /bin/pre  %i  last",
         "ExecStart=P @ /bin/main zero $A",
@@ -188,7 +188,17 @@ def test_drop_in_keeps_the_text_of_the_unit_files(machine: Path, capsys: pytest.
     assert called(machine)[-1] == "daemon-reload"
     assert main(["units", "inexact", "web.service"]) == 0
     assert capsys.readouterr().out == "no service that matches is exact\n"
-    assert called(machine) == []
+
+
+def test_service_that_no_glob_selects_is_not_called_watched(
+    machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unit(machine, "web.service", FULL)
+    assert main(["units", "exact", "web.service"]) == 0
+    assert main(["units", "disable", "web.service"]) == 0
+    capsys.readouterr()
+    assert main(["units", "inexact", "web.service"]) == 0
+    assert capsys.readouterr().out == "web.service: inexact\n"
 
 
 def test_template_stands_for_its_instances(machine: Path) -> None:
@@ -272,12 +282,24 @@ def test_service_that_cannot_be_exact_is_refused_with_the_setting(
 
 
 @pytest.mark.parametrize(
-    "name", ["a", "a.socket", "a.service/../b.service", "resctrlmond.service", "dbus.service", "user-1:a.service"]
+    ("name", "status", "message"),
+    [
+        ("a", 2, "such as nginx.service. Did you mean a.service?"),
+        ("a.socket", 2, "such as nginx.service\n"),
+        ("*.service", 2, "such as nginx.service\n"),
+        ("a.service/../b.service", 2, "such as nginx.service\n"),
+        ("resctrlmond.service", 1, "it would wait for itself"),
+        ("dbus.service", 1, "dbus.service"),
+        ("user-1:a.service", 1, "cannot read the files"),
+    ],
 )
-def test_other_units_are_refused(machine: Path, name: str) -> None:
+def test_other_units_are_refused(
+    machine: Path, name: str, status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for known in ("a.service", "resctrlmond.service", "dbus.service"):
         unit(machine, known, SERVICE)
-    assert main(["units", "exact", "a.service", name]) == 1
+    assert main(["units", "exact", "a.service", name]) == status
+    assert message in capsys.readouterr().err
     assert os.listdir(machine / "etc") == []
 
 

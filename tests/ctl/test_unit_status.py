@@ -126,6 +126,7 @@ def lines(text: str) -> dict[str, str]:
         head, colon, value = line.partition(": ")
         if colon and not line.startswith(" " * 14) and head.strip():
             label = head.strip()
+            assert label not in found, f"{label} is shown twice"
             found[label] = value
         else:
             found[label] += f"\n{line.strip()}"
@@ -172,7 +173,7 @@ def test_exact_unit_needs_no_remedy_and_its_drop_in_is_named_while_it_is_late(ma
     assert lines(show("getty@tty1.service")[1])["Watched"] == "yes, from its first instruction on"
     machine.watched("getty@tty1.service", baseline=Quality.LATE)
     found = lines(show("getty@tty1.service")[1])
-    assert found["Watched"] == f"yes, late\nit can be exact from its next start on, by {drop_in}"
+    assert found["Watched"] == f"yes, late\nit can be exact from its next start after a stop on, by {drop_in}"
     assert "Remedy" not in found
 
 

@@ -53,7 +53,9 @@ def test_enable_disable_and_status(folder: Path, capsys: pytest.CaptureFixture[s
     assert main(["units", "enable", "nginx.service", "*.scope"]) == 0
     assert capsys.readouterr().out == "nginx.service: enabled already\n*.scope: enabled\n"
     assert main(["units", "disable", "!a*", r"dev-a\x2db.service", "other"]) == 0
-    assert capsys.readouterr().out.endswith("other: disabled already\n")
+    printed = capsys.readouterr()
+    assert printed.out.endswith("other: disabled already\n")
+    assert "These are left: nginx.service '*.scope'" in printed.err
     assert main(["units", "status", "--json"]) == 0
     path = str(folder / "units.yaml")
     expected = [{"glob": glob, "path": path} for glob in ("nginx.service", "*.scope")]
