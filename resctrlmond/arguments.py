@@ -1,9 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of command-line arguments, for argparse."""
+"""The parser of a command line, and types of its arguments."""
 
 from __future__ import annotations
 
 import argparse
+
+TYPE_CHECKING = False  # importing typing takes longer than this module
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports a wrong command line in one line, which refers to --help for the options."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error, and exit with status 2."""
+        self.exit(2, f"{self.prog}: error: {message}. See '{self.prog} --help'\n")
 
 
 def not_empty(text: str) -> str:

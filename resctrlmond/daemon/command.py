@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 
 from resctrlmond import __version__, config, journal, profile_files
-from resctrlmond.arguments import not_empty
+from resctrlmond.arguments import Parser, not_empty
 from resctrlmond.config import Config
 from resctrlmond.daemon.companion_files import CompanionFiles
 from resctrlmond.daemon.daemon import PROGRESS_S, Daemon
@@ -34,7 +34,7 @@ _UNUSED_GID = 65533
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="resctrlmond",
         description="Manage the resctrl monitoring groups of this host, for pods, containers, services and commands.",
         epilog="For the exit status see resctrlmond(8).",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from resctrlmond import __version__, config, journal
 from resctrlmond.api import sockets
-from resctrlmond.arguments import not_empty
+from resctrlmond.arguments import Parser, not_empty
 from resctrlmond.exporter import listening, metrics
 from resctrlmond.exporter.collector import Exporter
 from resctrlmond.exporter.otlp.ends import Ends
@@ -42,7 +42,7 @@ _LAST_PUSH_S = 15.0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="resctrlmon-exporter",
         description="Export what each workload and the whole machine used, for Prometheus or OpenTelemetry.",
     )

@@ -301,5 +301,8 @@ def tls_context(certfile: str, keyfile: str | None, client_cafile: str | None) -
             context.load_verify_locations(client_cafile)
             context.verify_mode = ssl.CERT_REQUIRED
     except OSError as error:
-        raise OSError(f"cannot use the certificate {file}, or its key: {error.strerror or error}") from error
+        raise OSError(
+            f"cannot use the certificate {file}, or its key: {error.strerror or error}. Check that the files are in "
+            "PEM, and name the key with --keyfile if it is in another file"
+        ) from error
     return context

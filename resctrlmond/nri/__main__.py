@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from resctrlmond import __version__, config, journal, profile_files
-from resctrlmond.arguments import not_empty
+from resctrlmond.arguments import Parser, not_empty
 from resctrlmond.config_file import ConfigError
 from resctrlmond.notify import Notify
 from resctrlmond.nri import launched, settings
@@ -39,7 +39,7 @@ EXPOSE_S = 1.0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="resctrlmon-nri",
         description="Put the containers of containerd and CRI-O into the monitoring groups of their pods: a plugin "
         "of the runtime (NRI) that calls resctrlmond for each of them.",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from resctrlmond import __version__
+from resctrlmond.arguments import Parser
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.sim.fuse.mount import serve
 from resctrlmond.sim.profiles import PROFILES, Kernel, Profile, profile_named
@@ -60,7 +61,7 @@ def _converted(convert: Callable[[str], Number], text: str, kind: str) -> Number
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog=PROGRAM,
         usage="%(prog)s [options] MOUNTPOINT",
         description="Mount a simulated resctrl filesystem. Its counters follow a fixed model on the CPU time of "

@@ -231,7 +231,7 @@ def test_text_in_the_place_of_a_number(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([str(mountpoint), option, "xyz"])
-    assert f"argument {option}: 'xyz' is not {kind}\n" in capsys.readouterr().err
+    assert f"argument {option}: 'xyz' is not {kind}. See " in capsys.readouterr().err
 
 
 def test_a_machine_that_the_kernel_could_not_drive_is_refused(
