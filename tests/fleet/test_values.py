@@ -80,15 +80,49 @@ def test_each_value_that_is_not_the_default_has_a_line(tmp_path: Path) -> None:
     [
         ("telemetry: {otlp: {enabled: true, compression: gzip}}", "telemetry.otlp.compression is unknown"),
         ("podMonitor: {enabled: true}\nnovelty: 1", "novelty is unknown"),
-        ("- a list", "it is not a mapping"),
-        ("kind: ConfigMap\ndata: {}", "cannot read"),
-        ("a: [", "cannot read"),
     ],
 )
-def test_unknown_values_and_other_files_are_errors(tmp_path: Path, text: str, expected: str) -> None:
+def test_unknown_values_are_errors(tmp_path: Path, text: str, expected: str) -> None:
     done = converted(tmp_path, text)
     assert done.returncode == 1
     assert expected in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("- a list", "it does not consist of keys with values"),
+        ("kind: ConfigMap\ndata: {}", "the ConfigMap has no data with the key config.yaml"),
+        ("kind: ConfigMap", "the ConfigMap has no data with the key config.yaml"),
+        ("a:\n\tb: 1", ": line 2: found character"),
+        ("namespaces: shop", "namespaces is not a list. Write it as [shop, web]"),
+    ],
+)
+def test_other_files_are_errors(tmp_path: Path, text: str, expected: str) -> None:
+    done = converted(tmp_path, text)
+    assert done.returncode == 1
+    assert expected in done.stderr
+    assert (done.stderr.count("\n"), done.stdout.count("namespaces")) == (1, 0)
+
+
+def test_missing_file_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, str(CONVERTER), str(tmp_path / "none")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.endswith("nri-resctrl-mon: No such file or directory\n")
+
+
+@pytest.mark.parametrize("text", ["", "null\n", "USER-SUPPLIED VALUES:\nnull\n"])
+def test_no_values_give_an_empty_selection(tmp_path: Path, text: str) -> None:
+    done = converted(tmp_path, text)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not settings.parse(done.stdout.encode(), "nri.yaml").namespaces
+
+
+def test_heading_of_helm_is_not_a_value(tmp_path: Path) -> None:
+    done = converted(tmp_path, "USER-SUPPLIED VALUES:\nnri:\n  plugin:\n    index: 80\n")
+    assert done.returncode == 0
+    assert named(done.stderr) == {"nri.plugin.index"}
 
 
 def test_page_names_every_value() -> None:
