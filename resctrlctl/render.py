@@ -47,7 +47,7 @@ from resctrlctl.replies import (
     Workload,
 )
 from resctrlctl.structs import Struct, fields_of, replace, to_json
-from resctrlctl.workload_table import TONES
+from resctrlctl.workload_table import TONES, counted_since
 from resctrlmond.api.levels import levels
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.kinds import Kind, Mode
@@ -250,8 +250,10 @@ def render_workload(reply: ReadReply, *, is_raw: bool = False) -> list[Block]:
     head, details = _workload_sheets(reply)
     blocks: list[Block] = [head, *_use_tables(reply)]
     if reply.domains and _divide(reply.domains, reply.totals):
-        seconds = _seconds(reply.workload)
-        blocks.append(Table(_DOMAIN_COLUMNS, tuple(_domain_row(use, seconds) for use in reply.domains)))
+        seconds = _seconds(reply.workload, reply.workload.created_at)
+        # The parts of lost runs are not known.
+        footer = f"Since {format_time(reply.workload.created_at)} only." if reply.workload.loss else ""
+        blocks.append(Table(_DOMAIN_COLUMNS, tuple(_domain_row(use, seconds) for use in reply.domains), footer))
     blocks += _reasons([*reply.totals, *(reply.nested or ())])
     if details.fields:
         blocks.append(details)
@@ -266,7 +268,7 @@ def render_use(reply: ReadReply) -> list[Block]:
 
 
 def _use_tables(reply: ReadReply) -> list[Table]:
-    seconds = _seconds(reply.workload)
+    seconds = _seconds(reply.workload, counted_since(reply.workload))
     found = ((reply.totals, "TOTAL"), (reply.nested or (), "IN NESTED"))
     return [_totals_table(totals, seconds, title) for totals, title in found if totals]
 
@@ -464,10 +466,10 @@ def _level_text(level: Level) -> str:
     return f"{printable(level.event)} {value}"
 
 
-def _seconds(workload: Workload) -> float | None:
-    """Return how long the workload has been counted until now, or was until its end; None if it has no baseline."""
+def _seconds(workload: Workload, since: str | None) -> float | None:
+    """Return the time from ``since`` until now, or until the end of the workload; None if it is not known."""
     try:
-        begin = datetime.datetime.fromisoformat(workload.created_at or "")
+        begin = datetime.datetime.fromisoformat(since or "")
         end = datetime.datetime.fromisoformat(workload.completed_at) if workload.completed_at else None
         seconds = ((end or datetime.datetime.now(datetime.UTC)) - begin).total_seconds()
     except (ValueError, TypeError):  # not a time, or one without a time zone

@@ -101,7 +101,8 @@ class Line(Struct):
         return self.workload.attributes.get(name, "")
 
     def _seconds(self) -> float | None:
-        return self.age_s if self.before is None else _between(self.before.read_at, self.usage.read_at)
+        begin = counted_since(self.workload) if self.before is None else self.before.read_at
+        return _between(begin, self.usage.read_at)
 
 
 class _Field(Struct):
@@ -334,6 +335,17 @@ def _by_domain(usage: Usage) -> dict[str, Usage]:
 def _total(usage: Usage, event: str) -> Decimal | None:
     value = next((total.value for total in usage.totals if total.event == event), None)
     return None if value is None else Decimal(value)
+
+
+def counted_since(workload: Workload) -> str | None:
+    """Return since when the totals count; None if this is not known.
+
+    After a loss they cover all runs, and the baseline is that of the last one. The first claim is about as old as the
+    first baseline. A workload that has ended has no claims.
+    """
+    if workload.loss is None:
+        return workload.created_at
+    return min((claim.since for claim in workload.claims), default=None)
 
 
 def _between(first: str | None, last: str | None) -> float | None:

@@ -332,8 +332,8 @@ class Usage(Reply, frozen=True, kw_only=True):
     levels: list[Level]
     """The current values of the gauges. Empty if the workload has no group."""
     domains: list[DomainUse] | None = None
-    """The parts of *totals* and *levels* in each domain, in order of domain and event. Absent without *domains* in
-    the call.
+    """The parts of *totals* and *levels* in each domain, in order of domain and event; after a loss, the part of the
+    present run only. Absent without *domains* in the call.
     """
     error: str | None = None
     """Why the workload could not be read, so that totals are missing."""
@@ -807,7 +807,7 @@ class ReadReply(Reply, frozen=True, kw_only=True):
     """What the workload itself used since the baseline, over all domains."""
     domains: list[DomainUse] | None = None
     """The parts of *totals* in each domain, and the current values of its gauges, in order of domain and event.
-    Absent if there are none.
+    After a loss, the part of the present run only. Absent if there are none.
     """
     nested: list[Total] | None = None
     """What its nested workloads used since its baseline, which is not in *totals*. Absent if there were none."""

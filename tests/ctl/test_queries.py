@@ -275,6 +275,29 @@ def test_show_prints_the_use_of_each_domain_if_there_are_several(manager: FakeMa
     assert "DOMAIN" not in shown("30")
 
 
+def test_averages_after_a_loss_are_over_all_runs(manager: FakeManager, ctl: Ctl) -> None:
+    # The totals cover 90 s, of which the run after the loss has 10 s.
+    claim = Claim("cli", "2026-11-21T11:12:02.500000Z", EndRule.RELEASE)
+    lost = manager.add("k", loss="its group was lost", claims=(claim,), completed_at="2026-11-21T11:13:32.500000Z")
+    total = types.Total(event="core_energy", unit="joules", value="90", quality=Quality.ESTIMATED)
+    part = types.DomainUse(
+        domain="mon_PERF_PKG_00",
+        event="core_energy",
+        kind=Kind.CUMULATIVE,
+        unit="joules",
+        value="20",
+        quality=Quality.EXACT,
+    )
+    manager.replies["Read"] = types.ReadReply(workload=lost, readings=[], totals=[total], domains=[part])
+    shown = ctl("show", "k").stdout
+    assert re.search(r"^core_energy +90 J +1W +estimated$", shown, re.MULTILINE)
+    assert re.search(r"^mon_PERF_PKG_00 +core_energy +20 J +2W +exact$", shown, re.MULTILINE)
+    assert "Since 2026-11-21 11:13:22 only.\n" in shown
+    ended = types.ReadReply(workload=replace(lost, claims=()), readings=[], totals=[total])
+    manager.replies["Read"] = ended
+    assert "PER SECOND" not in ctl("show", "k").stdout
+
+
 def test_show_prints_the_counters_of_each_domain_on_request(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("k")
     assert "mon_L3_00" not in ctl("show", "k").stdout.replace("mon_L3_00 read", "")

@@ -54,6 +54,15 @@ def cells(usages: list[Usage], *columns: str) -> list[tuple[str, ...]]:
     return [row.cells for row in table(lines(usages), columns).rows]
 
 
+def test_average_after_a_loss_is_over_all_runs() -> None:
+    used = usage("k", joules="90", quality=Quality.ESTIMATED)
+    claim = Claim("cli", "2026-11-21T10:58:40.000000Z", EndRule.RELEASE)
+    lost = replace(used.workload, loss="its group was lost", claims=(claim,))
+    assert cells([replace(used, workload=lost)], "age", "power") == [("10s", "1W")]
+    assert cells([replace(used, workload=replace(lost, claims=()))], "power") == [("-",)]
+    assert cells([used], "power") == [("9W",)]
+
+
 @pytest.mark.parametrize(
     ("number", "unit", "text"),
     [
