@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
+import sys
+import threading
 from collections.abc import Iterator
 from decimal import Decimal
 
@@ -16,6 +20,7 @@ from resctrlctl.recording import is_selected
 from resctrlctl.replies import Usage, Workload
 from resctrlctl.selectors import name_of
 from resctrlctl.workload_table import ENERGY, TRAFFIC, Line
+from resctrlmond.api.exit_codes import FAILURE
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.changes import ChangeKind
 from resctrlmond.workloads.states import Quality
@@ -27,6 +32,7 @@ _KIND_WIDTH = max(map(len, ChangeKind))
 def watch(args: argparse.Namespace, output: Output) -> int:
     """Print each change as a line of text or JSON. Raises CommandError when the daemon ends the stream."""
     selection = _Selection(args)
+    _exit_with_the_reader()
     for reply in Daemon(args.socket).follow("watch the workloads", "Watch", NoParameters(), WatchReply):
         for change in reply.changes:
             if (line := selection.line(change)) is None:
@@ -38,6 +44,19 @@ def watch(args: argparse.Namespace, output: Output) -> int:
             else:
                 output.print_line(text(change, line))
     raise AssertionError("a stream without end")
+
+
+def _exit_with_the_reader() -> None:
+    """Exit when the program that reads the output ends. The next change, whose write would fail, may be far off."""
+    poll = select.poll()
+    # Without events, poll(2) returns only for POLLERR and POLLHUP, and never for a file.
+    poll.register(sys.stdout.fileno(), 0)
+
+    def wait() -> None:
+        poll.poll()
+        os._exit(FAILURE)
+
+    threading.Thread(target=wait, name="reader", daemon=True).start()
 
 
 class _Selection:

@@ -314,6 +314,24 @@ def test_recording_has_the_final_totals_of_a_short_command(host: Host, tmp_path:
     assert {event: total["value"] for event, total in used["totals"].items()} == totals
 
 
+def test_watch_ends_with_the_program_that_reads_it(host: Host) -> None:
+    words = command(host.socket, "watch", "-q", "read-*")
+    assert host.ctl("create", "read-once").returncode == 0
+    with subprocess.Popen(
+        words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline() == "read-once\n"
+        process.stdout.close()
+        try:
+            assert process.wait(60) == 1  # no further change comes
+        finally:
+            process.kill()
+        assert process.stderr.read() == ""
+    assert host.ctl("release", "read-once").returncode == 0
+
+
 def test_errors_of_the_daemon_have_their_exit_status(host: Host, sleeper: int) -> None:
     assert host.ctl("show", "missing").returncode == 4
     assert host.ctl("assign", "x", "--pid", "2147483647").returncode == 4
