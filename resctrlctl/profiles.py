@@ -24,10 +24,11 @@ from resctrlmond.workloads.companion_settings import Companion
 from resctrlmond.workloads.memory_settings import MemorySettings, Swap, text_of
 from resctrlmond.workloads.profiles import Profile, Profiles, Rule
 
-_PROFILE_COLUMNS = tuple(
-    map(Column, ("PROFILE", "WATCH", "CLASS", "LINGER", "SNAPSHOT TTL", "PRIORITY", "DEFAULT", "FROM"))
+_PROFILE_COLUMNS = (
+    *map(Column, ("PROFILE", "WATCH", "CLASS", "LINGER", "SNAPSHOT TTL", "PRIORITY", "DEFAULT")),
+    Column("FROM", is_note=True),
 )
-_RULE_COLUMNS = (Column("RULE"), Column("PROFILE"), Column("CONDITIONS"))
+_RULE_COLUMNS = (Column("RULE"), Column("PROFILE"), Column("CONDITIONS", is_note=True))
 
 
 class CompanionReport(Struct, omit_defaults=True, kw_only=True):

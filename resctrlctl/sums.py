@@ -20,6 +20,8 @@ from resctrlmond.workloads.states import NameKind, Quality
 _EVENTS = ((ENERGY, "ENERGY", "J"), (TRAFFIC, "TRAFFIC", "B"))
 # A sum has more digits than the default of 28 keeps.
 _EXACTLY = Context(prec=64)
+# The names have at least so many columns. A longer one has a line of its own.
+_NAME_WIDTH = 12
 
 
 def sums(args: argparse.Namespace, output: Output) -> int:
@@ -55,7 +57,7 @@ def blocks(reply: SumsReply, by: str) -> list[Block]:
 
 def _table(reply: SumsReply, by: str) -> Table:
     events = [each for each in _EVENTS if any(_sum_of(of, each[0]) for of in reply.names)]
-    columns = [Column(by.upper(), can_be_cut=True), Column("ENDED", right=True), Column("RUNNING", right=True)]
+    columns = [Column(by.upper(), name_width=_NAME_WIDTH), Column("ENDED", right=True), Column("RUNNING", right=True)]
     for _, heading, _ in events:
         columns += [Column(heading, right=True), Column("INEXACT", right=True)]
     columns.append(Column("UNKNOWN", right=True))

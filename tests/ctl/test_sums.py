@@ -56,6 +56,15 @@ def test_verb_prints_the_reply(manager: FakeManager, ctl: Ctl) -> None:
     assert manager.called("Sums")[-1].by is NameKind.USER
 
 
+def test_names_are_whole_on_a_narrow_terminal() -> None:
+    long = "a-namespace-with-a-long-name"
+    lines = to_text(blocks(replace(REPLY, names=[NAMELESS, replace(SHOP, name=long)]), "namespace"), 60, True).split(
+        "\n"
+    )
+    assert lines[3:5] == [long, "             412       12  41.2kJ        -  0.98KiB      2 %        -"]
+    assert lines[2].startswith("NAMESPACE  ENDED ")
+
+
 def test_sums_that_begin_again_have_the_reason() -> None:
     text = to_text(blocks(replace(REPLY, reset="the file cannot be read"), "namespace"), None, True)
     assert "Begun again: the file cannot be read\n" in text
