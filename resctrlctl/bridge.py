@@ -10,7 +10,7 @@ from __future__ import annotations
 import _thread
 import os
 
-from resctrlctl.defaults import SOCKET
+from resctrlctl.defaults import GREETING, SOCKET
 from resctrlctl.errors import OK, PROGRAM, CommandError, print_error
 from resctrlctl.structs import to_json
 from resctrlmond import __version__
@@ -19,9 +19,6 @@ from resctrlmond.api.exit_codes import USAGE
 TYPE_CHECKING = False  # importing typing takes longer than this module
 if TYPE_CHECKING:
     import _socket
-
-# The beginning of the greeting. The shell's start-up files may have printed other lines before it.
-GREETING = b"resctrlctl bridge: "
 
 _BYTES = 65536
 _CONNECT_S = 30.0

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The defaults of options. The command line is parsed before a verb's modules are imported."""
+"""The defaults of options, and other constants. The command line is parsed before a verb's modules are imported."""
 
 INTERFACE = "org.resctrlmon.Manager"
 SOCKET = f"/run/resctrlmond/{INTERFACE}"
+# The beginning of the greeting of 'resctrlctl bridge', before which the start-up files of a shell may print lines.
+GREETING = b"resctrlctl bridge: "
 # The owner of claims on the command line.
 CLAIM = "cli"
 # The directory that the runtimes read by default (oci-hooks(5)). Both runtimes read a directory in /etc only if their

@@ -15,9 +15,8 @@ import os
 import re
 import subprocess
 
-from resctrlctl.bridge import GREETING
 from resctrlctl.client import Client
-from resctrlctl.defaults import SOCKET
+from resctrlctl.defaults import GREETING, SOCKET
 from resctrlctl.errors import CommandError, RemoteError
 from resctrlctl.structs import from_json
 from resctrlmond.api.exit_codes import FAILURE, USAGE

@@ -83,11 +83,6 @@ class Sampler:
         self._before: list[Usage] = []
         self._pools = _Pools(self._daemon, args.delay)
 
-    @property
-    def has_before(self) -> bool:
-        """Whether there was a sample before."""
-        return bool(self._before)
-
     def take(self) -> Sample:
         """Read now. Raises CommandError."""
         action = "read what the workloads use"

@@ -17,8 +17,8 @@ from resctrlctl.daemon import daemon_of
 from resctrlctl.errors import OK, CommandError, print_error
 from resctrlctl.host_replies import NoParameters, StatusReply, Unwatched
 from resctrlctl.output import Json, Output
-from resctrlctl.queries import Source
 from resctrlctl.replies import ReadReply, Total, Workload
+from resctrlctl.source import Source
 from resctrlctl.structs import Struct
 from resctrlctl.unit_state import UnitState, full_name, is_glob, states_of
 from resctrlctl.units import Glob

@@ -168,9 +168,7 @@ FIELDS: dict[str, _Field] = {
     "command": _word("COMMAND", lambda line: line.attribute("command")),
     "unit": _word("UNIT", lambda line: unit_of(line.workload)),
     "owner": _word("OWNER", lambda line: " ".join(claim.owner for claim in line.workload.claims)),
-    "companion": _word(
-        "COMPANION", lambda line: str(line.workload.companion.state) if line.workload.companion else ""
-    ),
+    "companion": _word("COMPANION", lambda line: _companion_of(line.workload)),
     "reason": _word("REASON", lambda line: line.reason),
 }
 # A table that is too wide for its names leaves out only columns of this rank or a higher one. If that is not enough,

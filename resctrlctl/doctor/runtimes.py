@@ -25,7 +25,6 @@ _INSTALL_HOOK = (
 )
 _NRI_SOCKET = "/run/nri/nri.sock"
 _NRI = "io.containerd.nri.v1.nri"
-_TASKS = "io.containerd.service.v1.tasks-service"
 _NRI_UNIT = "resctrlmon-nri.service"
 _CONTAINERD = "/etc/containerd/config.toml"
 _K3S = "/var/lib/rancher/k3s/agent/etc/containerd"

@@ -15,7 +15,7 @@ import msgspec
 
 from resctrlmond.resctrl import bandwidth, counters, errors, kernel_files
 from resctrlmond.resctrl.foreign_writes import COUNTERS, OwnWrites
-from resctrlmond.resctrl.membership import KernelMembership, Membership, SimulatedMembership
+from resctrlmond.resctrl.membership import KernelMembership, Membership, MembershipReader, SimulatedMembership
 from resctrlmond.resctrl.mounts import Mounting, mount_of, mounting_at
 from resctrlmond.resctrl.undo import undoing
 
@@ -86,7 +86,7 @@ class Tree:
     def __init__(self, path: str, simulation: str | None) -> None:
         self.path = path
         self.simulation = simulation
-        self._membership = KernelMembership() if simulation is None else SimulatedMembership(path)
+        self._membership: MembershipReader = KernelMembership() if simulation is None else SimulatedMembership(path)
         # last_cmd_status is one text for the whole host: another operation of the daemon must not come between an
         # operation and the read of its text. The kernel serializes operations anyway (rdtgroup_mutex).
         self._command_lock = threading.Lock()

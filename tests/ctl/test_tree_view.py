@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl import queries, replies, tree_view
+from resctrlctl import queries, replies, source, tree_view
 from resctrlctl.arguments import parse
 from resctrlctl.errors import CommandError
 from resctrlctl.output import Json, Output
@@ -240,7 +240,7 @@ def test_list_falls_back_to_the_tree_with_a_note(
 
     here = view(root, run)
     monkeypatch.setattr(TreeView, "open", open_view)
-    monkeypatch.setattr(queries, "SOCKET", "/none/socket")
+    monkeypatch.setattr(source, "SOCKET", "/none/socket")
     args = parse(["list", "--socket", "/none/socket"])
     assert queries.list_workloads(args, Output(Json.SHORT, quiet=quiet)) == 0
     out, err = capsys.readouterr()
@@ -277,7 +277,7 @@ def test_watch_lists_workloads_that_begin_and_omits_those_that_end(
     for name in ("mon_groups/web", "gold/mon_groups/stray"):
         shutil.rmtree(root / name)
     monkeypatch.setattr(TreeView, "open", open_view)
-    monkeypatch.setattr(queries, "SOCKET", "/none/socket")
+    monkeypatch.setattr(source, "SOCKET", "/none/socket")
     monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
         queries.list_workloads(parse(["list", "--watch", "--socket", "/none/socket"]), Output(Json.SHORT, quiet=True))

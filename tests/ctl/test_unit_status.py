@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from resctrlctl import exact_units, queries, report
+from resctrlctl import exact_units, report, source
 from resctrlctl.command import main
 from resctrlctl.host_replies import ListReply
-from resctrlctl.queries import Source
+from resctrlctl.source import Source
 from resctrlctl.unit_state import full_name
 from resctrlmond import config
 from resctrlmond.api import types
@@ -504,7 +504,7 @@ def test_unit_of_a_user_is_found_by_its_control_group(
 def test_daemon_that_does_not_run_is_the_reason(
     machine: Machine, show: Show, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(queries, "SOCKET", "/nonexistent")
+    monkeypatch.setattr(source, "SOCKET", "/nonexistent")
     monkeypatch.setattr(Source, "_open", lambda *_: NoWorkloads())
     machine.globs("*")
     machine.unit("a.service")

@@ -17,7 +17,6 @@ METHOD_NOT_IMPLEMENTED = f"{SERVICE}.MethodNotImplemented"
 INTERFACE_NOT_FOUND = f"{SERVICE}.InterfaceNotFound"
 METHOD_NOT_FOUND = f"{SERVICE}.MethodNotFound"
 INVALID_PARAMETER = f"{SERVICE}.InvalidParameter"
-PERMISSION_DENIED = f"{SERVICE}.PermissionDenied"
 EXPECTED_MORE = f"{SERVICE}.ExpectedMore"
 
 _T = TypeVar("_T")

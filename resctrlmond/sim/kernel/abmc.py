@@ -67,11 +67,6 @@ class Assignments:
         self._on_mkdir = True
         self._filters = dict(DEFAULT_FILTERS)
 
-    @property
-    def in_force(self) -> bool:
-        """Whether RMIDs count only with an assigned counter."""
-        return self._enabled
-
     def counts(self, rmid: int, event: Event, domain: int) -> bool:
         """Whether that event of the RMID can be read in that L3."""
         return not self._enabled or (rmid, event.name) in self._taken[domain]
