@@ -19,6 +19,7 @@ class Alert:
         return f"{self.failure}: {error}"
 
 
+UNITS = Alert("units", "systemd's units are not watched", "systemd's units are watched again")
 COMPANIONS = Alert(
     "companions", "companions are neither started nor stopped", "companions are started and stopped again"
 )

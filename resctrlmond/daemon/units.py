@@ -16,8 +16,9 @@ from typing import ParamSpec, TypeVar
 
 from resctrlmond.api.dbus.library import BusUnavailable, DBusError
 from resctrlmond.api.workers import Lane, Workers
-from resctrlmond.daemon import unit_commands
+from resctrlmond.daemon import alerts, unit_commands
 from resctrlmond.daemon.systemd import NO_SUCH_UNIT, Systemd, Unit
+from resctrlmond.daemon.systemd_loop import SystemdLoop
 from resctrlmond.daemon.unit_commands import CallsSeen, Service, reasons
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, ResctrlError
@@ -41,8 +42,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 KIND = "unit"
-# Signals come in bursts: a start changes a unit several times.
-_BATCH_S = 0.05
 # All units are looked at so often: a slice may have got its first task, and no signal reports units of users.
 _LOOK_AT_ALL_S = 60.0
 _LOOK_AT_USERS_S = 5.0
@@ -50,7 +49,6 @@ _LOOK_AT_USERS_S = 5.0
 _CALL_PAUSE_S = 1.0
 # Sessions can begin at any rate. Sweeps find the processes in the scopes that are not searched.
 _MAX_SEARCHES = 16
-_FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 # Calls wait so long for a connection, and only in this time after a start of the daemon, or the end of a connection.
 _CONNECTION_WAIT_S = 2.0
@@ -120,22 +118,19 @@ class UnitWatch:
         # The units to look at, and whether to look at all.
         self._changed: set[str] = set()
         self._is_any_changed = False
-        self._wake = asyncio.Event()
+        self._loop = SystemdLoop(manager.alerts, self._work, alert=alerts.UNITS, longest_pause_s=_LONGEST_PAUSE_S)
         # By control group: the key of the unit's workload.
         self._paths: dict[str, str] = {}
         # The units whose control group another workload has as well.
         self._contested: set[str] = set()
         # By key: when to release a unit that has ended, because of the linger of its profile (loop.time()).
         self._lingering: dict[str, float] = {}
-        self._trouble = ""
-        self._was_connected = False
         self._connected = asyncio.Event()
         self._unconnected_since = time.monotonic()
         # The exact services of which each call so far has been handled.
         self.seen = CallsSeen()
         # By key: the last error.
         self._failures: dict[str, str] = {}
-        self._task: asyncio.Task[None] | None = None
         self._searches: set[asyncio.Task[None]] = set()
         for workload in manager.workloads():
             self.changed(workload.key, workload)
@@ -144,8 +139,7 @@ class UnitWatch:
         """Select units by these globs from now on. Without globs, the claims on all units are released."""
         self._globs = UnitGlobs(globs)
         self._look_at("")
-        if self._task is None:
-            self._task = asyncio.create_task(self._run())
+        self._loop.start()
 
     def changed(self, key: str, workload: Workload | None) -> None:
         """Release a unit whose control group a container, or a client, has assigned to another workload.
@@ -191,10 +185,10 @@ class UnitWatch:
 
     async def close(self) -> None:
         """Stop watching. The claims stay for the next start."""
-        tasks = [*self._searches, *([self._task] if self._task is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.close()
+        for search in self._searches:
+            search.cancel()
+        await asyncio.gather(*self._searches, return_exceptions=True)
 
     def _report_job(self, name: str, job: int, is_new: bool) -> None:
         (self.seen.begin_job if is_new else self.seen.end_job)(name, job)
@@ -225,90 +219,44 @@ class UnitWatch:
             self._changed.add(name)
         else:
             self._is_any_changed = True
-        self._wake.set()
+        self._loop.wake()
 
-    async def _run(self) -> None:
-        pause = _FIRST_PAUSE_S
-        while True:
-            self._wake.clear()
-            if not self._globs.wanted:
-                await self._release_all()
-                self._log_trouble("")
-                await self._wake.wait()
-                pause = _FIRST_PAUSE_S
-                continue
-            try:
-                await self._connect_and_serve()
-                continue
-            except (BusUnavailable, DBusError, ResctrlError) as error:
-                self._log_trouble(f"systemd's units are not watched: {error}")
-            except Exception as error:
-                log.exception("the watch of systemd's units failed unexpectedly")
-                self._log_trouble(f"systemd's units are not watched, because of a defect of resctrlmond: {error!r}")
-            if self._was_connected:
-                pause = _FIRST_PAUSE_S
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-    async def _connect_and_serve(self) -> None:
+    async def _work(self) -> None:
         """Follow the changes of units until no glob is left. Raises BusUnavailable, DBusError."""
-        self._was_connected = False
-        self._systemd = systemd = await Systemd.open(
-            self._address, self._folder, self._look_at, on_job=self._report_job
-        )
-        self.seen.forget_all()
-        self._connected.set()
-        try:
-            await self._serve(systemd)
-        finally:
-            self._systemd = None
-            self._connected.clear()
-            self._unconnected_since = time.monotonic()
-            await systemd.close()
-
-    def _log_trouble(self, trouble: str) -> None:
-        if trouble and trouble != self._trouble:
-            log.warning("%s", trouble)
-        elif self._trouble and not trouble:
-            log.info("systemd's units are watched again")
-        self._trouble = self._manager.alerts["units"] = trouble
+        if not self._globs.wanted:
+            await self._release_all()
+            self._loop.succeeded()
+            await self._loop.wait()
+            return
+        async with await Systemd.open(self._address, self._folder, self._look_at, on_job=self._report_job) as systemd:
+            self._systemd = systemd
+            self.seen.forget_all()
+            self._connected.set()
+            try:
+                await self._serve(systemd)
+            finally:
+                self._systemd = None
+                self._connected.clear()
+                self._unconnected_since = time.monotonic()
 
     async def _serve(self, systemd: Systemd) -> None:
         loop = asyncio.get_running_loop()
-        ended = asyncio.create_task(systemd.until_disconnected())
         all_at = users_at = loop.time()
-        try:
-            while self._globs.wanted:
-                is_all = self._is_any_changed or loop.time() >= all_at
-                names, self._changed, self._is_any_changed = self._changed, set(), False
-                if is_all:
-                    all_at = loop.time() + _LOOK_AT_ALL_S
-                    await self._settle(systemd, None)
-                elif names:
-                    await self._settle(systemd, names)
-                if is_all or loop.time() >= users_at:
-                    await self._settle_users(systemd)
-                    users_at = loop.time() + (_LOOK_AT_USERS_S if self._globs.has_users else _LOOK_AT_ALL_S)
-                for key in [key for key, due in self._lingering.items() if due <= loop.time()]:
-                    await self._release(key)
-                self._was_connected = True
-                self._log_trouble("")
-                await self._wait(ended, min(all_at, users_at, *self._lingering.values()) - loop.time())
-        finally:
-            ended.cancel()
-
-    async def _wait(self, ended: asyncio.Task[str], seconds: float) -> None:
-        """Wait until a unit has changed, or for some time. Raises BusUnavailable if the connection has ended."""
-        woken = asyncio.create_task(self._wake.wait())
-        try:
-            await asyncio.wait([ended, woken], timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            woken.cancel()
-        if ended.done():
-            raise BusUnavailable(ended.result())
-        self._wake.clear()
-        await asyncio.sleep(_BATCH_S)
+        while self._globs.wanted:
+            is_all = self._is_any_changed or loop.time() >= all_at
+            names, self._changed, self._is_any_changed = self._changed, set(), False
+            if is_all:
+                all_at = loop.time() + _LOOK_AT_ALL_S
+                await self._settle(systemd, None)
+            elif names:
+                await self._settle(systemd, names)
+            if is_all or loop.time() >= users_at:
+                await self._settle_users(systemd)
+                users_at = loop.time() + (_LOOK_AT_USERS_S if self._globs.has_users else _LOOK_AT_ALL_S)
+            for key in [key for key, due in self._lingering.items() if due <= loop.time()]:
+                await self._release(key)
+            self._loop.succeeded()
+            await self._loop.wait(min(all_at, users_at, *self._lingering.values()) - loop.time(), systemd)
 
     async def _settle(self, systemd: Systemd, names: set[str] | None) -> None:
         """Assign and release the units of these names, or all (None), as systemd states. Raises BusUnavailable."""
