@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 ROOT = Path(__file__).parents[2]
 # Modules of which each takes at least 0.2 MiB or a millisecond.
@@ -36,3 +37,28 @@ def test_daemon_with_the_sample_file_imports_no_heavy_module() -> None:
     modules = set(done.stdout.split())
     assert "resctrlmond.daemon.daemon" in modules
     assert sorted(modules & HEAVY) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "package", "extra"),
+    [
+        ("exporter", "prometheus_client", "python3-prometheus-client", "exporter"),
+        ("nri", "google", "python3-protobuf", "nri"),
+    ],
+)
+def test_command_without_its_library_names_the_package(module: str, library: str, package: str, extra: str) -> None:
+    """As after 'pip install resctrlmond', which installs all commands, and the libraries of no extra."""
+    start = f"from resctrlmond.{module}.__main__ import main; sys.exit(main())"
+    script = f"import sys; sys.modules[{library!r}] = None; {start}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"Debian package {package}" in done.stderr
+    assert f"pip install 'resctrlmond[{extra}]'" in done.stderr
+
+
+def test_import_that_fails_for_another_reason_is_not_hidden() -> None:
+    script = "import sys; sys.modules['yaml'] = None; from resctrlmond.nri.__main__ import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "python3-protobuf" in done.stderr) == (1, False)
+    assert "import of yaml halted" in done.stderr

@@ -15,10 +15,10 @@ import pytest
 from resctrlmond import oci_hook
 from resctrlmond.daemon import command as daemon
 from resctrlmond.daemon.startup import Exit
-from resctrlmond.exporter import __main__ as exporter
+from resctrlmond.exporter import command as exporter
 from resctrlmond.exporter import listening, metrics
 from resctrlmond.message_ids import MessageId
-from resctrlmond.nri import __main__ as nri
+from resctrlmond.nri import command as nri
 from resctrlmond.nri import settings as nri_settings
 from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES
 from resctrlmond.nri.selection import Selection
