@@ -268,6 +268,8 @@ COMPLETION = $(DESTDIR)$(PREFIX)/share/bash-completion/completions/resctrlctl
 ZSH_COMPLETION = $(DESTDIR)$(PREFIX)/share/zsh/$(if $(filter /usr,$(PREFIX)),vendor-completions,site-functions)/_resctrlctl
 FISH_COMPLETION = $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/resctrlctl.fish
 MANDIR = $(DESTDIR)$(PREFIX)/share/man
+# The pages name these files.
+DOCDIR = $(DESTDIR)$(PREFIX)/share/doc/resctrlmond
 MODULES = $(DESTDIR)$(PYTHONDIR)/resctrlmond $(DESTDIR)$(PYTHONDIR)/resctrlctl
 
 # Remove the modules of an earlier version first: a later version may not have all of them.
@@ -312,6 +314,10 @@ endif
 	$(INSTALL) -D -m 644 resctrlctl/completions/resctrlctl.bash $(COMPLETION)
 	$(INSTALL) -D -m 644 resctrlctl/completions/_resctrlctl $(ZSH_COMPLETION)
 	$(INSTALL) -D -m 644 resctrlctl/completions/resctrlctl.fish $(FISH_COMPLETION)
+	rm -rf $(DOCDIR)/examples
+	for file in $$(cd packaging/examples && find . -type f); do \
+	  if [ -x packaging/examples/$$file ]; then mode=755; else mode=644; fi; \
+	  $(INSTALL) -D -m $$mode packaging/examples/$$file $(DOCDIR)/examples/$$file || exit 1; done
 
 # The drop-ins of 'resctrlctl units exact'. A service that runs through a program that is missing does not start.
 EXACT_DROP_INS = $(wildcard /etc/systemd/system/*.service.d/zz-resctrlmon-exact.conf)
@@ -337,8 +343,9 @@ endif
 uninstall-files:
 	for name in resctrlmond nri; do ! cmp -s systemd/$$name.yaml $(DESTDIR)/etc/resctrlmond/$$name.yaml || \
 	  rm $(DESTDIR)/etc/resctrlmond/$$name.yaml || exit 1; done
-	rm -rf $(MODULES) $(SHARED)
-	rm -f $(SYSUSERS) $(TMPFILES) $(HOOK) $(INSTALLED_UNIT_EXEC) $(POLICY) $(ACTIVATION) $(COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
+	rm -rf $(MODULES) $(SHARED) $(DOCDIR)/examples
+	rmdir $(DOCDIR) 2>/dev/null || :
+	rm -f $(SYSUSERS) $(HOOK) $(INSTALLED_UNIT_EXEC) $(POLICY) $(ACTIVATION) $(COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
 	rm -f $(addprefix $(DESTDIR)$(UNITDIR)/,$(notdir $(UNITS))) $(addprefix $(CATALOGDIR)/,$(notdir $(CATALOGS)))
 	for command in $(COMMANDS); do rm -f $(DESTDIR)$(PREFIX)/bin/$${command%=*} || exit 1; done
 	for page in $(INSTALLED_PAGES); do rm -f $(MANDIR)/man$${page##*.}/$${page##*/} || exit 1; done

@@ -109,6 +109,19 @@ def test_make_uninstall_removes_what_make_install_installed(tmp_path: Path) -> N
     assert (tmp_path / "etc/resctrlmond/resctrlmond.yaml").read_text() == "log_level: debug\n"
 
 
+def test_examples_that_the_pages_name_are_installed(tmp_path: Path) -> None:
+    command = ["make", "-C", str(ROOT), "install-files", f"DESTDIR={tmp_path}"]
+    subprocess.run(command, capture_output=True, timeout=300, check=True)
+    examples = tmp_path / "usr/share/doc/resctrlmond/examples"
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "man").glob("*.scd"))
+    # Without the "_" that ends an underlined text, and a full stop.
+    named = {name.rstrip("_.") for name in re.findall(r"/usr/share/doc/resctrlmond/examples([\w./-]*)", text)}
+    assert {"/fleet", "/resctrlmon-otlp.service"} <= named
+    assert not [name for name in named if not Path(f"{examples}{name}").exists()]
+    assert (examples / "fleet" / "convert-values").stat().st_mode & 0o777 == 0o755
+    assert (examples / "profiles.yaml").stat().st_mode & 0o777 == 0o644
+
+
 @pytest.mark.parametrize(
     ("compiler", "beginning"),
     [("cc", b"\x7fELF"), ("no-such-compiler", b"#!/usr/bin/python3 -IS\n"), ("false", b"#!/usr/bin/python3 -IS\n")],
