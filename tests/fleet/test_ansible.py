@@ -11,6 +11,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,14 @@ mkdir "$1/upper" "$1/work"
 mount -t overlay -o "lowerdir=/etc,upperdir=$1/upper,workdir=$1/work" overlay /etc
 copy=$2
 shift 2
+trap 'cp -r /etc/group /etc/resctrlmond /etc/systemd/system/resctrlmon-exporter.socket.d "$copy"' EXIT
+# The daemon accepts its configuration only if its directory there is on a tmpfs.
+mount -t tmpfs none /run
+# As the package does.
+groupadd --system resctrlmon
 "$@"
 echo --- again
 "$@"
-cp -r /etc/group /etc/resctrlmond /etc/systemd/system/resctrlmon-exporter.socket.d "$copy"
 """
 
 
@@ -62,8 +67,8 @@ def playbook(*options: str) -> list[str]:
     ]
 
 
-def applied(top: Path, variables: dict[str, Any]) -> tuple[Path, str]:
-    """Run the role twice; return the directory with the files that it has written, and the output."""
+def run(top: Path, variables: dict[str, Any]) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Run the role twice, unless the first time fails; return the directory with its files, and the result."""
     copy, overlay, home = top / "copy", top / "overlay", top / "home"
     for folder in (copy, overlay, home):
         folder.mkdir()
@@ -82,12 +87,25 @@ def applied(top: Path, variables: dict[str, Any]) -> tuple[Path, str]:
             str(copy),
             *command,
         ],
-        env={**os.environ, "HOME": str(home), "ANSIBLE_NOCOLOR": "1", "LC_ALL": "C.UTF-8"},
+        env={
+            **os.environ,
+            # With the commands of this tree.
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(home),
+            "ANSIBLE_NOCOLOR": "1",
+            "LC_ALL": "C.UTF-8",
+        },
         capture_output=True,
         text=True,
         timeout=250,
         check=False,
     )
+    return copy, done
+
+
+def applied(top: Path, variables: dict[str, Any]) -> tuple[Path, str]:
+    """Run the role twice; return the directory with the files that it has written, and the output."""
+    copy, done = run(top, variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return copy, done.stdout
 
@@ -128,6 +146,15 @@ def test_daemon_and_plugin_accept_the_files_of_the_role(tmp_path: Path, variable
         assert config == merge([])
         assert selection == Selection()
         assert "ListenStream" not in socket
+
+
+def test_wrong_configuration_is_not_written_and_stops_the_role(tmp_path: Path) -> None:
+    """It was written, and the daemon did not start again."""
+    copy, done = run(tmp_path, {"resctrlmond_config": {"snapshot_tll": "1h"}})
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "unknown key 'snapshot_tll'. Did you mean snapshot_ttl?" in done.stdout
+    assert "--- again" not in done.stdout
+    assert list((copy / "resctrlmond" / "resctrlmond.d").iterdir()) == []
 
 
 def test_role_agrees_with_the_packages_the_daemonset_and_the_page() -> None:
