@@ -148,7 +148,7 @@ BOMB = "a: &a {x: 1, y: 2}\n" + "".join(
         ("nri: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
         ("kind: ConfigMap\ndata: {config.yaml: 'namespaces: &a [*a]'}", "an alias is not supported"),
         ("? [a]\n: 1", "cannot read"),
-        ("- 1", "it is not a mapping"),
+        ("- 1", "it does not consist of keys with values"),
         ("a: \x00", "cannot read"),
     ],
     ids=range(8),

@@ -347,7 +347,7 @@ MUTANTS = (
     ),
     Mutant(
         "only the first socket of the unit is served",
-        _EXPORTER + "__main__.py",
+        _EXPORTER + "command.py",
         "for _, listener in sockets.passed_listeners()]",
         "for _, listener in sockets.passed_listeners()[:1]]",
         "tests/exporter/test_http.py",
