@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Services that 'resctrlctl units exact' makes exact, on a real kernel and with a real systemd.
 
-All services start together on one guest. RESCTRLMOND_TYPES=all (make exact-all) adds more types of services.
+Services start together on one guest. RESCTRLMOND_TYPES=all (make exact-all) adds more types of services, each of
+which starts alone: a guest on a busy host is too slow to serve ten calls in two seconds.
 """
 
 from __future__ import annotations
@@ -82,9 +83,11 @@ def total(host: Host, unit: str) -> dict[str, Any]:
 
 def test_services_of_all_types_are_exact(host: Host) -> None:
     names = [name.replace("@.", "@1.") for name in FILES]
-    host.run(f"systemctl start {' '.join(names)}", timeout=100)
-    for name in names:
-        host.until(lambda name=name: host.state(name) in ("active", "completed"), name)  # type: ignore[misc]
+    together = [name for name in names if name in FILES and name not in MORE]
+    for some in (together, *([name] for name in names if name not in together)):
+        host.run(f"systemctl start {' '.join(some)}", timeout=100)
+        for name in some:
+            host.until(lambda name=name: host.state(name) in ("active", "completed"), name)  # type: ignore[misc]
     host.run("systemctl reload x-simple.service")
     found = {name: total(host, name) for name in names}
     assert {name: one.get("reason") for name, one in found.items()} == dict.fromkeys(names)

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.wait import wait_until
+
 from .channel import Channel, Reply
 from .errors import CommandError, CommandTimeoutError, GuestDiedError
 from .qemu import Qemu
@@ -122,6 +124,17 @@ class Guest:
     def set_clock(self) -> None:
         """Set the guest's clock to the host's time: the clock of a restored guest is that of the saved state."""
         self.run(f"date --set=@{time.time():.6f}")
+
+    def reboot(self, timeout: float = 600.0) -> None:
+        """Reboot, with the disk as it is now, and return when the agent runs again, which is before the boot ends."""
+        self._qemu.ask("set-action", {"reboot": "reset"})
+        self.run("systemctl reboot")
+        # QEMU passes no request to the guest before the next agent opens its port.
+        wait_until(lambda: not self._has_agent(), interval_s=0.1, timeout_s=timeout, failure="the agent runs")
+        self.run("true", timeout)
+
+    def _has_agent(self) -> bool:
+        return any(one["label"] == "agent" and one["frontend-open"] for one in self._qemu.ask("query-chardev"))
 
     def console(self) -> str:
         """Return what the guest has written to its console since it was started."""
