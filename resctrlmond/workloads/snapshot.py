@@ -161,21 +161,28 @@ class Snapshots:
                 self._only_begun.discard(subfolder)
                 _remove(new)
                 raise
-        self._keep_begin(subfolder, readings, time.time_ns())
+        self._keep_begin(subfolder, self._begin_identity(subfolder), readings, time.time_ns())
 
     def load_begin(self, subfolder: str) -> None:
         """Keep the begin values of a run that the last daemon began. Raises NotRead."""
         now_ns = time.time_ns()
-        self._keep_begin(subfolder, self._values(subfolder, _BEGIN), now_ns)
+        # Before the values: a thread without a transaction may read them while the next run begins.
+        folder = self._begin_identity(subfolder)
+        self._keep_begin(subfolder, folder, self._values(subfolder, _BEGIN), now_ns)
         self._begin_later.discard(subfolder)
 
     def load_begin_later(self, subfolder: str) -> None:
         """Keep the begin values of a run that the last daemon began, from their first use on."""
         self._begin_later.add(subfolder)
 
-    def _keep_begin(self, subfolder: str, readings: Sequence[Reading], written_ns: int) -> None:
+    def _begin_identity(self, subfolder: str) -> tuple[int, int]:
+        return _identity(f"{self.path(subfolder)}/mon_data")
+
+    def _keep_begin(
+        self, subfolder: str, folder: tuple[int, int], readings: Sequence[Reading], written_ns: int
+    ) -> None:
         values = checkpoint.encode(checkpoint.of_baseline(readings, {}))
-        begin = _Begin(_identity(f"{self.path(subfolder)}/mon_data"), written_ns, values)
+        begin = _Begin(folder, written_ns, values)
         self._begin[subfolder] = begin
         ordered = sorted(readings, key=IN_ORDER)
         self._keep_decoded(subfolder, begin, [Reading(one.domain, one.event, one.value) for one in ordered])
@@ -409,7 +416,7 @@ class Snapshots:
         if subfolder in self._begin_later:
             self.load_begin(subfolder)
         begin = self._begin.get(subfolder)
-        if begin is None or begin.folder != _identity(f"{self.path(subfolder)}/mon_data"):
+        if begin is None or begin.folder != self._begin_identity(subfolder):
             return self._values(subfolder, _BEGIN)
         known, readings = self._decoded.get(subfolder, (None, []))
         if known is not begin:

@@ -360,3 +360,25 @@ def test_links_are_never_followed(snapshots: Snapshots, tmp_path: Path) -> None:
     snapshots.delete("k")
     assert not os.path.lexists(snapshots.path("k"))
     assert (victim / "file").read_text() == "kept"
+
+
+def test_begin_values_that_are_read_while_the_next_run_begins_are_not_those_of_it(
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread without a transaction loads them, and the totals of the next run were too large, and exact."""
+    snapshots.begin("k", OLD, "/live", values("1.250000"))
+    snapshots.end("k", OLD, values("2.500000"))
+    last = Snapshots(snapshots.groups, snapshots.completed)
+    last.load_begin_later("k")
+    read = Snapshots._values
+
+    def slow_read(of: Snapshots, subfolder: str, suffix: str) -> list[Reading]:
+        found = read(of, subfolder, suffix)
+        monkeypatch.undo()
+        last.set_aside("k", 1)
+        last.begin("k", OLD, "/live", values("9.000000"))
+        return found
+
+    monkeypatch.setattr(Snapshots, "_values", slow_read)
+    last.begin_values("k")
+    assert [one.value.text for one in last.begin_values("k") if one.event == "core_energy"] == ["9.000000"]
