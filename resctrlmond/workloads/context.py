@@ -35,12 +35,12 @@ class Memory(msgspec.Struct):
     (``Workload.subfolder``) whose links to live counters could not be changed after their group moved. ``occupants``
     is a task that was found in a group, by its directory. ``checkpoints`` are the checkpoints of a workload's groups
     (``Snapshots.keep_read``) for which its file ``quality`` was written, by key. ``stamps`` are those of its files at
-    the start, by key, until its first checkpoint (``quality_stamps.py``). ``apart`` is the reason
-    why a container of a pod is not counted in the group of the pod, by the key of the pod; it lacks containers that
-    were started before ``since_ns`` (``clock.boot_ns``). ``taken_ns`` is when RMIDs were taken from units that no
-    waiting group has got yet (``rmid_transfer.py``). ``empty_since_ns`` is when an overflow workload lost its last
-    member, by key (``overflow.py``). ``returns`` is, by key, when the dormant member of a service ended, and since
-    when its control group has tasks again.
+    the start, by key, until its first checkpoint; ``code`` is that of the program (``quality_stamps.py``). ``apart``
+    is the reason why a container of a pod is not counted in the group of the pod, by the key of the pod; it lacks
+    containers that were started before ``since_ns`` (``clock.boot_ns``). ``taken_ns`` is when RMIDs were taken from
+    units that no waiting group has got yet (``rmid_transfer.py``). ``empty_since_ns`` is when an overflow workload
+    lost its last member, by key (``overflow.py``). ``returns`` is, by key, when the dormant member of a service
+    ended, and since when its control group has tasks again.
     """
 
     mounted_on: dict[int, Mounting] = msgspec.field(default_factory=dict)
@@ -48,6 +48,7 @@ class Memory(msgspec.Struct):
     occupants: dict[GroupRef, int] = msgspec.field(default_factory=dict)
     checkpoints: dict[str, list[int]] = msgspec.field(default_factory=dict)
     stamps: dict[str, list[Stamp]] = msgspec.field(default_factory=dict)
+    code: Stamp | None = None
     apart: dict[str, str] = msgspec.field(default_factory=dict)
     since_ns: int = msgspec.field(default_factory=boot_ns)
     taken_ns: list[int] = msgspec.field(default_factory=list)

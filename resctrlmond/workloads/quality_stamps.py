@@ -40,10 +40,10 @@ def save(ctx: Context) -> None:
     """Write the stamps of all workloads whose file is up to date. No call may run. Errors are only logged."""
     stamped = (workload for workload in ctx.store.unfinished() if _is_up_to_date(ctx, workload))
     found = {workload.key: stamps for workload in stamped if (stamps := _stamps(ctx, workload)) is not None}
-    if not found:
+    if not found or ctx.memory.code is None:
         return
     try:
-        write_file(_path(ctx), msgspec.json.encode(_Stamps(_code(), found)), mode=_MODE)
+        write_file(_path(ctx), msgspec.json.encode(_Stamps(ctx.memory.code, found)), mode=_MODE)
     except OSError as error:
         log.debug("the next start computes all qualities again: %s", error)
 
@@ -51,12 +51,14 @@ def save(ctx: Context) -> None:
 def take(ctx: Context) -> None:
     """Read the stamps that the last daemon has left, and remove their file. They are not valid after an update."""
     path = _path(ctx)
+    # Now, not at the stop: an update may replace the files while this daemon runs.
+    ctx.memory.code = _code()
     try:
         stamps = _DECODER.decode(read_file(path))
         os.unlink(path)
     except (OSError, msgspec.DecodeError, UnicodeError):
         return
-    if stamps.code == _code():
+    if stamps.code == ctx.memory.code:
         ctx.memory.stamps = stamps.files
 
 
@@ -73,19 +75,19 @@ def is_kept(ctx: Context, workload: Workload) -> bool:
 
 
 def _is_up_to_date(ctx: Context, workload: Workload) -> bool:
-    """Return whether the file has the qualities of the record and of the checkpoint of each group.
+    """Return whether the file has the qualities of the record and of each group's checkpoint, and no link is stale.
 
-    That is known if nothing was written since the start, or since a tick has updated the file with these checkpoints
-    (``group_ops.checkpoint``). Each later change of the workload updates it too (``QualityFiles.before_save``).
+    The former is known if nothing was written since the start, or since a tick has updated the file with these
+    checkpoints (``group_ops.checkpoint``). Each later change of the workload updates it too
+    (``QualityFiles.before_save``).
     """
     if workload.state.is_over or workload.key in ctx.store.unsaved:
         return False
-    if is_kept(ctx, workload):
-        return True
     folders = [workload.subfolder(group) for group in workload.groups]
+    if not ctx.memory.stale_links.isdisjoint(folders):
+        return False
     numbers = [ctx.snapshots.checkpoint_number(folder) for folder in folders]
-    is_known = all(numbers) and ctx.memory.checkpoints.get(workload.key) == numbers
-    return is_known and ctx.memory.stale_links.isdisjoint(folders)
+    return is_kept(ctx, workload) or (all(numbers) and ctx.memory.checkpoints.get(workload.key) == numbers)
 
 
 def _stamps(ctx: Context, workload: Workload) -> list[Stamp] | None:

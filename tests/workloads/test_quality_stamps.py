@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from resctrlmond.sim.control.client import Control, Fault
+from resctrlmond.workloads import quality_stamps
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.atomic_files import write_file
 from resctrlmond.workloads.errors import NotWritten
@@ -150,6 +151,35 @@ def test_the_stamps_of_other_code_are_not_valid(host: Host, process: Start, comp
     computed.clear()
     host.restart()
     assert computed == ["k"]
+
+
+def test_an_update_while_the_daemon_runs_makes_its_stamps_invalid(
+    host: Host, process: Start, computed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package replaces the files before it restarts the daemon, which stops with the old code in memory."""
+    begin(host, process)
+    monkeypatch.setattr(quality_stamps, "_code", lambda: (1, 2))
+    stop(host)
+    computed.clear()
+    host.restart()
+    assert computed == ["k"]
+
+
+def test_links_that_could_not_be_changed_are_changed_by_the_next_start(host: Host, process: Start) -> None:
+    begin(host, process)
+    link = next(file(host, "mon_data").glob("*/mbm_total_bytes"))
+    target = os.readlink(link)
+    link.unlink()
+    link.symlink_to("/elsewhere")
+    # A folder in the place of the temporary link.
+    obstacle = link.with_name(f".{link.name}.new")
+    obstacle.mkdir()
+    host.restart()
+    assert os.readlink(link) == "/elsewhere"
+    stop(host)
+    obstacle.rmdir()
+    host.restart()
+    assert os.readlink(link) == target
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"code": [1, 2]}', b"\xff", b'{"code": [1, "x"], "files": {}}'])
