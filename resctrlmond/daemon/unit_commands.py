@@ -99,6 +99,10 @@ class Service:
         running = (one for one in self.commands if one.pid == pid and not one.has_ended and is_program(one.program))
         return next(running, None)
 
+    def is_end_of_reload(self, command: Command) -> bool:
+        """Return whether the command is the last one of a reload: a later one could be missed."""
+        return [one.name for one in self.commands if one.is_repeated][-1:] == [command.name]
+
     @property
     def at_stop(self) -> int:
         """The number of commands that run while the service stops."""

@@ -88,6 +88,8 @@ class UnitStarts:
             is_known = member is not None and _is_known(member.commands, caller.pid)
             if workload is not None and is_known and await self._is_inside(workload, caller.pid):
                 return workload
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.keep({one.key for one in self._manager.unfinished()})
             has_all = name in self._seen
             self._seen.remove(name)
             state = self._seen.state(name)
@@ -105,14 +107,12 @@ class UnitStarts:
             except BaseException:
                 self._seen.miss(name)
                 raise
-            if len(self._seen) >= _MOST_SEEN:
-                self._seen.keep({one.key for one in self._manager.unfinished()})
             member = workload.member(name)
             knows_all = member is not None and service.knows_all(member.commands)
             self._seen.handle(name, state, knows_all=knows_all)
             if knows_all:
                 # The job of a reload runs now. That of a start may have ended, and the next one may be waiting.
-                self._seen.explain(name, jobs[0] | jobs[1] if command.is_repeated else jobs[0])
+                self._seen.explain(name, jobs[0] | jobs[1] if service.is_end_of_reload(command) else jobs[0])
             return workload
 
     async def _is_inside(self, workload: Workload, pid: int) -> bool:

@@ -559,6 +559,38 @@ def test_reload_that_did_not_reach_the_daemon_makes_the_service_late(site: Servi
 
 
 @pytest.mark.parametrize("is_missed", [True, False])
+def test_second_command_of_a_reload_that_did_not_reach_the_daemon_makes_the_service_late(
+    site: Services, is_missed: bool
+) -> None:
+    """A daemon-reload, by which systemd forgets both commands, follows before the watch looks."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            none = [Command(PROGRAM), Command(PROGRAM)]
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=none)
+            go(main)
+            await site.until(lambda: has_begun(main))
+            await site.looked()
+            end = site.systemd.job(SHOP, 1)
+            done = list[Command]()
+            for is_outside in (False, is_missed):
+                reload = (site.spawn if is_outside else site.through)(SHOP, "/bin/true")
+                commands = {"ExecStart": [started(main)], "ExecReload": [*done, started(reload), *none][:2]}
+                site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands=commands)
+                go(reload)
+                await ended(reload)
+                done.append(started(reload, ended=True))
+            end()
+            forgotten = {"ExecStart": [Command(PROGRAM)], "ExecReload": none}
+            site.systemd.set(SHOP, Unit(site.inner(SHOP), commands=forgotten, changed=9))
+            await site.looked()
+            assert site.quality() is (Quality.LATE if is_missed else Quality.EXACT)
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_missed", [True, False])
 def test_start_that_did_not_reach_the_daemon_makes_the_service_late(site: Services, is_missed: bool) -> None:
     """Restarts of a service with Type=simple, whose jobs end before the calls, and not a look between them."""
 
@@ -1326,6 +1358,20 @@ def test_refused_callers_are_forgotten(site: Services, monkeypatch: pytest.Monke
                 child = calling(site, f"shop@{number}.service", user=NOBODY)
                 assert (await reply_of(site, child))["error"] == "org.resctrlmon.Manager.NotWatched"
             assert len(site.starts._refusals) == 1
+
+    run(test)
+
+
+def test_services_of_which_each_call_fails_are_forgotten(site: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection to a socket with Accept= has a service of its own."""
+    monkeypatch.setattr(unit_starts, "_MOST_SEEN", 2)
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            for number in range(5):
+                child = calling(site, f"shop@{number}.service")
+                assert (await reply_of(site, child))["error"] == "org.resctrlmon.Manager.NotWatched"
+            assert len(site.watch.seen) <= 2
 
     run(test)
 
