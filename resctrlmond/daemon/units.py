@@ -458,15 +458,19 @@ class UnitWatch:
         workload, member = self._find(key)
         if workload is None or not workload.is_claimed_by(SYSTEMD) or workload.is_finished:
             return
-        if commands is not None and self._globs.rank(key) is not None and _commands(member) != commands:
+        if self._globs.rank(key) is None:
+            commands = None
+        if commands is not None and _commands(member) != commands:
             self._look_at(key)
             return
         try:
-            if member is not None and member.commands and await self._call(cgroups.is_populated, member.cgroup):
-                await self._downgrade(workload, Quality.ESTIMATED, [Reason.RAN_ON.text(member=key)])
-            await self._call(self._manager.release, key, owner=SYSTEMD, reason=reason or _ENDED)
+            reason = reason or _ENDED
+            await self._call(self._manager.release, key, owner=SYSTEMD, reason=reason, commands=commands)
         except ResctrlError as error:
             self._log_failure(key, error)
+        if commands is not None and _commands(self._find(key)[1]) != commands:
+            self._look_at(key)
+            return
         for path in [path for path, of in self._paths.items() if of == key]:
             del self._paths[path]
 

@@ -52,6 +52,7 @@ from resctrlmond.workloads.machine import Machine, MachineUse
 from resctrlmond.workloads.maintenance import Maintenance
 from resctrlmond.workloads.mark import Mark
 from resctrlmond.workloads.model import EndRule, Group, Member, State, Workload, replace
+from resctrlmond.workloads.owners import SYSTEMD
 from resctrlmond.workloads.pod_times import PodTimes
 from resctrlmond.workloads.pods import Inventory
 from resctrlmond.workloads.profiles import Choice, Profiles
@@ -73,7 +74,7 @@ from resctrlmond.workloads.runs import (
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.states import FOLLOW, NameKind
-from resctrlmond.workloads.store import Limit, Store, UnreadableRecord
+from resctrlmond.workloads.store import Limit, Store, Transaction, UnreadableRecord
 from resctrlmond.workloads.sums import Sums, SumsUse
 from resctrlmond.workloads.takeover import TakeOver
 from resctrlmond.workloads.totals import shown, summed
@@ -497,8 +498,13 @@ class Manager:
         with self._store.transaction(key) as txn:
             return observed.observe(self.context, txn, found, opened, assignment)
 
-    def release(self, key: str, *, owner: str, reason: str = "released") -> Released:
+    def release(
+        self, key: str, *, owner: str, reason: str = "released", commands: frozenset[str] | None = None
+    ) -> Released:
         """End ``owner``'s claim. The workload ends with its last claim. Return the totals, also if it was over.
+
+        A service of which other ``commands`` are known by now (``Member.commands``) keeps its claim: it was started
+        again.
 
         Raises NoSuchWorkload, and NoSuchClaim if the workload is not over and ``owner`` has no claim on it.
         """
@@ -509,11 +515,16 @@ class Manager:
             if not is_over and not workload.is_claimed_by(owner) and workload.claims:
                 owners = ", ".join(claim.owner for claim in workload.claims)
                 raise NoSuchClaim(f"{owner} has no claim on {key}", remedy=f"It is claimed by {owners}")
-            if workload.is_interrupted or (not is_over and workload.without_claim(owner).claims):
-                txn.save(group_ops.without_claim(workload, owner))
+            member = workload.member(key)
+            if commands is not None and member is not None and commands != frozenset(member.commands):
+                pass  # processes of the next start are in the group
+            elif workload.is_interrupted or (not is_over and workload.without_claim(owner).claims):
+                self._mark_running_on(txn, owner)
+                txn.save(group_ops.without_claim(txn.workload, owner))
             elif workload.state is State.ENDING:
                 ends.finish_again(self.context, txn)
             elif not is_over:
+                self._mark_running_on(txn, owner)
                 placement.sweep_last(self.context, txn)
                 # The last claim is removed by the write that records the end: a daemon that is killed after it
                 # completes this end, and one that is killed before it has not begun.
@@ -525,6 +536,15 @@ class Manager:
             # Before the next group is created, because the kernel would give it the counters that became free.
             self.maintenance.serve_counters()
         return released
+
+    def _mark_running_on(self, txn: Transaction, owner: str) -> None:
+        """Make an exact service estimated if processes of it run on after the release. Raises NotRead."""
+        workload, member = txn.workload, txn.workload.member(txn.key)
+        if owner != SYSTEMD or workload.state.is_over or member is None or not member.commands:
+            return
+        if cgroups.is_populated(member.cgroup):
+            why = Reason.RAN_ON.text(member=member.id)
+            txn.save(workload.downgraded(workload.group_of(member), Quality.ESTIMATED, why))
 
     def add_member(self, key: str, member: str, *, owner: str, kind: str = "sandbox") -> Workload:
         """Add a member that has no task of its own. A living member that has tasks is not changed.

@@ -844,7 +844,7 @@ def test_start_after_the_statement_of_systemd_is_exact(site: Services, monkeypat
     run(test)
 
 
-@pytest.mark.parametrize("when", ["after the list", "after the check"])
+@pytest.mark.parametrize("when", ["after the list", "after the check", "before the release"])
 def test_service_that_is_started_again_during_a_look_continues(
     site: Services, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
@@ -882,8 +882,17 @@ def test_service_that_is_started_again_during_a_look_continues(
                 if key == SHOP and not done:
                     await start()
 
+            call = watch._call
+
+            async def slow_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+                if function == site.host.manager.release and not done:
+                    await start()
+                return await call(function, *args, **kwargs)
+
             monkeypatch.setattr(systemd, "units", slow_units)
-            monkeypatch.setattr(watch, "_check_end", slow_check)
+            monkeypatch.setattr(watch, "_call", slow_call)
+            if when == "after the check":
+                monkeypatch.setattr(watch, "_check_end", slow_check)
             site.systemd.set(SHOP, active="inactive", sub="dead")
             await site.until(lambda: done and has_begun(again))
             await site.looked()
