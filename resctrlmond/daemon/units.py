@@ -308,8 +308,10 @@ class UnitWatch:
             # Also of another start, which can be over when the next one calls.
             found = reasons(service, unit.key, known)
             if service.knows_all(known):
-                is_unchanged = 0 < changed_us == member.known_until_us
                 is_forgotten = unit_commands.has_forgotten(service, _commands(before))
+                is_unchanged = is_forgotten and 0 < changed_us == member.known_until_us
+                # Again: a command may have run between the first time and the statement.
+                is_unchanged = is_unchanged and changed_us == await self._last_change(systemd, unit.key)
                 if not is_forgotten or is_unchanged or (unit.key in self.seen and not jobs):
                     self.seen.add(unit.key, state)
                     self.seen.explain(unit.key, jobs)

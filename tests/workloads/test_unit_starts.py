@@ -676,6 +676,38 @@ def test_service_stays_exact_after_a_daemon_reload_unless_a_command_was_missed(s
     run(test)
 
 
+def test_reload_between_the_questions_of_the_watch_makes_the_service_late(
+    site: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not reached, and a daemon-reload followed. The connection is new, so no job was reported."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            own = {"ExecStart": [started(main)], "ExecReload": [Command(PROGRAM)]}
+            site.systemd.set(SHOP, Unit(site.inner(SHOP), commands=own, changed=7))
+            go(main)
+            await site.until(lambda: has_begun(main))
+            await site.looked()
+            site.watch.seen.forget_all()
+            systemd = await site.watch.connection()
+            assert systemd is not None
+            service = systemd.service
+
+            async def later(name: str) -> Any:
+                if name == SHOP:
+                    site.systemd.units[SHOP] = replace(site.systemd.units[SHOP], changed=9)
+                return await service(name)
+
+            monkeypatch.setattr(systemd, "service", later)
+            forgotten = {"ExecStart": [Command(PROGRAM)], "ExecReload": [Command(PROGRAM)]}
+            site.systemd.set(SHOP, Unit(site.inner(SHOP), commands=forgotten, changed=7))
+            await site.looked()
+            assert (site.quality(), site.reasons()) == (Quality.LATE, (Reason.COMMAND_UNSEEN.text(member=SHOP),))
+
+    run(test)
+
+
 def test_start_during_a_halt_of_the_daemon_makes_the_service_late(site: Services) -> None:
     async def test() -> None:
         async with site.serving("*.service"):
