@@ -70,6 +70,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help=f"the only directory with profiles ({' and '.join(profile_files.DIRECTORIES)})",
     )
+    parser.add_argument(
+        "--check-config",
+        action="store_true",
+        help="check the configuration and the profiles, and exit; a running plugin is not affected",
+    )
     parser.add_argument("--name", type=_name, default="resctrlmond", help="the plugin's name (%(default)s)")
     parser.add_argument(
         "--index",
@@ -103,7 +108,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         handler.addFilter(RateLimit())
     try:
         selection = settings.load(options.config)
-        memory = Memory(profile_files.chosen(options.profiles_dir))
+        directories = profile_files.chosen(options.profiles_dir)
+        if options.check_config:
+            profile_files.load(directories)
+            return 0
+        memory = Memory(directories)
         by_runtime = launched.from_environment(os.environ)
     except ConfigError as error:
         log.error("%s", error, extra=journal.fields(error))

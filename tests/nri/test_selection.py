@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -285,3 +287,28 @@ def test_invalid_configuration_ends_the_adapter_with_status_78_and_names_the_lin
     assert node.adapter.wait(60) == 78
     node.adapter = None
     assert "nri.yaml:2: namespaces is not a list" in node.log_text()
+
+
+@pytest.mark.parametrize(
+    ("configuration", "profiles", "status", "message"),
+    [
+        ("namespaces: [shop]\n", "", 0, ""),
+        ("\nnamespaces: shop\n", "", 78, "nri.yaml:2: namespaces is not a list"),
+        ("", "profilse: {}\n", 78, "Did you mean profiles?"),
+    ],
+)
+def test_configuration_is_checked_without_a_start(
+    tmp_path: Path, configuration: str, profiles: str, status: int, message: str
+) -> None:
+    """A running plugin connects to the runtime; the check ends by itself."""
+    file, folder = tmp_path / "nri.yaml", tmp_path / "profiles.d"
+    folder.mkdir()
+    file.write_text(configuration, encoding="utf-8")
+    (folder / "site.yaml").write_text(profiles, encoding="utf-8")
+    options = ["--check-config", "--config", str(file), "--profiles-dir", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "-m", "resctrlmond.nri", *options], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == status, done.stderr
+    assert message in done.stderr
+    assert bool(done.stderr) == bool(message)
