@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from resctrlmond import profile_files
 from resctrlmond.config import merge
 from resctrlmond.nri import settings
 from resctrlmond.nri.selection import Selection
@@ -122,6 +123,7 @@ def test_ansible_accepts_the_playbook() -> None:
         {
             "resctrlmond_config": {"units": ["*.service", "!getty@*.service"], "snapshot_ttl": "1h", "dbus": False},
             "resctrlmond_nri_config": {"namespaces": ["shop"], "labelSelector": {"version": "1.10"}},
+            "resctrlmond_profiles": {"profiles": {"batch": {"priority": -10}}, "default_profile": "batch"},
             "resctrlmond_exporter_listen": 10133,
             "resctrlmond_read_gid": 911,
         },
@@ -133,6 +135,7 @@ def test_daemon_and_plugin_accept_the_files_of_the_role(tmp_path: Path, variable
     assert re.search(r"changed=0 .*failed=0", output.partition("--- again")[2]), output
     daemon, nri = copy / "resctrlmond" / "resctrlmond.d" / "fleet.yaml", copy / "resctrlmond" / "nri.yaml"
     config = merge([(str(daemon), daemon.read_bytes())])
+    profiles = profile_files.load([str(copy / "resctrlmond" / "profiles.d")])
     selection = settings.parse(nri.read_bytes(), str(nri))
     socket = (copy / "resctrlmon-exporter.socket.d" / "fleet.conf").read_text(encoding="utf-8")
     number = variables.get("resctrlmond_read_gid", defaults()["resctrlmond_read_gid"])
@@ -141,6 +144,7 @@ def test_daemon_and_plugin_accept_the_files_of_the_role(tmp_path: Path, variable
         assert (config.snapshot_ttl, config.dbus, len(config.units)) == (3600, False, 2)
         assert selection.namespaces == {"shop"}
         assert [str(requirement) for requirement in selection.requirements] == ["version: 1.10"]
+        assert sorted(profiles.by_name) == ["batch"]
         assert socket.endswith("[Socket]\nListenStream=\nListenStream=10133\n")
     else:
         assert config == merge([])
@@ -148,13 +152,33 @@ def test_daemon_and_plugin_accept_the_files_of_the_role(tmp_path: Path, variable
         assert "ListenStream" not in socket
 
 
-def test_wrong_configuration_is_not_written_and_stops_the_role(tmp_path: Path) -> None:
-    """It was written, and the daemon did not start again."""
-    copy, done = run(tmp_path, {"resctrlmond_config": {"snapshot_tll": "1h"}})
+@pytest.mark.parametrize(
+    ("variables", "message", "missing"),
+    [
+        (
+            {"resctrlmond_config": {"snapshot_tll": "1h"}},
+            "unknown key 'snapshot_tll'. Did you mean snapshot_ttl?",
+            "resctrlmond.d/fleet.yaml",
+        ),
+        ({"resctrlmond_nri_config": {"namespaces": "shop"}}, "namespaces is not a list", "nri.yaml"),
+        (
+            {"resctrlmond_profiles": {"profiles": {"batch": {"snapshot_tll": "1h"}}}},
+            "Did you mean snapshot_ttl?",
+            "profiles.d/fleet.yaml",
+        ),
+    ],
+    ids=["daemon", "plugin", "profiles"],
+)
+def test_wrong_configuration_is_not_written_and_stops_the_role(
+    tmp_path: Path, variables: dict[str, Any], message: str, missing: str
+) -> None:
+    """It was written, and the daemon or the plugin did not start again, or ran without profiles."""
+    copy, done = run(tmp_path, variables)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "unknown key 'snapshot_tll'. Did you mean snapshot_ttl?" in done.stdout
+    assert message in done.stdout
     assert "--- again" not in done.stdout
-    assert list((copy / "resctrlmond" / "resctrlmond.d").iterdir()) == []
+    assert (copy / "resctrlmond").is_dir()
+    assert not (copy / "resctrlmond" / missing).exists()
 
 
 def test_role_agrees_with_the_packages_the_daemonset_and_the_page() -> None:
