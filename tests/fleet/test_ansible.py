@@ -116,6 +116,27 @@ def test_ansible_accepts_the_playbook() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def of_the_page() -> dict[str, Any]:
+    """Return the variables in the example of the page."""
+    text = PAGE.read_text(encoding="utf-8").partition("# ANSIBLE")[2]
+    found: dict[str, Any] = yaml.safe_load(text.split("```")[1])
+    return found
+
+
+def test_example_of_the_page_has_the_packages_in_the_order_of_installation() -> None:
+    names = [Path(file).name.partition("_")[0] for file in of_the_page()["resctrlmond_debs"]]
+    assert names == ["python3-resctrlmond", *defaults()["resctrlmond_packages"]]
+
+
+def test_daemon_and_plugin_accept_the_example_of_the_page(tmp_path: Path) -> None:
+    variables = of_the_page()
+    assert variables.keys() <= defaults().keys()
+    copy, output = applied(tmp_path, variables)
+    assert re.search(r"changed=0 .*failed=0", output.partition("--- again")[2]), output
+    selection = settings.parse((copy / "resctrlmond" / "nri.yaml").read_bytes(), "nri.yaml")
+    assert selection.namespaces == {"shop", "web"}
+
+
 @pytest.mark.parametrize(
     "variables",
     [
