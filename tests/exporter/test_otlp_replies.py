@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import gzip
 import http.server
 import itertools
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+import requests
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsPartialSuccess,
     ExportMetricsServiceResponse,
@@ -16,10 +18,11 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 from resctrlmond.exporter.otlp.ledger import Temporality
 from resctrlmond.exporter.otlp.points import Name, Part, Point
+from resctrlmond.exporter.otlp.replies import Replies, Session
 from resctrlmond.exporter.otlp.sender import Failure, Protocol, Sender
 from tests.exporter.conftest import Machine
 from tests.exporter.otlp_receiver import Point as Got
-from tests.exporter.otlp_receiver import Received, answering, over_grpc, over_http
+from tests.exporter.otlp_receiver import Received, answering, over_grpc, over_http, silent
 from tests.exporter.test_otlp import pushes, pushing
 from tests.wait import wait_until
 
@@ -128,22 +131,87 @@ def test_reply_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "its reply is longer than" in failure.reason
 
 
-def test_reply_that_trickles_does_not_stop_the_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
+TRICKLES = {"headers": b"HTTP/1.1 200 OK\r\nX-", "interim": b"", "error": b"HTTP/1.1 503 Busy\r\n\r\n"}
+
+
+@pytest.mark.parametrize("part_of_reply", TRICKLES)
+def test_reply_that_trickles_does_not_stop_the_pushes(monkeypatch: pytest.MonkeyPatch, part_of_reply: str) -> None:
+    """Each read of the connection is in time, but not the reply."""
     is_over = threading.Event()
+    piece = b"HTTP/1.1 100 Continue\r\n\r\n" if part_of_reply == "interim" else b"x"
 
     def trickle(request: Handler) -> None:
-        request.send_response(200)
-        request.end_headers()
+        request.wfile.write(TRICKLES[part_of_reply])
         while not is_over.wait(0.05):
-            request.wfile.write(b"x")
+            request.wfile.write(piece)
 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    done: list[Failure | None] = []
     with answering(trickle) as url:
-        try:
-            failure = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()])
-        finally:
-            is_over.set()
-    assert failure is not None
+        sender = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE)
+        pushed = threading.Thread(target=lambda: done.append(sender.send([part()])), daemon=True)
+        pushed.start()
+        pushed.join(20)
+        is_in_time = not pushed.is_alive()
+        is_over.set()
+    assert is_in_time
+    # The status has arrived: a delta must not be sent again.
+    assert (done[0] is None) == (part_of_reply == "headers")
+
+
+def test_time_limit_of_a_request_does_not_depend_on_the_clock() -> None:
+    """The SDK derives a time-out of an hour if the clock is set back by an hour during a push."""
+    with silent() as url, pytest.raises(requests.ReadTimeout, match=r"it did not answer within 0.5 s"):
+        Session(Replies(lambda _: None, 0.5)).post(url, b"x", timeout=3600)
+
+
+@pytest.mark.parametrize("reply", [b"Content-Length: 99\r\n\r\nabc", b"Transfer-Encoding: chunked\r\n\r\n9\r\nabc"])
+def test_message_is_accepted_although_the_rest_of_the_reply_is_lost(reply: bytes) -> None:
+    """A delta would be counted twice."""
+
+    def cut_off(request: Handler) -> None:
+        request.wfile.write(b"HTTP/1.1 200 OK\r\n" + reply)
+        request.close_connection = True
+
+    with answering(cut_off) as url:
+        assert Sender(url, Protocol.HTTP, Temporality.DELTA).send([part()]) is None
+
+
+def test_reply_is_not_decompressed() -> None:
+    """Some bytes can become some GB: three times compressed, for example."""
+    bomb, asked = gzip.compress(gzip.compress(bytes(1 << 24))), []
+
+    def answer(request: Handler) -> None:
+        asked.append(request.headers["Accept-Encoding"])
+        request.send_response(200)
+        request.send_header("Content-Type", "application/x-protobuf")
+        request.send_header("Content-Encoding", "gzip, gzip")
+        request.send_header("Content-Length", str(len(bomb)))
+        request.end_headers()
+        request.wfile.write(bomb)
+
+    with answering(answer) as url:
+        # Decompressed, it would be longer than a reply may be.
+        assert Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()]) is None
+    assert asked == ["identity"]
+
+
+def test_failure_names_the_status_or_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK logs "timeout, max retries or shutdown"."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
+
+    def busy(request: Handler) -> None:
+        request.send_response(503, "Out of disk")
+        request.send_header("Retry-After", "1000000000")
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    with answering(busy) as url:
+        failure = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()])
+    assert failure == Failure("it answered 503 Out of disk", is_refusal=False)
+    with silent() as url:
+        failure = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()])
+    assert failure == Failure("it did not answer within 0.5 s", is_refusal=False)
 
 
 @pytest.mark.parametrize(("status", "is_refusal"), [(400, True), (413, True), (401, False), (404, False)])

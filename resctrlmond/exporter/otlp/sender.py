@@ -45,6 +45,9 @@ _CREDENTIAL_PROVIDERS = (
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_METRICS_CREDENTIAL_PROVIDER",
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
 )
+# The time-out of a push, and its default: those of the SDK.
+_TIMEOUTS = ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+_TIMEOUT_S = 10.0
 # The SDK reads an address for metrics only, and a base address.
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
@@ -103,13 +106,16 @@ class Sender:
         sdk.addHandler(self._messages)
         # A failure is reported once, not at each attempt.
         sdk.propagate = False
+        # It logs each reply with a wrong header, and a traceback.
+        logging.getLogger("urllib3").setLevel(logging.ERROR)
         self._attributes: Attributes = {
             name: value
             for name, value in OTELResourceDetector().detect().attributes.items()
             if isinstance(value, str)
         }
         self._rejected = ""
-        self._replies = Replies(self._report)
+        timeout = next(filter(None, map(os.environ.get, _TIMEOUTS)), None)
+        self._replies = Replies(self._report, float(timeout or _TIMEOUT_S))
         self._exporter = _exporter(url, protocol, self._replies)
 
     @property
@@ -120,7 +126,7 @@ class Sender:
     def send(self, parts: Iterable[Part]) -> Failure | None:
         """Send the points of some resources in one message. Return why the receiver did not accept it, or None."""
         self._messages.clear()
-        self._replies.is_refusal = False
+        self._replies.clear()
         data = MetricsData([self._resource(*one) for one in _merged(parts)])
         try:
             result = self._exporter.export(data)
@@ -129,7 +135,7 @@ class Sender:
         else:
             if result is MetricExportResult.SUCCESS:
                 return None
-            reason = self._messages.text()
+            reason = self._replies.failure or self._messages.text()
         return Failure(reason_text(reason), self._replies.is_refusal)
 
     def _report(self, reply: ExportMetricsServiceResponse) -> None:
