@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
@@ -136,6 +137,61 @@ def test_run_that_cannot_be_read_for_long_is_not_counted_again(
         assert [one.value for one in received.all("resctrl.workload.core_energy")] == [5.0, 2.0]
         assert pusher.push()
     assert known.runs == {}
+
+
+def test_state_is_written_safely_beside_the_files_of_others(tmp_path: Path) -> None:
+    """The directory may be one to which other users can write."""
+    state, temporary, victim = tmp_path / "state", tmp_path / "state.new", tmp_path / "victim"
+    victim.write_text("precious")
+    temporary.symlink_to(victim)
+    ledger.Ledger(Temporality.DELTA, str(state))
+    assert victim.read_text() == "precious"
+    os.mkfifo(temporary)
+    ledger.Ledger(Temporality.DELTA, str(state))
+    assert not temporary.exists()
+    assert state.is_file()
+
+
+def of_host(value: str = "5", time_ns: int = 1) -> dict[str, Any]:
+    return {"host": {"a": {"start": START, "value": value, "time_ns": time_ns}}}
+
+
+def of_run(start: str) -> dict[str, Any]:
+    return {"runs": [{"key": "k", "created_at": START, "known": {"start": start, "attributes": {}}}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (of_host("NaN"), "not the value of a counter"),
+        (of_host("-5"), "not the value of a counter"),
+        (of_host("1e999999999"), "not the value of a counter"),
+        (of_host(time_ns=2**63), "not a time"),
+        (of_run("yesterday"), "yesterday"),
+        (of_run("2026-11-24T08:00:00"), "no time zone"),
+    ],
+)
+def test_state_with_wrong_values_is_refused(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
+    """Each push would fail because of them, or push a wrong figure."""
+    path = tmp_path / "state"
+    content = {"version": 1, "temporality": "delta", "runs": [], "host": {}}
+    path.write_bytes(msgspec.json.encode({**content, **of_host(), **of_run(START)}))
+    ledger.Ledger(Temporality.DELTA, str(path))
+    path.write_bytes(msgspec.json.encode(content | fields))
+    with pytest.raises(ValueError, match=reason):
+        ledger.Ledger(Temporality.DELTA, str(path))
+
+
+def test_state_that_is_not_a_regular_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fifo, large = tmp_path / "fifo", tmp_path / "large"
+    os.mkfifo(fifo)
+    with pytest.raises(ValueError, match=r"not a regular file"):
+        ledger.Ledger(Temporality.DELTA, str(fifo))
+    monkeypatch.setattr(ledger, "_MAX_BYTES", 1 << 20)
+    with large.open("wb") as file:
+        file.truncate((1 << 20) + 1)
+    with pytest.raises(ValueError, match=r"larger than 1 MiB"):
+        ledger.Ledger(Temporality.DELTA, str(large))
 
 
 def test_ends_that_no_receiver_accepts_are_limited(caplog: pytest.LogCaptureFixture) -> None:

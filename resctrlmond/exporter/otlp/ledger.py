@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import enum
 import os
+import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +22,11 @@ from resctrlmond.resctrl.counters import EXACTLY
 _FORGET_S = 60.0
 # Receivers with milliseconds need another time for another value.
 _TICK_NS = 1_000_000
+
+# A run has 1 KB, and some thousands are known at most.
+_MAX_BYTES = 256 << 20
+# The kernel's numbers have 20 digits.
+_MAX_DIGITS = 40
 
 
 class Temporality(enum.StrEnum):
@@ -139,10 +147,10 @@ class Ledger:
 
     def _load(self, path: str) -> None:
         try:
-            with open(path, "rb") as file:
-                found = msgspec.json.decode(file.read(), type=_File)
+            found = msgspec.json.decode(_content(path), type=_File)
             if found.version != _VERSION or found.temporality is not self.temporality:
                 raise ValueError(f"it has version {found.version} and temporality {found.temporality}")
+            _check(found)
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
@@ -164,7 +172,11 @@ class Ledger:
         data = msgspec.json.encode(_File(_VERSION, self.temporality, entries, self.host))
         temporary = f"{self._path}.new"
         try:
-            with open(temporary, "wb") as file:
+            # Left by an exporter that was killed, or put there by another user: a link must not lead the exporter
+            # to another file, and a FIFO must not block it.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            with open(temporary, "xb") as file:
                 file.write(data)
             os.replace(temporary, self._path)
         except OSError as error:
@@ -172,3 +184,28 @@ class Ledger:
                 f"cannot write the state {self._path}: {error.strerror or error}. Check that its directory exists and"
                 " can be written to"
             ) from error
+
+
+def _content(path: str) -> bytes:
+    """Return the content of a regular file, which cannot block or be without end. Raises OSError and ValueError."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not a regular file")
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"it is larger than {_MAX_BYTES >> 20} MiB")
+    return data
+
+
+def _check(found: _File) -> None:
+    """Check the values that a damaged file can have, and that no point can have. Raises ValueError."""
+    known = [entry.known for entry in found.runs]
+    for counted in [*found.host.values(), *(of for each in known for of in each.counters.values())]:
+        value = counted.value
+        if not (value.is_finite() and value >= 0 and value.adjusted() < _MAX_DIGITS):
+            raise ValueError(f"{value} is not the value of a counter")
+        if not 0 <= counted.time_ns < 2**63:
+            raise ValueError(f"{counted.time_ns} is not a time in nanoseconds")
+    for each in known:
+        if datetime.datetime.fromisoformat(each.start).tzinfo is None:
+            raise ValueError(f"{each.start!r} has no time zone")
