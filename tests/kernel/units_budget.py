@@ -263,6 +263,10 @@ def main() -> int:
         budget.systemctl("stop", budget.names)
         budget.select()
         play(budget, arguments.seed, report)
+        if restarts := int(host.out("systemctl show -P NRestarts resctrlmond")):
+            journal = host.out("journalctl -b -o short-monotonic -u resctrlmond | grep -v 'Used .* memory traffic'")
+            print(journal)
+            budget.wrong.append(f"systemd has started the daemon {restarts} times again")
     for line in budget.wrong:
         print(f"WRONG: {line}")
     report(f"{len(budget.wrong)} wrong")
