@@ -33,6 +33,7 @@ struct node {
 
 static struct node *root, *mon_groups;
 static struct node *group_of[1 << 22]; /* by thread ID, at most PID_MAX_LIMIT; NULL is the root class */
+static bool has_forked; /* whether a fork was reported */
 static int last_tid; /* the highest thread ID that was moved: the kernel walks over threads, not over numbers */
 static unsigned long inodes = 1;
 static unsigned groups;
@@ -213,6 +214,23 @@ static void write_tasks(uint64_t unique, struct node *node, const struct fuse_wr
     }
 }
 
+/* A child that has not been reported yet (see inherit()) is in the group of its parent. */
+static struct node *group_of_task(long tid)
+{
+    char path[32], stat[512] = "", *end;
+    int parent = 0;
+    if (group_of[tid] || !has_forked)
+        return group_of[tid];
+    snprintf(path, sizeof path, "/proc/%ld/stat", tid);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return NULL;
+    if (fgets(stat, sizeof stat, file) && (end = strrchr(stat, ')')))
+        sscanf(end, ") %*c %d", &parent);
+    fclose(file);
+    return parent > 0 && parent < 1 << 22 ? group_of[parent] : NULL;
+}
+
 static void get_attribute(uint64_t unique, struct node *node, const struct fuse_getxattr_in *in)
 {
     const char *name = (const char *)(in + 1);
@@ -229,9 +247,10 @@ static void get_attribute(uint64_t unique, struct node *node, const struct fuse_
     else if (!strcmp(name, "user.resctrlmond.inexact"))
         value[0] = 0;
     else if (sscanf(name, "user.resctrlmond.task.%ld", &tid) == 1 && tid > 0 && tid < 1 << 22 &&
-             (!kill(tid, 0) || errno == EPERM))
-        snprintf(value, sizeof value, "res:/\nmon:%s\n", group_of[tid] ? group_of[tid]->name : "");
-    else {
+             (!kill(tid, 0) || errno == EPERM)) {
+        struct node *group = group_of_task(tid);
+        snprintf(value, sizeof value, "res:/\nmon:%s\n", group ? group->name : "");
+    } else {
         reply(unique, ENODATA, NULL, 0);
         return;
     }
@@ -244,6 +263,24 @@ static void get_attribute(uint64_t unique, struct node *node, const struct fuse_
 }
 
 /* -- changes */
+
+/* A process tells by setxattr(2) that it has forked: user.resctrlmond.fork.CHILD on the root, its value is the parent. */
+static int inherit(struct node *node, const struct fuse_setxattr_in *in)
+{
+    const char *name = (const char *)in + FUSE_COMPAT_SETXATTR_IN_SIZE;
+    char parent[16] = "";
+    long tid;
+    if (node != root || sscanf(name, "user.resctrlmond.fork.%ld", &tid) != 1 || in->size >= sizeof parent)
+        return EOPNOTSUPP;
+    memcpy(parent, name + strlen(name) + 1, in->size);
+    long from = strtol(parent, NULL, 10);
+    if (tid <= 0 || tid >= 1 << 22 || from <= 0 || from >= 1 << 22)
+        return ESRCH;
+    has_forked = true;
+    group_of[tid] = group_of[from];
+    last_tid = tid > last_tid ? tid : last_tid;
+    return 0;
+}
 
 static void make_group(const struct fuse_in_header *head, struct node *parent, const char *name)
 {
@@ -343,6 +380,9 @@ static void serve(const struct fuse_in_header *head)
         return;
     case FUSE_GETXATTR:
         get_attribute(head->unique, node, in);
+        return;
+    case FUSE_SETXATTR:
+        reply(head->unique, inherit(node, in), NULL, 0);
         return;
     case FUSE_MKDIR:
         make_group(head, node, (const char *)((const struct fuse_mkdir_in *)in + 1));

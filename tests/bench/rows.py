@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from dbus_fast import Variant
@@ -194,13 +196,43 @@ def costs(host: Host, client: Client, daemon: int, pid: int, count: int) -> Iter
     yield Row("daemon's system calls for createRuntime", calls, bare_is, bare, COUNT, goal=150, goal_is_ours=True)
 
 
+class Spent(NamedTuple):
+    """The CPU time of a process in a minute, and how often its threads waited in a second."""
+
+    cpu_s: float
+    wake_ups: float
+
+
+def _wake_ups(pid: int) -> int:
+    """Return how often the threads of a process have waited (voluntary switches, proc_pid_status(5))."""
+    found = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            lines = status.read_text(encoding="ascii", errors="replace").splitlines()
+            found += next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+    return found
+
+
+def spent_in(pid: int, work: Callable[[], object]) -> Spent:
+    """Return what a process spends while the work is done."""
+    before, switches, began = cpu_s(pid), _wake_ups(pid), time.monotonic()
+    work()
+    passed = time.monotonic() - began
+    return Spent((cpu_s(pid) - before) * 60 / passed, (_wake_ups(pid) - switches) / passed)
+
+
+def spent_asleep(pid: int, for_s: float) -> Spent:
+    """Return what a process spends while nothing is asked of it."""
+    return spent_in(pid, lambda: time.sleep(for_s))
+
+
 def idle(daemon: int, groups: int, for_s: float) -> Iterator[Row]:
-    """The daemon's CPU time in a minute in which nothing is asked of it."""
-    before, began = cpu_s(daemon), time.monotonic()
-    time.sleep(for_s)
-    used = (cpu_s(daemon) - before) * 60 / (time.monotonic() - began)
+    """The daemon's CPU time in a minute in which nothing is asked of it, and its wake-ups."""
+    spent = spent_asleep(daemon, for_s)
     what = f"daemon's CPU time in an idle minute, {groups} groups"
-    yield Row(what, [used], "a minute", [60.0], SECONDS, goal=0.5, goal_is_ours=True)
+    yield Row(what, [spent.cpu_s], "a minute", [60.0], SECONDS, goal=0.5, goal_is_ours=True)
+    what = f"daemon's wake-ups a second in that minute, {groups} groups"
+    yield Row(what, [spent.wake_ups], "a timer each second", [1.0], COUNT)
 
 
 def cycles(client: Client, daemon: int, pid: int, count: int) -> Iterator[Row]:

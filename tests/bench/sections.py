@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resctrlmond.api.varlink.client import Client
-from tests.bench import exporter, nri, rows, runtime
+from tests.bench import busy, exporter, in_process, nri, rows, runtime
 from tests.bench.host import Host, threaded
 from tests.bench.measure import Row
 
@@ -57,6 +57,11 @@ def _lives(host: Host, effort: Effort) -> Iterator[Row]:
         yield from rows.beside_goresctrl(host, client, pid, effort.calls)
 
 
+def _verbs(host: Host, effort: Effort) -> Iterator[Row]:
+    with threaded(1) as pid:
+        yield from in_process.verbs(host, pid, effort.calls)
+
+
 def _mounts(host: Host, effort: Effort) -> Iterator[Row]:
     with host.daemon() as (daemon, _), Client(host.varlink) as client, threaded(1) as pid:
         yield from rows.mounts(host, client, daemon, pid, effort.calls)
@@ -82,6 +87,11 @@ def _groups(host: Host, effort: Effort) -> Iterator[Row]:
     yield from rows.ground(host, effort.rounds)
 
 
+def _busy(host: Host, effort: Effort) -> Iterator[Row]:
+    with host.daemon() as (daemon, _), Client(host.varlink) as client:
+        yield from busy.minutes(host, client, daemon, effort.groups, effort.idle_s)
+
+
 def _exporter(host: Host, effort: Effort) -> Iterator[Row]:
     with host.daemon() as (daemon, _), Client(host.varlink) as client, threaded(1) as pid:
         rows.fill(client, effort.groups)
@@ -99,10 +109,12 @@ SECTIONS: dict[str, Callable[[Host, Effort], Iterator[Row]]] = {
     "runtime": _runtime,
     "burst": _burst,
     "lives": _lives,
+    "verbs": _verbs,
     "mounts": _mounts,
     "ctl": _ctl,
     "nri": _nri,
     "groups": _groups,
+    "busy": _busy,
     "exporter": _exporter,
     "cycles": _cycles,
 }
