@@ -73,7 +73,8 @@ actions:
 
 examples:
   resctrlctl units enable '*.service' '!getty@*'
-  resctrlctl units exact nginx.service && systemctl restart nginx.service
+  resctrlctl units exact nginx.service
+  systemctl stop nginx.service; sleep 2; systemctl start nginx.service
   resctrlctl list --units
   resctrlctl status nginx.service
   resctrlctl units disable '*.service' '!getty@*'
