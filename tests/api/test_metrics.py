@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from resctrlmond.api import types
@@ -152,6 +153,25 @@ def test_counter_never_falls_within_a_run() -> None:
     assert listed(reported, interface) == [("7.000000001", "estimated")]
     reported.usages = [usage("1", Quality.LATE, "2026-11-25T20:00:00Z")]
     assert listed(reported, interface) == [("1", "late")]
+
+
+def test_ended_workloads_are_forgotten_although_no_list_is_read_to_the_end() -> None:
+    """A client that closes its connection early, again and again, must not let the daemon grow."""
+    reported = _Reported()
+    stream: Any = metrics.interface(cast(Service, reported)).methods["List"].stream
+
+    async def interrupt() -> None:
+        for number in range(9):
+            of = usage("1", Quality.EXACT)
+            reported.usages = [
+                msgspec.structs.replace(of, workload=msgspec.structs.replace(of.workload, key=f"k{number}"))
+            ]
+            pages = stream(types.NoParameters(), ROOT)
+            await anext(pages)
+            await pages.aclose()
+
+    asyncio.run(interrupt())
+    assert len(stream.__self__._last._last) == 1
 
 
 @pytest.mark.parametrize(("value", "quality"), [(None, Quality.UNKNOWN), (None, Quality.LATE)])

@@ -125,6 +125,9 @@ class _Metrics:
     async def list(self, _parameters: types.NoParameters, caller: Caller) -> AsyncGenerator[Metric, None]:
         """Yield the metrics, from a reading of the counters that all callers share, as ReadAll does."""
         is_empty = True
+        # At the start: a client that never reads to the end must not let the daemon grow.
+        find = self._service.manager.find
+        self._last.forget_unless(lambda series: find(series[1][0]) is not None)
         async with contextlib.aclosing(self._service.stream(_READ_ALL, types.ReadAllRequest(), caller)) as pages:
             async for page in pages:
                 assert isinstance(page, types.ReadAllReply)
@@ -134,8 +137,6 @@ class _Metrics:
                         yield metric
                     if number % _TURN == _TURN - 1:
                         await asyncio.sleep(0)
-        find = self._service.manager.find
-        self._last.forget_unless(lambda series: find(series[1][0]) is not None)
         if is_empty:
             raise VarlinkError(_NO_SUCH_METRIC)
 
