@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterator
+
+from resctrlmond.workloads.atomic_files import remove_tree
 
 FOLDER = "companions"
 # Written last: a folder without it is not complete.
@@ -105,7 +106,7 @@ def _write(folder: int, name: str, data: bytes) -> None:
 def _remove(top: int, key: str) -> None:
     try:
         if stat.S_ISDIR(os.stat(key, dir_fd=top, follow_symlinks=False).st_mode):
-            shutil.rmtree(key, dir_fd=top)
+            remove_tree(key, dir_fd=top)
         else:
             os.unlink(key, dir_fd=top)
     except FileNotFoundError:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +24,7 @@ from resctrlmond.resctrl.counters import IN_ORDER, Reading
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.workloads.accounting import Total, digits
-from resctrlmond.workloads.atomic_files import read_file, write_file, writing
+from resctrlmond.workloads.atomic_files import read_file, remove_tree, write_file, writing
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.errors import LimitExceeded
 from resctrlmond.workloads.model import Workload
@@ -190,7 +189,8 @@ class Exposures:
             with contextlib.suppress(FileNotFoundError):
                 if os.listdir(f"{top}/{_CONTAINERS}"):
                     return
-            shutil.rmtree(top, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_tree(top)
             self._written.pop(key, None)
 
     def _forget_containers(self, top: str, written: _Written) -> None:

@@ -11,7 +11,6 @@ import itertools
 import math
 import operator
 import os
-import shutil
 import stat
 import threading
 import time
@@ -21,7 +20,7 @@ from contextlib import AbstractContextManager
 from resctrlmond.resctrl import errors
 from resctrlmond.resctrl.counters import IN_ORDER, Reading, Status, Value, parse_value
 from resctrlmond.workloads import checkpoint
-from resctrlmond.workloads.atomic_files import read_file, write_file, writing
+from resctrlmond.workloads.atomic_files import read_file, remove_tree, write_file, writing
 from resctrlmond.workloads.checkpoint import Checkpoint
 from resctrlmond.workloads.clock import boot_ns_at, seconds_since_ns, utc_now
 
@@ -693,7 +692,7 @@ def _remove(path: str) -> None:
     """Remove a folder with its content, or a file that was put in its place."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(os.lstat(path).st_mode):
-            shutil.rmtree(path)
+            remove_tree(path)
         else:
             os.unlink(path)
 
