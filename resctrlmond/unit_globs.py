@@ -18,7 +18,9 @@ NEVER = frozenset({"init.scope", "-.slice"})
 # The units of companions (resctrlmond-profiles(5)), each of which would take an RMID beside its workload.
 COMPANION_PREFIX = "resctrlmon-companion-"
 
-_USER = re.compile(r"\Auser-[0-9*?\[\]-]*:")
+# As in fnmatch(3): a bracket at the beginning of a set does not end it.
+_SET = re.compile(r"\[!?+\]?+[^\]]*\]")
+_USER = re.compile(r"\Auser-[0-9*?\[\]-]+:")
 
 
 def problem_of(glob: str) -> str:
@@ -26,6 +28,12 @@ def problem_of(glob: str) -> str:
     text = glob.removeprefix("!")
     if not _GLOB.fullmatch(text):
         return "not the name or glob of a unit, such as nginx.service, *.service or !getty@*.service"
+    if "[" in _SET.sub("", text):
+        return "a glob with a bracket that has no end, and would match no unit. Write [ab] for the characters a and b"
+    if text.startswith("user-") and ":" in text and not is_of_user(text):
+        return (
+            "no glob of units of a user, which begins with user-, the number of the user and ':': user-1000:*.service"
+        )
     if text in NEVER:
         return "never watched: it has the tasks of the whole host, or process 1, which starts all services"
     if not text.endswith((*TYPES, "*", "]")):

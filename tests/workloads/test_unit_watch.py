@@ -777,3 +777,24 @@ def test_globs_select_units(globs: list[str], name: str, rank: int | None) -> No
 )
 def test_wrong_globs_are_refused_with_the_nearest_valid_one(glob: str, expected: str) -> None:
     assert expected in problem_of(glob)
+
+
+@pytest.mark.parametrize(
+    ("glob", "problem"),
+    [
+        ("[a.service", "bracket that has no end"),
+        ("![]a.service", "bracket that has no end"),
+        ("a[bc][d.service", "bracket that has no end"),
+        ("user-x:*.service", "the number of the user"),
+        ("!user-:a.service", "the number of the user"),
+    ],
+)
+def test_glob_that_would_match_no_unit_is_refused(glob: str, problem: str) -> None:
+    assert problem in problem_of(glob)
+
+
+@pytest.mark.parametrize(
+    "glob", ["[]a].service", "[!]a].service", "a[bc][d-f]*", "user-[0-9]*:*.service", "user-1.slice"]
+)
+def test_glob_with_brackets_is_accepted(glob: str) -> None:
+    assert problem_of(glob) == ""
