@@ -102,7 +102,8 @@ def unit_status(args: argparse.Namespace, output: Output) -> int:
     for name in names:
         selected = facts.matching(name) if is_glob(name) else [name]
         if not selected:
-            print_error(f"no unit that runs, and no workload of a unit, matches {name}")
+            why = facts.no_systemd if not is_of_user(name) else ""
+            print_error(f"no unit that runs, and no workload of a unit, matches {name}{why and f': {why}'}")
             result = result or NO_SUCH_UNIT
         for key in selected:
             found = facts.status_of(key)
@@ -144,7 +145,7 @@ class _Facts:
         self._unwatched = {one.id: one for one in self._source.unwatched() if one.is_unit}
         # systemctl lists the units of a glob only if they are loaded.
         known = [key for name in names if is_glob(name) for key in self._known(name)]
-        self._states, self._no_systemd = states_of(list(dict.fromkeys([*names, *known])))
+        self._states, self.no_systemd = states_of(list(dict.fromkeys([*names, *known])))
         self._globs: list[Glob] = []
         self._no_globs = ""
         try:
@@ -166,7 +167,7 @@ class _Facts:
         """Return what is known of a unit."""
         state = self._states.get(name, UnitState(name))
         key = state.name
-        problems = [self._no_systemd] if self._no_systemd and not is_of_user(key) else []
+        problems = [self.no_systemd] if self.no_systemd and not is_of_user(key) else []
         problems += [self._no_globs] if self._no_globs else []
         use = self._use(key)
         runs, no_runs = _ended_runs(key)

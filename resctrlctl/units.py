@@ -210,7 +210,7 @@ def _reload(output: Output) -> None:
     failed = "the drop-in is written, but resctrlmond could not be reloaded"
     try:
         if _systemctl("is-active", "--quiet").returncode:
-            output.note("resctrlmond is not running: the change applies when it starts")
+            output.note("resctrlmond.service is not running: the change applies when it starts")
             return
         done = _systemctl("reload")
     except (OSError, subprocess.SubprocessError) as error:

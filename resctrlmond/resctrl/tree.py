@@ -530,7 +530,8 @@ def _identify(path: str) -> str | None:
             raise errors.not_read(error, "check whether resctrl is mounted", path) from error
         if path == DEFAULT_PATH and error.errno == errno.ENOENT:
             remedy = _NO_RESCTRL
-        raise errors.NotMounted("is not a directory", path=path, errno=error.errno or 0, remedy=remedy) from error
+        what = "does not exist" if error.errno == errno.ENOENT else "is not a directory"
+        raise errors.NotMounted(what, path=path, errno=error.errno or 0, remedy=remedy) from error
     try:
         mount = mount_of(fd)
     finally:

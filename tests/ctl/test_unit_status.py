@@ -417,6 +417,9 @@ def test_without_systemd_only_workloads_are_known(machine: Machine, show: Show) 
     status, out, err = show("c.service")
     assert (status, out) == (4, "")
     assert 'c.service has no workload, and systemd cannot be asked: systemctl: "Failed' in err
+    status, out, err = show("c*")
+    assert (status, out) == (4, "")
+    assert 'no workload of a unit, matches c*: systemctl: "Failed to connect to bus"' in err
 
 
 def test_globs_show_units_that_run_and_those_with_a_workload(machine: Machine, show: Show) -> None:
