@@ -255,7 +255,7 @@ def test_remedy_is_not_to_mount_if_the_kernel_has_no_mount_point(
 ) -> None:
     """On a machine without the hardware, which most are, there is nothing to mount on."""
     missing = str(tmp_path / "resctrl")
-    with pytest.raises(NotMounted, match="resctrl: does not exist: .*mount -t resctrl"):
+    with pytest.raises(NotMounted, match=r"resctrl: does not exist: .*mount -t resctrl"):
         Tree.open(missing)
     monkeypatch.setattr("resctrlmond.resctrl.tree.DEFAULT_PATH", missing)
     with pytest.raises(NotMounted, match="only if the processor has") as refused:
