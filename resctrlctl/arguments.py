@@ -233,7 +233,7 @@ def _check_combination(args: argparse.Namespace) -> None:
 
 def _check_list(args: argparse.Namespace) -> None:
     if args.units and (args.pods or args.columns):
-        args.parser.error("argument --units: not allowed with --pods and --columns")
+        args.parser.error(f"argument --units: not allowed with {'--pods' if args.pods else '--columns'}")
     # The list of pods has no figures and columns of its own: an option that it ignores would give a wrong list.
     excluded = {
         "--all": args.all,

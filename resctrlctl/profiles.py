@@ -20,6 +20,7 @@ from resctrlmond import profile_files
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.config_file import ConfigError
 from resctrlmond.resctrl.errors import printable
+from resctrlmond.unit_globs import TYPES, has_open_bracket
 from resctrlmond.workloads.companion_settings import Companion
 from resctrlmond.workloads.memory_settings import MemorySettings, Swap, text_of
 from resctrlmond.workloads.profiles import Profile, Profiles, Rule
@@ -120,12 +121,24 @@ def profiles(args: argparse.Namespace, output: Output) -> int:
                 f"{printable(args.subject)}: correct. Together with the other files: {profile_count}, {rule_count}"
             )
             for rule in found.rules:
-                if "unit" in rule.globs and not rule.owners:
-                    output.note(
-                        f"{printable(rule.origin)}: the rule concerns containers in that unit, and no unit. For the "
-                        "unit itself, add 'owner: systemd'"
-                    )
+                for note in _notes(rule):
+                    output.note(f"{printable(rule.origin)}: {note}")
     return OK
+
+
+def _notes(rule: Rule) -> Iterable[str]:
+    """Yield why a rule, or a glob of it, probably selects nothing."""
+    units = rule.globs.get("unit", ())
+    if units and not rule.owners:
+        yield "the rule concerns containers in that unit, and no unit. For the unit itself, add 'owner: systemd'"
+    for glob in units:
+        if has_open_bracket(glob):
+            yield f"{printable(glob)!r} matches no unit: a bracket has no end"
+        elif not glob.endswith((*TYPES, "*", "?", "]")):
+            yield f"{printable(glob)!r} matches no unit: the type is missing. Did you mean {printable(glob)}.service?"
+    for glob in rule.globs.get("cgroup", ()):
+        if not glob.startswith(("/", "*", "?", "[")):
+            yield f"{printable(glob)!r} matches no control group: the path of each begins with '/'"
 
 
 def _list(found: Profiles, directories: Sequence[str], output: Output) -> None:

@@ -19,7 +19,7 @@ from resctrlmond import config, unit_exec
 from resctrlmond.api.exit_codes import DENIED, USAGE
 from resctrlmond.config_file import ConfigError
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.unit_globs import UnitGlobs, problem_of
+from resctrlmond.unit_globs import UnitGlobs, is_valid_name, problem_of
 
 # The drop-in that this verb writes.
 FILE = "units.yaml"
@@ -95,9 +95,25 @@ def _disable(globs: Iterable[str], output: Output) -> None:
     left = [glob for glob in own if glob not in globs]
     if left != own:
         _write(left)
-    _confirm(globs, [glob for glob in own if glob not in left], "disabled", output)
+    removed = [glob for glob in own if glob not in left]
+    _confirm([glob for glob in globs if glob in removed], removed, "disabled", output)
+    if output.json is Json.OFF:
+        for glob in globs:
+            if glob not in removed:
+                output.confirm(f"{printable(glob)}: {_why_not_enabled(glob)}")
     if left and not all(glob in own for glob in globs):
         output.note(f"a glob is disabled as it was enabled. These are left: {' '.join(map(shlex.quote, left))}")
+
+
+def _why_not_enabled(glob: str) -> str:
+    """Return that a glob is not enabled, and which glob watches the unit that it may name."""
+    name = glob if is_valid_name(glob) else f"{glob}.service"
+    globs = UnitGlobs([of.glob for of in all_globs()])
+    rank = globs.rank(name) if is_valid_name(name) else None
+    if rank is None:
+        return "not enabled"
+    exclude = shlex.quote(f"!{name}")
+    return f"not enabled, but {globs.wanted[rank]} selects {name}. To exclude it: resctrlctl units enable {exclude}"
 
 
 def _make_exact(names: list[str], output: Output) -> None:

@@ -64,6 +64,8 @@ def check(path: str, directories: Sequence[str] = DIRECTORIES) -> Profiles:
     name = os.path.basename(path)
     if not os.path.exists(path):
         raise ConfigError("the file does not exist", path=printable(path), remedy="Check its path")
+    if os.path.isdir(path):
+        raise ConfigError("this is a directory", path=printable(path), remedy="Name a file in it")
     if not _is_read(name):
         raise ConfigError(
             f"the name of the file does not end in {SUFFIX}, or begins with a dot",

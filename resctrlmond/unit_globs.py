@@ -28,7 +28,7 @@ def problem_of(glob: str) -> str:
     text = glob.removeprefix("!")
     if not _GLOB.fullmatch(text):
         return "not the name or glob of a unit, such as nginx.service, *.service or !getty@*.service"
-    if "[" in _SET.sub("", text):
+    if has_open_bracket(text):
         return "a glob with a bracket that has no end, and would match no unit. Write [ab] for the characters a and b"
     if text.startswith("user-") and ":" in text and not is_of_user(text):
         return (
@@ -41,6 +41,11 @@ def problem_of(glob: str) -> str:
         near = f"{glob[: len(glob) - len(text)]}{stem if dot and stem else text}.service"
         return f"not a glob of services, scopes or slices. Did you mean {near}?"
     return ""
+
+
+def has_open_bracket(glob: str) -> bool:
+    """Return whether the glob has a bracket without an end, which no name of a unit has."""
+    return "[" in _SET.sub("", glob)
 
 
 def is_valid_name(name: str) -> bool:

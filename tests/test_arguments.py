@@ -31,3 +31,11 @@ def test_wrong_option_is_one_line(
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert error == f"{name}: error: unrecognized arguments: --no-such-option. See '{name} --help'\n"
+
+
+@pytest.mark.parametrize("words", [[], ["--check-config"]])
+def test_profile_of_a_simulation_needs_one(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        daemon.main([*words, "--profile", "intel-rdt"])
+    assert ended.value.code == 2
+    assert "--profile needs --simulate DIRECTORY" in capsys.readouterr().err

@@ -29,6 +29,8 @@ from resctrlmond.workloads.profiles import Profiles
 
 log = logging.getLogger("resctrlmond")
 
+_PROFILE = "intel-aet"
+
 # systemd and Debian do not assign the ids from 65520 to 65533 to a user. They exist in containers with 65536 ids too.
 _UNUSED_GID = 65533
 
@@ -61,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         help="manage a simulated resctrl on DIRECTORY/resctrl, with all other files in DIRECTORY. A simulator that "
         "is already mounted there is used. The simulator outlives a daemon that is killed",
     )
-    parser.add_argument("--profile", default="intel-aet", help="the machine to simulate (default: intel-aet)")
+    parser.add_argument("--profile", help=f"the machine to simulate (default: {_PROFILE})")
     parser.add_argument(
         "--release-all",
         action="store_true",
@@ -73,7 +75,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None, start_lock: StartLock) -> int:
     """Run the daemon until it is stopped; return the exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.profile is not None and not options.simulate:
+        parser.error("--profile needs --simulate DIRECTORY")
     journal.setup("info")
     if options.check_config:
         return _check_config(options)
@@ -85,7 +90,7 @@ def main(arguments: Sequence[str] | None, start_lock: StartLock) -> int:
             journal.setup(loaded.log_level)
             profile_files.chosen(options.profiles_dir)  # other mistakes in profiles do not stop the start
             if options.simulate:
-                stack.enter_context(simulator(options.simulate, loaded, options.profile))
+                stack.enter_context(simulator(options.simulate, loaded, options.profile or _PROFILE))
                 gid = _simulation_gid(loaded)
             else:
                 gid = _gid(loaded)

@@ -149,11 +149,19 @@ def test_check_reports_the_mistake_with_its_line(directory: Path, capsys: pytest
 
 def test_check_names_the_rules_that_select_no_unit(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = directory / "20.yaml"
-    new.write_text("rules:\n- {profile: quiet, unit: web.service}\n- {profile: quiet, unit: x, owner: systemd}\n")
+    new.write_text(
+        "rules:\n"
+        "- {profile: quiet, unit: web.service}\n"
+        "- {profile: quiet, unit: [x, '[a.service', 'y*', 'z[12]', z.slice], owner: systemd}\n"
+        "- {profile: quiet, cgroup: [system.slice/*, /system.slice/*, '*/x']}\n"
+    )
     assert call(directory, "check", str(new)) == 0
     notes = capsys.readouterr().err.splitlines()
-    assert [note.partition(":2: ")[2] for note in notes] == [
-        "the rule concerns containers in that unit, and no unit. For the unit itself, add 'owner: systemd'"
+    assert [note.partition(f"{new}:")[2] for note in notes] == [
+        "2: the rule concerns containers in that unit, and no unit. For the unit itself, add 'owner: systemd'",
+        "3: 'x' matches no unit: the type is missing. Did you mean x.service?",
+        "3: '[a.service' matches no unit: a bracket has no end",
+        "4: 'system.slice/*' matches no control group: the path of each begins with '/'",
     ]
 
 
@@ -162,6 +170,8 @@ def test_file_that_does_not_exist_is_reported_before_its_name(
 ) -> None:
     assert call(directory, "check", "/nonexistent") == 1
     assert capsys.readouterr().err == "resctrlctl: /nonexistent: the file does not exist. Check its path\n"
+    assert call(directory, "check", str(directory)) == 1
+    assert capsys.readouterr().err == f"resctrlctl: {directory}: this is a directory. Name a file in it\n"
 
 
 def test_wrong_file_is_one_line_on_standard_error(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

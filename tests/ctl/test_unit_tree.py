@@ -114,7 +114,7 @@ def test_units_exclude_pods_and_columns(ctl: Ctl, words: tuple[str, ...]) -> Non
     done = ctl("list", "--units", *words)
     assert (done.returncode, done.stderr) == (
         2,
-        "resctrlctl list: argument --units: not allowed with --pods and --columns. See 'resctrlctl list --help'\n",
+        f"resctrlctl list: argument --units: not allowed with {words[0]}. See 'resctrlctl list --help'\n",
     )
 
 

@@ -54,12 +54,19 @@ def test_enable_disable_and_status(folder: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "nginx.service: enabled already\n*.scope: enabled\n"
     assert main(["units", "disable", "!a*", r"dev-a\x2db.service", "other"]) == 0
     printed = capsys.readouterr()
-    assert printed.out.endswith("other: disabled already\n")
+    assert printed.out.endswith("other: not enabled\n")
     assert "These are left: nginx.service '*.scope'" in printed.err
     assert main(["units", "status", "--json"]) == 0
     path = str(folder / "units.yaml")
     expected = [{"glob": glob, "path": path} for glob in ("nginx.service", "*.scope")]
     assert json.loads(capsys.readouterr().out) == {"globs": expected, "exact": []}
+    assert main(["units", "disable", "init", "nginx", "a.scope"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "init: not enabled",
+        "nginx: not enabled, but nginx.service selects nginx.service. To exclude it: resctrlctl units enable "
+        "'!nginx.service'",
+        "a.scope: not enabled, but *.scope selects a.scope. To exclude it: resctrlctl units enable '!a.scope'",
+    ]
     assert main(["units", "disable", "nginx.service", "*.scope", "--quiet"]) == 0
     assert list(folder.iterdir()) == []
 
