@@ -39,6 +39,8 @@ def config_below(directory: str, loaded: Config) -> Config:
 
     The units of the host are not watched: they use nothing in a simulation.
     """
+    if loaded.units:
+        log.warning("a simulation watches no units of systemd: the configuration key units is ignored")
     top = os.path.abspath(directory)
     return msgspec.structs.replace(
         loaded,

@@ -176,7 +176,7 @@ def test_daemon_whose_bus_name_is_taken_ends_as_a_second_daemon(unmounted: Machi
 
 
 def test_simulation_has_every_key_of_the_configuration_except_paths_and_units(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(SESSION_BUS, "unix:path=/none")
     paths = {"resctrl", "runtime_dir", "groups_dir", "varlink_socket"}
@@ -187,6 +187,7 @@ def test_simulation_has_every_key_of_the_configuration_except_paths_and_units(
         if (value := getattr(Config(), field.name)) is not None and field.name not in paths | {"units"}
     } | {"groups_mode": "0700"}
     config = config_below("/tmp/sim", Config(**fields, units=("*.service",)))
+    assert "watches no units" in caplog.text
     assert config.units == (), "the units of the host are not in the simulation"
     assert {name: getattr(config, name) for name in fields} == fields
     assert {getattr(config, name).split("/")[2] for name in paths} == {"sim"}
