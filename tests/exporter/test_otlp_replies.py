@@ -256,3 +256,12 @@ def test_reply_that_is_not_of_otlp_is_accepted() -> None:
 
     with answering(answer) as url:
         assert Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()]) is None
+
+
+def test_every_failure_over_grpc_has_its_reason() -> None:
+    """The SDK does not log a message that it has logged in the last seconds, whatever its details are."""
+    with over_grpc() as (url, received):
+        received.accepts = lambda: False
+        sender = Sender(url, Protocol.GRPC, Temporality.CUMULATIVE)
+        reasons = [failure.reason for _ in range(2) if (failure := sender.send([part()])) is not None]
+    assert reasons == ["INVALID_ARGUMENT: the receiver was told to refuse it"] * 2

@@ -60,8 +60,11 @@ class Stub:
                 timeout=min(timeout, self._replies.limit_s), **arguments
             )
         except Exception as error:
-            code = error.code() if hasattr(error, "code") else None
-            self._replies.is_refusal = getattr(code, "name", "") in _GRPC_REFUSALS
+            code = getattr(error.code(), "name", "") if hasattr(error, "code") else ""
+            self._replies.is_refusal = code in _GRPC_REFUSALS
+            if code:
+                # The SDK logs no message twice within some seconds, whatever the code is.
+                self._replies.failure = f"{code}: {getattr(error, 'details', str)() or 'no reason was given'}"
             raise
         self._replies.report(reply)
         return reply
