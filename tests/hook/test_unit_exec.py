@@ -27,7 +27,7 @@ import pytest
 
 from resctrlmond import unit_exec
 from resctrlmond.api import definitions
-from tests.hook.forms import ROOT
+from tests.hook.forms import ROOT, SHIPPED
 
 CALL = b'{"method":"org.resctrlmon.Unit.AssignSelf","more":true}\0'
 NOTICE = b'{"continues":true}\0'
@@ -90,7 +90,7 @@ def execute(words: list[str], folder: Path, **options: Any) -> subprocess.Comple
     )
 
 
-@pytest.fixture(params=["tested", "sanitized"])
+@pytest.fixture(params=["tested"] if SHIPPED else ["tested", "sanitized"])
 def program(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Compile a form of the program, whose socket is in the working directory."""
     name = f"build/resctrlmon-unit-exec-{request.param}"
