@@ -15,6 +15,7 @@ import os
 
 import msgspec
 
+from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.workloads.atomic_files import read_file, write_file
 from resctrlmond.workloads.context import Context, Stamp
 from resctrlmond.workloads.model import Workload
@@ -51,12 +52,13 @@ def save(ctx: Context) -> None:
 def take(ctx: Context) -> None:
     """Read the stamps that the last daemon has left, and remove their file. They are not valid after an update."""
     path = _path(ctx)
-    # Now, not at the stop: an update may replace the files while this daemon runs.
-    ctx.memory.code = _code()
     try:
+        # Now, not at the stop: an update may replace the files while this daemon runs.
+        ctx.memory.code = _code()
         stamps = _DECODER.decode(read_file(path))
         os.unlink(path)
-    except (OSError, msgspec.DecodeError, UnicodeError):
+    except (OSError, ResctrlError, msgspec.DecodeError, UnicodeError) as error:
+        log.debug("this start computes all qualities again: %s", error)
         return
     if stamps.code == ctx.memory.code:
         ctx.memory.stamps = stamps.files

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from resctrlmond.resctrl.errors import not_read
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.workloads import quality_stamps
 from resctrlmond.workloads.accounting import Quality
@@ -187,6 +189,22 @@ def test_a_damaged_file_counts_as_none(host: Host, process: Start, computed: lis
     begin(host, process)
     stamps(host).write_bytes(text)
     computed.clear()
+    host.restart()
+    assert computed == ["k"]
+
+
+def test_a_start_without_the_stamps_because_they_cannot_be_read(
+    host: Host, process: Start, computed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They only save time: the daemon starts."""
+    begin(host, process)
+    stop(host)
+    computed.clear()
+
+    def fail(path: str) -> bytes:
+        raise not_read(OSError(errno.EIO, os.strerror(errno.EIO)), "read the saved state of a workload", path)
+
+    monkeypatch.setattr(quality_stamps, "read_file", fail)
     host.restart()
     assert computed == ["k"]
 
