@@ -20,7 +20,7 @@ COMPANION_PREFIX = "resctrlmon-companion-"
 
 # As in fnmatch(3): a bracket at the beginning of a set does not end it.
 _SET = re.compile(r"\[!?+\]?+[^\]]*\]")
-_USER = re.compile(r"\Auser-[0-9*?\[\]-]+:")
+_USER = re.compile(r"\Auser-[0-9*?\[\]!-]+:")
 
 
 def problem_of(glob: str) -> str:
@@ -32,7 +32,7 @@ def problem_of(glob: str) -> str:
         return "a glob with a bracket that has no end, and would match no unit. Write [ab] for the characters a and b"
     if text.startswith("user-") and ":" in text and not is_of_user(text):
         return (
-            "no glob of units of a user, which begins with user-, the number of the user and ':': user-1000:*.service"
+            "not a glob of units of a user, which begins with user-, the user's number and ':': user-1000:*.service"
         )
     if text in NEVER:
         return "never watched: it has the tasks of the whole host, or process 1, which starts all services"

@@ -785,8 +785,8 @@ def test_wrong_globs_are_refused_with_the_nearest_valid_one(glob: str, expected:
         ("[a.service", "bracket that has no end"),
         ("![]a.service", "bracket that has no end"),
         ("a[bc][d.service", "bracket that has no end"),
-        ("user-x:*.service", "the number of the user"),
-        ("!user-:a.service", "the number of the user"),
+        ("user-x:*.service", "the user's number"),
+        ("!user-:a.service", "the user's number"),
     ],
 )
 def test_glob_that_would_match_no_unit_is_refused(glob: str, problem: str) -> None:
@@ -794,7 +794,8 @@ def test_glob_that_would_match_no_unit_is_refused(glob: str, problem: str) -> No
 
 
 @pytest.mark.parametrize(
-    "glob", ["[]a].service", "[!]a].service", "a[bc][d-f]*", "user-[0-9]*:*.service", "user-1.slice"]
+    "glob",
+    ["[]a].service", "[!]a].service", "a[bc][d-f]*", "user-[!0]*:*.service", "user-[0-9]*:*.service", "user-1.slice"],
 )
 def test_glob_with_brackets_is_accepted(glob: str) -> None:
     assert problem_of(glob) == ""
