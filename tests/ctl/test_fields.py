@@ -23,6 +23,7 @@ from resctrlmond.api.verbs import VERBS
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State
 from tests.ctl.fake_manager import FakeManager, error
+from tests.ctl.samples import Samples, present
 
 # For each method whose reply resctrlctl prints: a command line that calls it.
 COMMANDS = {
@@ -40,46 +41,6 @@ COMMANDS = {
 }
 # A field may change the output only for certain values of other fields, so several replies are tried.
 REPLIES = 200
-
-
-def present(shape: shapes.Type) -> shapes.Type:
-    """Return ``X`` for ``X | None``."""
-    if isinstance(shape, shapes.UnionType):
-        (shape,) = (kind for kind in shape.types if not isinstance(kind, shapes.NoneType))
-    return shape
-
-
-def sample(shape: shapes.Type, choices: random.Random) -> Any:
-    """Return a value of a type; a list has at most one item."""
-    if isinstance(shape, shapes.UnionType) and choices.random() < 0.3:
-        return None
-    shape = present(shape)
-    match shape:
-        case shapes.Metadata():
-            return sample(shape.type, choices)
-        case shapes.BoolType():
-            return choices.random() < 0.5
-        case shapes.IntType():
-            return choices.randrange(4) * 1_000_000
-        case shapes.StrType():
-            return choices.choice(["", "7", "1500"])
-        case shapes.EnumType():
-            return choices.choice(list(shape.cls))
-        case shapes.DictType():
-            return {"name": choices.choice(["one", "two"])} if choices.random() < 0.7 else {}
-        case shapes.ListType():
-            return [sample(shape.item_type, choices)] if choices.random() < 0.7 else []
-        case shapes.VarTupleType():
-            return (sample(shape.item_type, choices),) if choices.random() < 0.7 else ()
-        case shapes.StructType():
-            return shape.cls(**{field.name: sample_of(field, choices) for field in shape.fields})
-    raise NotImplementedError(f"there is no sample of {shape}")
-
-
-def sample_of(field: shapes.Field, choices: random.Random) -> Any:
-    """Return a value of a field: the field ``value`` has a number as text."""
-    found = sample(field.type, choices)
-    return found or "0" if field.name == "value" and found is not None else found
 
 
 def fields(shape: shapes.Type, path: tuple[str, ...] = ()) -> Iterator[tuple[type, shapes.Field, tuple[str, ...]]]:
@@ -134,14 +95,14 @@ def test_each_field_of_a_reply_is_shown_or_deliberately_not(
             for kind, field, path in fields(reply_type)
             if field.name not in not_shown.get(kind.__name__, {}) and (kind, field.name) not in shown
         ]
-        choices = random.Random(method)
+        samples = Samples(random.Random(method))
         for _ in range(REPLIES):
             if shown >= {(kind, field.name) for kind, field, _ in left}:
                 break
-            reply = sample(reply_type, choices)
+            reply = samples.of(reply_type)
             before = output_of(method, reply)
             for kind, field, path in left:
-                other = changed(reply, path, sample_of(field, choices))
+                other = changed(reply, path, samples.of(field.type, field.name))
                 if (kind, field.name) not in shown and other != reply and output_of(method, other) != before:
                     shown.add((kind, field.name))
         declared |= {(kind, field.name) for kind, field, _ in left}

@@ -9,7 +9,6 @@ import pty
 import random
 import re
 import subprocess
-from typing import Any
 
 import pytest
 from msgspec import inspect as shapes
@@ -22,7 +21,8 @@ from resctrlmond.api.verbs import VERBS
 from resctrlmond.resctrl.counters import Kind, Status
 from tests.ctl.conftest import Ctl, command
 from tests.ctl.fake_manager import FakeManager, error
-from tests.ctl.test_fields import COMMANDS, present
+from tests.ctl.samples import Samples
+from tests.ctl.test_fields import COMMANDS
 
 # Erase the screen, in 7 and in 8 bits; write from right to left; a new line; a title.
 TEXTS = ["\x1b[2J", "\x9b2J", "\u202e", "a\nb", "\u2028", "\x1b]0;owned\x07", "\x00"]
@@ -30,31 +30,19 @@ CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]")
 LINES = {**COMMANDS, "Machine": ["machine"], "Sums": ["sums"]}
 
 
-def hostile(shape: shapes.Type, name: str, choices: random.Random) -> Any:
-    """Return a value of a type whose texts are hostile, except for numbers."""
-    if isinstance(shape, shapes.UnionType) and choices.random() < 0.2:
-        return None
-    shape = present(shape)
-    match shape:
-        case shapes.Metadata():
-            return hostile(shape.type, name, choices)
-        case shapes.BoolType():
-            return choices.random() < 0.5
-        case shapes.IntType():
-            return choices.randrange(4)
-        case shapes.StrType():
-            return "7" if name in ("value", "late", "estimated") else choices.choice(TEXTS)
-        case shapes.EnumType():
-            return choices.choice(list(shape.cls))
-        case shapes.DictType():
-            return {choices.choice(TEXTS): choices.choice(TEXTS)}
-        case shapes.ListType():
-            return [hostile(shape.item_type, name, choices) for _ in range(choices.randrange(3))]
-        case shapes.VarTupleType():
-            return tuple(hostile(shape.item_type, name, choices) for _ in range(choices.randrange(3)))
-        case shapes.StructType():
-            return shape.cls(**{field.name: hostile(field.type, field.name, choices) for field in shape.fields})
-    raise NotImplementedError(f"there is no sample of {shape}")
+class Hostile(Samples):
+    """Draws texts that are hostile, except for numbers."""
+
+    none = 0.2
+
+    def text(self, name: str) -> str:
+        return "7" if name in ("value", "late", "estimated") else self.choices.choice(TEXTS)
+
+    def mapping(self) -> dict[str, str]:
+        return {self.choices.choice(TEXTS): self.choices.choice(TEXTS)}
+
+    def length(self) -> int:
+        return self.choices.randrange(3)
 
 
 @pytest.mark.parametrize("method", LINES)
@@ -65,9 +53,9 @@ def test_no_text_of_a_reply_controls_the_terminal(
     manager.foreign.append(types.Foreign(class_="", name="foreign", path="/foreign"))
     if method == "ReadForeign":
         manager.refuse = {"Read": error("NoSuchWorkload", "there is no such workload")}
-    choices = random.Random(method)
+    samples = Hostile(random.Random(method))
     for _ in range(40):
-        manager.replies = {method: hostile(shapes.type_info(VERBS[method].reply), "", choices)}
+        manager.replies = {method: samples.of(shapes.type_info(VERBS[method].reply))}
         main(["--socket", manager.socket, *LINES[method]])
         shown = capsys.readouterr()
         assert not CONTROLS.search(shown.out), ascii(shown.out)

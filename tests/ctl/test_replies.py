@@ -16,7 +16,7 @@ from resctrlctl import host_replies, replies
 from resctrlctl.decoding import InvalidReply
 from resctrlctl.structs import from_json, to_json
 from resctrlmond.api.verbs import VERBS, Verb
-from tests.ctl.test_fields import sample
+from tests.ctl.samples import Samples
 
 DECODERS: dict[str, Callable[[object], Any]] = {
     name: kind.from_json
@@ -36,7 +36,7 @@ def decoder_of(verb: Verb) -> Callable[[object], Any]:
 
 def sent(verb: Verb, choices: random.Random) -> Any:
     """Return a reply as JSON, parsed."""
-    return json.loads(msgspec.json.encode(sample(shapes.type_info(verb.reply), choices)))
+    return json.loads(msgspec.json.encode(Samples(choices).of(shapes.type_info(verb.reply))))
 
 
 def mutants(value: Any) -> Iterator[Any]:
@@ -86,7 +86,7 @@ def test_request_has_json_that_the_daemon_decodes(verb: Verb) -> None:
     kind = getattr(replies, name, None) or getattr(host_replies, name)
     choices = random.Random(verb.name)
     for _ in range(100):
-        request = sample(shapes.type_info(verb.request), choices)
+        request = Samples(choices).of(shapes.type_info(verb.request))
         values = {field: getattr(request, field) for field in request.__struct_fields__ if field != "facts"}
         own, declared = kind(**values), type(request)(**values)
         assert msgspec.json.decode(to_json(own), type=verb.request) == declared

@@ -104,6 +104,31 @@ class Services(Site):
         """Let systemd state the commands of a service."""
         self.systemd.set(name, Unit(self.inner(name), commands=commands))
 
+    async def begin(self) -> subprocess.Popen[str]:
+        """Start the service, and return its process, which has called and sleeps."""
+        main = self.through(SHOP, "/bin/sleep", "600")
+        self.state(SHOP, ExecStart=[started(main)])
+        go(main)
+        await self.until(lambda: has_begun(main))
+        return main
+
+    async def begin_with_child(self) -> tuple[subprocess.Popen[str], int]:
+        """Start the service, and return its process, which has called, and the process that it has started."""
+        main = self.through(SHOP, "/bin/sh", "-c", "read _; sleep 600 & wait")
+        self.state(SHOP, ExecStart=[started(main)])
+        go(main)
+        await self.until(lambda: self.claimed() == [SHOP])
+        go(main)
+        await self.until(lambda: children(main.pid))
+        (child,) = children(main.pid) or []
+        return main, child
+
+    async def end(self, child: subprocess.Popen[str]) -> None:
+        """End a process of the service, and record that."""
+        child.kill()
+        await ended(child)
+        self.host.manager.record_ends(SHOP)
+
     def sweep(self, name: str = SHOP) -> None:
         """Search for tasks of a service outside its group, as a tick does every few seconds."""
         with self.host.manager.context.store.transaction(name) as txn:
@@ -245,9 +270,7 @@ def test_each_command_of_a_service_is_counted(site: Services) -> None:
             assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
             assert site.host.manager.get(SHOP).generation == 1
             # The service is restarted.
-            main.kill()
-            await ended(main)
-            site.host.manager.record_ends(SHOP)
+            await site.end(main)
             again = site.through(SHOP, "/bin/sleep", "600")
             site.state(SHOP, ExecStartPre=[Command(PROGRAM)], ExecStart=[started(again)])
             go(again)
@@ -347,13 +370,7 @@ def test_service_is_late_if_another_workload_takes_a_process_of_it(site: Service
 
     async def test() -> None:
         async with site.serving("*.service"):
-            main = site.through(SHOP, "/bin/sh", "-c", "read _; sleep 600 & wait")
-            site.state(SHOP, ExecStart=[started(main)])
-            go(main)
-            await site.until(lambda: site.claimed() == [SHOP])
-            go(main)
-            await site.until(lambda: children(main.pid))
-            (child,) = children(main.pid) or []
+            _main, child = await site.begin_with_child()
             below = os.path.join(
                 site.top, {"elsewhere": "x.scope", "below the service": f"{SHOP}/x"}.get(place, SHOP)
             )
@@ -377,13 +394,7 @@ def test_process_that_a_service_has_started_in_a_scope_is_found_at_once(site: Se
 
     async def test() -> None:
         async with site.serving("*.service"):
-            main = site.through(SHOP, "/bin/sh", "-c", "read _; sleep 600 & wait")
-            site.state(SHOP, ExecStart=[started(main)])
-            go(main)
-            await site.until(lambda: site.claimed() == [SHOP])
-            go(main)
-            await site.until(lambda: children(main.pid))
-            (child,) = children(main.pid) or []
+            main, child = await site.begin_with_child()
             os.makedirs(os.path.join(site.top, name), exist_ok=True)
             join(os.path.join(site.top, name), child)
             site.systemd.set(name, Unit(site.inner(name)))
@@ -443,10 +454,7 @@ def test_call_between_the_statement_of_systemd_and_its_use_is_known(
 ) -> None:
     async def test() -> None:
         async with site.serving("*.service"):
-            main = site.through(SHOP, "/bin/sleep", "600")
-            site.state(SHOP, ExecStart=[started(main)])
-            go(main)
-            await site.until(lambda: has_begun(main))
+            main = await site.begin()
             reload = site.through(SHOP, "/bin/sleep", "600")
             commands = {"ExecStart": [started(main)], "ExecReload": [started(reload)]}
             watch = site.watch
@@ -479,10 +487,7 @@ def test_process_beside_the_commands_makes_the_service_late(site: Services, comm
     async def test() -> None:
         async with site.serving("*.service"):
             pam = site.spawn(SHOP, "/bin/sleep", "600", comm=comm)
-            main = site.through(SHOP, "/bin/sleep", "600")
-            site.state(SHOP, ExecStart=[started(main)])
-            go(main)
-            await site.until(lambda: has_begun(main))
+            main = await site.begin()
             await site.looked()
             site.host.manager.maintenance.tick()
             pam.kill()
@@ -596,16 +601,11 @@ def test_start_that_did_not_reach_the_daemon_makes_the_service_late(site: Servic
 
     async def test() -> None:
         async with site.serving("*.service"):
-            main = site.through(SHOP, "/bin/sleep", "600")
-            site.state(SHOP, ExecStart=[started(main)])
-            go(main)
-            await site.until(lambda: has_begun(main))
+            main = await site.begin()
             await site.looked()
             assert site.quality() is Quality.EXACT
             for number in (1, 2):
-                main.kill()
-                await ended(main)
-                site.host.manager.record_ends(SHOP)
+                await site.end(main)
                 is_outside = is_missed and number == 1
                 main = (site.spawn if is_outside else site.through)(SHOP, "/bin/sleep", "600")
                 site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands={"ExecStart": [started(main)]})
@@ -711,21 +711,13 @@ def test_reload_between_the_questions_of_the_watch_makes_the_service_late(
 def test_start_during_a_halt_of_the_daemon_makes_the_service_late(site: Services) -> None:
     async def test() -> None:
         async with site.serving("*.service"):
-            main = site.through(SHOP, "/bin/sleep", "600")
-            site.state(SHOP, ExecStart=[started(main)])
-            go(main)
-            await site.until(lambda: has_begun(main))
+            main = await site.begin()
             assert site.quality() is Quality.EXACT
-            main.kill()
-            await ended(main)
-            site.host.manager.record_ends(SHOP)
+            await site.end(main)
             other = site.through(SHOP, "/bin/true")
             go(other)
             other.wait(60)  # the event loop stands still, as if the daemon was stopped
-            again = site.through(SHOP, "/bin/sleep", "600")
-            site.state(SHOP, ExecStart=[started(again)])
-            go(again)
-            await site.until(lambda: has_begun(again))
+            again = await site.begin()
             assert site.in_group(again) == SHOP
             await site.looked()
             site.host.manager.maintenance.tick()
@@ -808,14 +800,9 @@ def test_start_before_the_statement_of_systemd_is_exact(site: Services, monkeypa
 
     async def test() -> None:
         async with site.serving("*.service"):
-            one = site.through(SHOP, "/bin/sleep", "600")
-            site.state(SHOP, ExecStart=[started(one)])
-            go(one)
-            await site.until(lambda: has_begun(one))
+            one = await site.begin()
             await site.looked()
-            one.kill()
-            await ended(one)
-            site.host.manager.record_ends(SHOP)
+            await site.end(one)
             two = site.through(SHOP, "/bin/sleep", "600")
             watch = site.watch
             service: Callable[..., Awaitable[Service | None]] = watch._service
@@ -843,14 +830,9 @@ def test_start_before_the_statement_of_systemd_is_exact(site: Services, monkeypa
 def test_start_after_the_statement_of_systemd_is_exact(site: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with site.serving("*.service"):
-            one = site.through(SHOP, "/bin/sleep", "600")
-            site.state(SHOP, ExecStart=[started(one)])
-            go(one)
-            await site.until(lambda: has_begun(one))
+            one = await site.begin()
             await site.looked()
-            one.kill()
-            await ended(one)
-            site.host.manager.record_ends(SHOP)
+            await site.end(one)
             two = site.through(SHOP, "/bin/sleep", "600")
             watch = site.watch
             service: Callable[..., Awaitable[Service | None]] = watch._service
@@ -882,14 +864,9 @@ def test_service_that_is_started_again_during_a_look_continues(
 ) -> None:
     async def test() -> None:
         async with site.serving("*.service"):
-            main = site.through(SHOP, "/bin/sleep", "600")
-            site.state(SHOP, ExecStart=[started(main)])
-            go(main)
-            await site.until(lambda: has_begun(main))
+            main = await site.begin()
             await site.looked()
-            main.kill()
-            await ended(main)
-            site.host.manager.record_ends(SHOP)
+            await site.end(main)
             again = site.through(SHOP, "/bin/sleep", "600")
             watch, done = site.watch, list[int]()
 
@@ -987,14 +964,9 @@ def test_start_that_gave_up_between_two_others_makes_the_service_late(site: Serv
 
     async def test() -> None:
         async with site.serving("*.service"):
-            main = site.through(SHOP, "/bin/sleep", "600")
-            site.state(SHOP, ExecStart=[started(main)])
-            go(main)
-            await site.until(lambda: has_begun(main))
+            main = await site.begin()
             assert site.quality() is Quality.EXACT
-            main.kill()
-            await ended(main)
-            site.host.manager.record_ends(SHOP)
+            await site.end(main)
             other = site.spawn(SHOP, "/bin/true")
             go(other)
             await ended(other)
@@ -1020,14 +992,9 @@ def test_start_that_the_daemon_may_have_missed_makes_the_service_late(site: Serv
 
     async def test() -> None:
         async with site.serving("*.service"):
-            main = site.through(SHOP, "/bin/sleep", "600")
-            site.state(SHOP, ExecStart=[started(main)])
-            go(main)
-            await site.until(lambda: has_begun(main))
+            main = await site.begin()
             assert site.quality() is Quality.EXACT
-            main.kill()
-            await ended(main)
-            site.host.manager.record_ends(SHOP)
+            await site.end(main)
             starts = site.starts
             if cause == "restart of the daemon":
                 site.watch.seen.keep(())

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random values of types, such as those of replies."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from msgspec import inspect as shapes
+
+
+def present(shape: shapes.Type) -> shapes.Type:
+    """Return ``X`` for ``X | None``."""
+    if isinstance(shape, shapes.UnionType):
+        (shape,) = (kind for kind in shape.types if not isinstance(kind, shapes.NoneType))
+    return shape
+
+
+class Samples:
+    """Draws values of types; a list has at most one item. Subclasses draw other texts, numbers and lengths."""
+
+    # How many optional values are None.
+    none = 0.3
+
+    def __init__(self, choices: random.Random) -> None:
+        self.choices = choices
+
+    def text(self, name: str) -> str:
+        """Return a text for a field of that name: the field ``value`` has a number."""
+        found = self.choices.choice(["", "7", "1500"])
+        return found or "0" if name == "value" else found
+
+    def number(self) -> int:
+        return self.choices.randrange(4) * 1_000_000
+
+    def mapping(self) -> dict[str, str]:
+        return {"name": self.choices.choice(["one", "two"])} if self.choices.random() < 0.7 else {}
+
+    def length(self) -> int:
+        """Return the length of a list."""
+        return int(self.choices.random() < 0.7)
+
+    def of(self, shape: shapes.Type, name: str = "") -> Any:
+        """Return a value of a type, for a field of that name."""
+        if isinstance(shape, shapes.UnionType) and self.choices.random() < self.none:
+            return None
+        shape = present(shape)
+        match shape:
+            case shapes.Metadata():
+                return self.of(shape.type, name)
+            case shapes.BoolType():
+                return self.choices.random() < 0.5
+            case shapes.IntType():
+                return self.number()
+            case shapes.StrType():
+                return self.text(name)
+            case shapes.EnumType():
+                return self.choices.choice(list(shape.cls))
+            case shapes.DictType():
+                return self.mapping()
+            case shapes.ListType():
+                return [self.of(shape.item_type, name) for _ in range(self.length())]
+            case shapes.VarTupleType():
+                return tuple(self.of(shape.item_type, name) for _ in range(self.length()))
+            case shapes.StructType():
+                return shape.cls(**{field.name: self.of(field.type, field.name) for field in shape.fields})
+        raise TypeError(f"a value of {shape} cannot be drawn: add it here")
