@@ -140,7 +140,7 @@ units-budget: setup
 	$(BIN)/python -m tests.truth.units $(UNITS_BUDGET)
 
 # Start, restart and stop 300 units in a guest with 64 RMIDs: each of their tasks is in the group of its unit, or in one
-# that units share. About half an hour. UNITS_BUDGET_KERNEL="--units 60" sets its options.
+# that units share. About a quarter of an hour. UNITS_BUDGET_KERNEL="--units 60" sets its options.
 units-budget-kernel: setup
 	$(BIN)/python -m tests.kernel.machine build
 	$(BIN)/python -m tests.kernel.units_budget $(UNITS_BUDGET_KERNEL)

@@ -191,7 +191,7 @@ def _problems(look: Look, name: str, groups: set[str]) -> list[str]:
     """Return what is wrong with the tasks and totals of one unit."""
     usage = look.usages.get(name)
     if usage is None:
-        return [f"{name} is no workload"]
+        return [f"{name} is not a workload"]
     totals = {(total["quality"], total.get("reason", "")) for total in usage["totals"]}
     if groups == {name}:
         is_said = all(quality == "late" and "CPU time before" in reason for quality, reason in totals)

@@ -60,11 +60,12 @@ class Stub:
                 timeout=min(timeout, self._replies.limit_s), **arguments
             )
         except Exception as error:
-            code = getattr(error.code(), "name", "") if hasattr(error, "code") else ""
-            self._replies.is_refusal = code in _GRPC_REFUSALS
-            if code:
-                # The SDK logs no message twice within some seconds, whatever the code is.
-                self._replies.failure = f"{code}: {getattr(error, 'details', str)() or 'no reason was given'}"
+            # Another error than grpc.RpcError has neither.
+            if hasattr(error, "code") and hasattr(error, "details"):
+                code = error.code().name
+                self._replies.is_refusal = code in _GRPC_REFUSALS
+                # The SDK does not log a message again within some seconds, whatever the code is.
+                self._replies.failure = f"{code}: {error.details() or 'no reason was given'}"
             raise
         self._replies.report(reply)
         return reply
