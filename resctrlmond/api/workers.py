@@ -47,6 +47,7 @@ class Workers:
         # In a thread that makes a short call: what the loop is to call after it.
         self._of_thread = threading.local()
         self._pools = {lane: ThreadPoolExecutor(lane.value[1], thread_name_prefix=lane.value[0]) for lane in Lane}
+        self._turns = {lane: asyncio.Semaphore(lane.value[1]) for lane in Lane}
         self._running: set[Future[Any]] = set()
         self._guard = threading.Lock()
 
@@ -74,6 +75,15 @@ class Workers:
             # The error refers to this frame by its traceback, and the future to the error: this cycle would keep the
             # objects of the call until the garbage collector runs.
             del future
+
+    async def run_in_turn(self, lane: Lane, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As ``run``, but wait in the loop until a thread is free.
+
+        To give a call to a thread may cost the loop a turn of each thread that computes. If hundreds of calls come at
+        once, the loop would do nothing else for seconds, and on a starved machine for longer than the watchdog waits.
+        """
+        async with self._turns[lane]:
+            return await self.run(lane, function, *args, **kwargs)
 
     def call_later(self, loop: asyncio.AbstractEventLoop, function: Callable[[str], object], key: str) -> None:
         """Have the loop call the function, after the caller has the result of the short call that this thread makes.

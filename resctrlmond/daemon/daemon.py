@@ -411,7 +411,7 @@ class Daemon:
     async def _record_ends(self, key: str, watch: Watch) -> None:
         has_failed = True
         try:
-            await self._workers.run(Lane.ENDS, self._manager.record_ends, key)
+            await self._workers.run_in_turn(Lane.ENDS, self._manager.record_ends, key)
             has_failed = False
         except ResctrlError as error:
             self._notices.unfinished(key, error)

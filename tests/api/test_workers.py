@@ -60,3 +60,27 @@ def test_call_that_changes_many_workloads_or_hangs_after_its_caller_has_left_doe
                 await asyncio.sleep(0.001)
 
     asyncio.run(run())
+
+
+def test_calls_that_come_at_once_are_given_to_threads_one_after_another() -> None:
+    """The ends of 300 services kept the loop of a starved machine for longer than the watchdog waited."""
+    done: list[int] = []
+
+    async def run() -> None:
+        with contextlib.closing(Workers()) as workers:
+            go_on = threading.Event()
+
+            def work(number: int) -> None:
+                go_on.wait(60)
+                done.append(number)
+
+            calls = [asyncio.ensure_future(workers.run_in_turn(Lane.ENDS, work, number)) for number in range(50)]
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert len(workers._running) == Lane.ENDS.value[1]
+            calls[-1].cancel()
+            go_on.set()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    asyncio.run(run())
+    assert sorted(done) == list(range(49))
