@@ -77,10 +77,11 @@ class Workers:
             del future
 
     async def run_in_turn(self, lane: Lane, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As ``run``, but wait in the loop until a thread is free.
+        """As ``run``, but submit the call only when fewer such calls run than the lane has threads.
 
-        To give a call to a thread may cost the loop a turn of each thread that computes. If hundreds of calls come at
-        once, the loop would do nothing else for seconds, and on a starved machine for longer than the watchdog waits.
+        Until then the caller waits, and the loop goes on. Each submit may make the loop wait for Python's lock while
+        other threads compute: hundreds at once block it for seconds, and on a starved machine for longer than the
+        watchdog waits.
         """
         async with self._turns[lane]:
             return await self.run(lane, function, *args, **kwargs)

@@ -162,6 +162,9 @@ class Daemon:
     def _stop_workers(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        # A task that waits for its turn would give its call to a pool that is closed.
+        for task in self._tasks:
+            task.cancel()
         if hanging := self._workers.close(_STOP_S):
             # Python waits for its threads before it exits, and a system call may never return. The next start
             # recovers what is unfinished, as it does after a kill.
