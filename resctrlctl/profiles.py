@@ -20,7 +20,7 @@ from resctrlmond import profile_files
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.config_file import ConfigError
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.unit_globs import TYPES, has_open_bracket
+from resctrlmond.unit_globs import TYPES, has_open_bracket, service_near
 from resctrlmond.workloads.companion_settings import Companion
 from resctrlmond.workloads.memory_settings import MemorySettings, Swap, text_of
 from resctrlmond.workloads.profiles import Profile, Profiles, Rule
@@ -130,12 +130,15 @@ def _notes(rule: Rule) -> Iterable[str]:
     """Yield why a rule, or a glob of it, probably selects nothing."""
     units = rule.globs.get("unit", ())
     if units and not rule.owners:
-        yield "the rule concerns containers in that unit, and no unit. For the unit itself, add 'owner: systemd'"
+        yield "the rule selects containers in that unit, not the unit itself. For the unit, add 'owner: systemd'"
     for glob in units:
         if has_open_bracket(glob):
             yield f"{printable(glob)!r} matches no unit: a bracket has no end"
+        elif "!" in glob.replace("[!", ""):
+            yield f"{printable(glob)!r} matches no unit: a rule cannot exclude units. Put a rule for these before it"
         elif not glob.endswith((*TYPES, "*", "?", "]")):
-            yield f"{printable(glob)!r} matches no unit: the type is missing. Did you mean {printable(glob)}.service?"
+            near = printable(service_near(glob))
+            yield f"{printable(glob)!r} matches no service, scope or slice. Did you mean {near}?"
     for glob in rule.globs.get("cgroup", ()):
         if not glob.startswith(("/", "*", "?", "[")):
             yield f"{printable(glob)!r} matches no control group: the path of each begins with '/'"

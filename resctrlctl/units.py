@@ -87,10 +87,10 @@ def _enable(globs: Iterable[str], output: Output) -> None:
 
 
 def _disable(globs: Iterable[str], output: Output) -> None:
-    own, set_in = _own(), {of.glob: of.path for of in all_globs()}
+    own, others = _own(), {of.glob: of.path for of in all_globs() if of.path != _path()}
     for glob in globs:
-        if glob in set_in and glob not in own:
-            path = printable(set_in[glob])
+        if glob in others:
+            path = printable(others[glob])
             raise CommandError(f"{printable(glob)!r} is set in {path}: remove it there, and reload resctrlmond")
     left = [glob for glob in own if glob not in globs]
     if left != own:
@@ -102,7 +102,7 @@ def _disable(globs: Iterable[str], output: Output) -> None:
             if glob not in removed:
                 output.confirm(f"{printable(glob)}: {_why_not_enabled(glob)}")
     if left and not all(glob in own for glob in globs):
-        output.note(f"a glob is disabled as it was enabled. These are left: {' '.join(map(shlex.quote, left))}")
+        output.note(f"write a glob exactly as it was enabled. Still enabled: {' '.join(map(shlex.quote, left))}")
 
 
 def _why_not_enabled(glob: str) -> str:
@@ -112,6 +112,8 @@ def _why_not_enabled(glob: str) -> str:
     rank = globs.rank(name) if is_valid_name(name) else None
     if rank is None:
         return "not enabled"
+    if globs.wanted[rank] == name:
+        return f"not enabled. Did you mean {name}?"
     exclude = shlex.quote(f"!{name}")
     return f"not enabled, but {globs.wanted[rank]} selects {name}. To exclude it: resctrlctl units enable {exclude}"
 
@@ -223,7 +225,7 @@ def _write(globs: list[str]) -> None:
 
 def _reload(output: Output) -> None:
     """Reload the daemon, if it runs. Raises CommandError."""
-    failed = "the drop-in is written, but resctrlmond could not be reloaded"
+    failed = "the drop-in is changed, but resctrlmond could not be reloaded"
     try:
         if _systemctl("is-active", "--quiet").returncode:
             output.note("resctrlmond.service is not running: the change applies when it starts")

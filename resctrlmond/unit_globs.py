@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 # The types of units with control groups of processes that belong together. A glob may also end with "*" or "]".
 TYPES = (".service", ".scope", ".slice")
+_OTHER_TYPES = frozenset(("automount", "device", "mount", "path", "socket", "swap", "target", "timer"))
 # A glob for units of users has the prefix "user-UID:". The characters of a name are those of systemd.unit(5).
 _NAME = re.compile(r"[A-Za-z0-9:_.\\@-]{1,248}\.(service|scope|slice)", re.ASCII)
 _GLOB = re.compile(r"[A-Za-z0-9:_.\\@*?\[\]!-]{1,255}")
@@ -20,7 +21,7 @@ COMPANION_PREFIX = "resctrlmon-companion-"
 
 # As in fnmatch(3): a bracket at the beginning of a set does not end it.
 _SET = re.compile(r"\[!?+\]?+[^\]]*\]")
-_USER = re.compile(r"\Auser-[0-9*?\[\]!-]+:")
+_USER = re.compile(r"\Auser-(?:[0-9*?]|\[!?[0-9-]+\])+:")
 
 
 def problem_of(glob: str) -> str:
@@ -29,18 +30,20 @@ def problem_of(glob: str) -> str:
     if not _GLOB.fullmatch(text):
         return "not the name or glob of a unit, such as nginx.service, *.service or !getty@*.service"
     if has_open_bracket(text):
-        return "a glob with a bracket that has no end, and would match no unit. Write [ab] for the characters a and b"
+        return "a glob with a bracket that has no end, and would match no unit. Write [ab] for a or b"
     if text.startswith("user-") and ":" in text and not is_of_user(text):
-        return (
-            "not a glob of units of a user, which begins with user-, the user's number and ':': user-1000:*.service"
-        )
+        return "not a glob of units of a user. Write the user's number after user-: user-1000:*.service"
     if text in NEVER:
         return "never watched: it has the tasks of the whole host, or process 1, which starts all services"
     if not text.endswith((*TYPES, "*", "]")):
-        stem, dot, _ = text.rpartition(".")
-        near = f"{glob[: len(glob) - len(text)]}{stem if dot and stem else text}.service"
-        return f"not a glob of services, scopes or slices. Did you mean {near}?"
+        return f"not a glob of services, scopes or slices. Did you mean {service_near(glob)}?"
     return ""
+
+
+def service_near(glob: str) -> str:
+    """Return the glob with the type of a service, in the place of another type of units if it has one."""
+    stem, dot, kind = glob.rpartition(".")
+    return f"{stem if dot and stem and kind in _OTHER_TYPES else glob}.service"
 
 
 def has_open_bracket(glob: str) -> bool:

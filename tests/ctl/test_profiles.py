@@ -152,14 +152,16 @@ def test_check_names_the_rules_that_select_no_unit(directory: Path, capsys: pyte
     new.write_text(
         "rules:\n"
         "- {profile: quiet, unit: web.service}\n"
-        "- {profile: quiet, unit: [x, '[a.service', 'y*', 'z[12]', z.slice], owner: systemd}\n"
+        "- {profile: quiet, unit: [a.timer, '!b.service', x, '[a.service', 'y*', 'z[12]', z.slice], owner: systemd}\n"
         "- {profile: quiet, cgroup: [system.slice/*, /system.slice/*, '*/x']}\n"
     )
     assert call(directory, "check", str(new)) == 0
     notes = capsys.readouterr().err.splitlines()
     assert [note.partition(f"{new}:")[2] for note in notes] == [
-        "2: the rule concerns containers in that unit, and no unit. For the unit itself, add 'owner: systemd'",
-        "3: 'x' matches no unit: the type is missing. Did you mean x.service?",
+        "2: the rule selects containers in that unit, not the unit itself. For the unit, add 'owner: systemd'",
+        "3: 'a.timer' matches no service, scope or slice. Did you mean a.service?",
+        "3: '!b.service' matches no unit: a rule cannot exclude units. Put a rule for these before it",
+        "3: 'x' matches no service, scope or slice. Did you mean x.service?",
         "3: '[a.service' matches no unit: a bracket has no end",
         "4: 'system.slice/*' matches no control group: the path of each begins with '/'",
     ]

@@ -55,7 +55,7 @@ def test_enable_disable_and_status(folder: Path, capsys: pytest.CaptureFixture[s
     assert main(["units", "disable", "!a*", r"dev-a\x2db.service", "other"]) == 0
     printed = capsys.readouterr()
     assert printed.out.endswith("other: not enabled\n")
-    assert "These are left: nginx.service '*.scope'" in printed.err
+    assert "Still enabled: nginx.service '*.scope'" in printed.err
     assert main(["units", "status", "--json"]) == 0
     path = str(folder / "units.yaml")
     expected = [{"glob": glob, "path": path} for glob in ("nginx.service", "*.scope")]
@@ -63,8 +63,7 @@ def test_enable_disable_and_status(folder: Path, capsys: pytest.CaptureFixture[s
     assert main(["units", "disable", "init", "nginx", "a.scope"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "init: not enabled",
-        "nginx: not enabled, but nginx.service selects nginx.service. To exclude it: resctrlctl units enable "
-        "'!nginx.service'",
+        "nginx: not enabled. Did you mean nginx.service?",
         "a.scope: not enabled, but *.scope selects a.scope. To exclude it: resctrlctl units enable '!a.scope'",
     ]
     assert main(["units", "disable", "nginx.service", "*.scope", "--quiet"]) == 0
@@ -85,6 +84,9 @@ def test_globs_of_other_files_are_shown_and_not_changed(folder: Path, capsys: py
     assert main(["units", "disable", "*.scope", "*.service"]) == 1
     assert f"'*.service' is set in {file}: remove it there" in capsys.readouterr().err
     assert config.load().units == ("*.service", "*.scope")
+    file.write_text("units: ['*.service', '*.scope']\n")
+    assert main(["units", "disable", "*.scope"]) == 1
+    assert f"'*.scope' is set in {file}: remove it there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -787,6 +787,9 @@ def test_wrong_globs_are_refused_with_the_nearest_valid_one(glob: str, expected:
         ("a[bc][d.service", "bracket that has no end"),
         ("user-x:*.service", "the user's number"),
         ("!user-:a.service", "the user's number"),
+        ("user-!1000:*.service", "the user's number"),
+        ("org.foo.bar", "Did you mean org.foo.bar.service?"),
+        ("!foo.timer", "Did you mean !foo.service?"),
     ],
 )
 def test_glob_that_would_match_no_unit_is_refused(glob: str, problem: str) -> None:
