@@ -17,10 +17,10 @@ def present(shape: shapes.Type) -> shapes.Type:
 
 
 class Samples:
-    """Draws values of types; a list has at most one item. Subclasses draw other texts, numbers and lengths."""
+    """Draws values of types; a list has at most one item. Subclasses draw other texts, mappings and lengths."""
 
-    # How many optional values are None.
-    none = 0.3
+    # The share of optional values that are None.
+    none_share = 0.3
 
     def __init__(self, choices: random.Random) -> None:
         self.choices = choices
@@ -28,7 +28,7 @@ class Samples:
     def text(self, name: str) -> str:
         """Return a text for a field of that name: the field ``value`` has a number."""
         found = self.choices.choice(["", "7", "1500"])
-        return found or "0" if name == "value" else found
+        return (found or "0") if name == "value" else found
 
     def number(self) -> int:
         return self.choices.randrange(4) * 1_000_000
@@ -42,7 +42,7 @@ class Samples:
 
     def of(self, shape: shapes.Type, name: str = "") -> Any:
         """Return a value of a type, for a field of that name."""
-        if isinstance(shape, shapes.UnionType) and self.choices.random() < self.none:
+        if isinstance(shape, shapes.UnionType) and self.choices.random() < self.none_share:
             return None
         shape = present(shape)
         match shape:

@@ -33,7 +33,7 @@ LINES = {**COMMANDS, "Machine": ["machine"], "Sums": ["sums"]}
 class Hostile(Samples):
     """Draws texts that are hostile, except for numbers."""
 
-    none = 0.2
+    none_share = 0.2
 
     def text(self, name: str) -> str:
         return "7" if name in ("value", "late", "estimated") else self.choices.choice(TEXTS)

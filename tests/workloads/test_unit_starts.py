@@ -105,7 +105,7 @@ class Services(Site):
         self.systemd.set(name, Unit(self.inner(name), commands=commands))
 
     async def begin(self) -> subprocess.Popen[str]:
-        """Start the service, and return its process, which has called and sleeps."""
+        """Start the service, and return its process, which has called the daemon and sleeps."""
         main = self.through(SHOP, "/bin/sleep", "600")
         self.state(SHOP, ExecStart=[started(main)])
         go(main)
@@ -113,7 +113,7 @@ class Services(Site):
         return main
 
     async def begin_with_child(self) -> tuple[subprocess.Popen[str], int]:
-        """Start the service, and return its process, which has called, and the process that it has started."""
+        """Start the service; return its process, which has called the daemon, and the one that it has started."""
         main = self.through(SHOP, "/bin/sh", "-c", "read _; sleep 600 & wait")
         self.state(SHOP, ExecStart=[started(main)])
         go(main)
@@ -123,10 +123,10 @@ class Services(Site):
         (child,) = children(main.pid) or []
         return main, child
 
-    async def end(self, child: subprocess.Popen[str]) -> None:
+    async def end(self, process: subprocess.Popen[str]) -> None:
         """End a process of the service, and record that."""
-        child.kill()
-        await ended(child)
+        process.kill()
+        await ended(process)
         self.host.manager.record_ends(SHOP)
 
     def sweep(self, name: str = SHOP) -> None:

@@ -60,7 +60,7 @@ class Stub:
                 timeout=min(timeout, self._replies.limit_s), **arguments
             )
         except Exception as error:
-            # Another error than grpc.RpcError has neither.
+            # Errors other than grpc.RpcError have neither.
             if hasattr(error, "code") and hasattr(error, "details"):
                 code = error.code().name
                 self._replies.is_refusal = code in _GRPC_REFUSALS
