@@ -33,7 +33,7 @@ from resctrlmond.workloads.model import Group, Workload, replace
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.states import Quality, State
 from resctrlmond.workloads.store import Store
-from resctrlmond.workloads.totals import Live, shown, summed, used
+from resctrlmond.workloads.totals import Live, LiveReadings, shown, summed, used
 
 _T = TypeVar("_T")
 
@@ -175,18 +175,19 @@ class TreeView:
         )
 
     def _read(self, found: Found, workload: Workload | None, scanned: list[Found]) -> ReadReply:
-        live: Live = {found.ref.name: self.tree.read(found.ref)}
+        live: Live = {found.ref.name: LiveReadings(self.tree.read(found.ref))}
         if workload:
             owned = [(other, *self._owner(other)) for other in scanned]
             live = {
-                workload.subfolder(group): self.tree.read(other.ref)
+                workload.subfolder(group): LiveReadings(self.tree.read(other.ref))
                 for other, owner, group in owned
                 if group is not None and owner is workload
             }
         return self._reply(self._reported(found, workload), workload, live)
 
     def _reply(self, reported: types.Workload, workload: Workload | None, live: Live) -> ReadReply:
-        readings = [one for one in summed(live) if workload is None or workload.shows(one.event)]
+        values = summed(one.readings for one in live.values())
+        readings = [one for one in values if workload is None or workload.shows(one.event)]
         snapshots = self._snapshots()
         workload = nested.with_ended(snapshots, self.records.get, workload) if workload else None
         totals = shown(workload, used(snapshots, workload, live)) if workload else []

@@ -176,7 +176,7 @@ class Exposures:
 
     def _summed(self, workload: Workload, values: Callable[[str], list[Reading]]) -> list[Reading]:
         """Return saved values, summed over the groups of the workload."""
-        found = summed({place: values(place) for place in map(workload.subfolder, workload.groups)})
+        found = summed(values(place) for place in map(workload.subfolder, workload.groups))
         return [reading for reading in found if workload.shows(reading.event)]
 
     def _clear(self, key: str, written: _Written) -> None:

@@ -40,9 +40,10 @@ from resctrlmond.workloads.model import ROOT_FOLDER, Group, GroupState, State, W
 from resctrlmond.workloads.owners import RECOVERED
 from resctrlmond.workloads.plan import lacking_counters, served_before
 from resctrlmond.workloads.reasons import Reason
+from resctrlmond.workloads.snapshot import Kept
 from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.target import only_observed
-from resctrlmond.workloads.totals import End, Live, used
+from resctrlmond.workloads.totals import End, Live, LiveReadings, used
 from resctrlmond.workloads.validation import valid_class
 
 # Cores report their energy counts every 2 ms at the latest, also after the death of a task (cover letter of the AET
@@ -51,6 +52,8 @@ REPORTING_LAG_S = 0.004
 
 # A task that forks while it is moved out of a new group leaves its child there.
 _MAX_CLEARINGS = 10
+# How often a group is read again because another reader has kept newer readings meanwhile.
+_MOST_READS = 10
 
 log = logging.getLogger(__name__)
 
@@ -575,7 +578,7 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
     group = ctx.interference.after_last_reading(txn, group)
     # In one file first, because the group may be removed before each value is in a file of its own. A domain that
     # went offline has its last value there too.
-    last = ctx.snapshots.checkpoint(subfolder, now, readings, group.inodes)
+    last = readings_of(ctx.snapshots.checkpoint(subfolder, now, readings, group.inodes))
     over = replace(group, state=state, reason=reason)
     ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, (now, last)), txn.workload.shows)
     return group
@@ -738,8 +741,8 @@ def checkpoint(ctx: Context, txn: Transaction) -> None:
     """
     live, kept = {}, []
     for group in txn.workload.existing_groups:
-        readings, number = _read_and_keep(ctx, txn.workload, group)
-        live[txn.workload.subfolder(group)] = readings
+        readings, (number, last, _) = _read_and_keep(ctx, txn.workload, group)
+        live[txn.workload.subfolder(group)] = LiveReadings(readings, last)
         kept.append(number)
         _save_caveats(txn, _with_caveats(ctx, group, readings))
     # A change of the workload has updated the file already (QualityFiles.before_save).
@@ -802,24 +805,28 @@ def readings(ctx: Context, workload: Workload) -> Live:
     return {workload.subfolder(group): _read(ctx, workload, group) for group in workload.existing_groups}
 
 
-def _read(ctx: Context, workload: Workload, group: Group) -> list[Reading]:
+def _read(ctx: Context, workload: Workload, group: Group) -> LiveReadings:
     """Read the group's counters, and keep the values, if possible. Raises NoSuchGroup, NotRead."""
-    begun_ns = time.monotonic_ns()
-    found = ctx.tree.read(find(ctx, group).ref)
-    with contextlib.suppress(NotWritten):
-        ctx.snapshots.keep_read(group.created_at, begun_ns, workload.subfolder(group), found, group.inodes)
-    return found
+    try:
+        readings, kept = _read_and_keep(ctx, workload, group)
+    except NotWritten:  # then no other reader has written newer ones either
+        return LiveReadings(ctx.tree.read(find(ctx, group).ref))
+    return LiveReadings(readings, kept.checkpoint)
 
 
-def _read_and_keep(ctx: Context, workload: Workload, group: Group) -> tuple[list[Reading], int]:
+def _read_and_keep(ctx: Context, workload: Workload, group: Group) -> tuple[list[Reading], Kept]:
     """Read the group's counters, and keep the values for the case that another program removes the group.
 
-    Return also the number of its checkpoint (``Snapshots.keep_read``). Raises NoSuchGroup, NotRead, NotWritten.
+    Raises NoSuchGroup, NotRead, NotWritten.
     """
-    begun_ns = time.monotonic_ns()
-    found = ctx.tree.read(find(ctx, group).ref)
-    inodes = group.inodes
-    return found, ctx.snapshots.keep_read(group.created_at, begun_ns, workload.subfolder(group), found, inodes)
+    reads = 0
+    while True:
+        begun_ns = time.monotonic_ns()
+        found = ctx.tree.read(find(ctx, group).ref)
+        kept = ctx.snapshots.keep_read(group.created_at, begun_ns, workload.subfolder(group), found, group.inodes)
+        reads += 1
+        if not kept.may_be_older or reads == _MOST_READS:
+            return found, kept
 
 
 def totals(ctx: Context, workload: Workload, live: Live) -> list[Total]:
@@ -828,7 +835,7 @@ def totals(ctx: Context, workload: Workload, live: Live) -> list[Total]:
         return used(ctx.snapshots, workload, {})
     for group in workload.groups:
         if (subfolder := workload.subfolder(group)) in live:
-            workload = workload.with_group(_with_caveats(ctx, group, live[subfolder]))
+            workload = workload.with_group(_with_caveats(ctx, group, live[subfolder].readings))
     found = used(ctx.snapshots, workload, live)
     if live:
         ctx.quality.witness(workload, live, found)

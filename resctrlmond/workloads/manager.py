@@ -705,7 +705,8 @@ class Manager:
                 ]:
                     continue
                 now = nested.with_ended(self.context.snapshots, self._store.get, now)
-                values = [reading for reading in summed(readings) if now.shows(reading.event)]
+                shown_values = summed(live.readings for live in readings.values())
+                values = [reading for reading in shown_values if now.shows(reading.event)]
                 found = now, values, group_ops.totals(self.context, now, readings)
             except (ResctrlError, FileNotFoundError):
                 if self._store.get(key) is workload:

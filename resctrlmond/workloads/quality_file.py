@@ -113,7 +113,7 @@ class QualityFiles:
             try:
                 for group in workload.groups:
                     if (subfolder := workload.subfolder(group)) in live:
-                        files.note_gaps(subfolder, live[subfolder], group.inodes)
+                        files.note_gaps(subfolder, live[subfolder].readings, group.inodes)
                 self._write(workload.key, worse(files.quality(workload.key), now))
             except NotWritten as error:
                 log.warning("%s: %s", workload.key, error)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 from resctrlmond.resctrl import errors
 from resctrlmond.resctrl.counters import IN_ORDER, Reading, Status, Value, parse_value
@@ -34,6 +35,18 @@ _NESTED = "nested"
 _UNLISTED = "unlisted"
 # The runs whose begin values are kept decoded: those that begin or end now.
 _MOST_DECODED = 16
+
+
+class Kept(NamedTuple):
+    """The outcome of ``Snapshots.keep_read``.
+
+    ``number`` is another one after each write, 0 if the readings were dropped. ``checkpoint`` has these readings;
+    None if they were dropped. ``may_be_older``: they were dropped because the checkpoint may have newer ones.
+    """
+
+    number: int = 0
+    checkpoint: Checkpoint | None = None
+    may_be_older: bool = False
 
 
 class Snapshots:
@@ -235,8 +248,8 @@ class Snapshots:
 
     def checkpoint(
         self, subfolder: str, time: str, readings: Iterable[Reading], inodes: Mapping[str, int] | None = None
-    ) -> list[Reading]:
-        """Save readings that were taken at ``time`` in the checkpoint, and return the last readings of all domains.
+    ) -> Checkpoint:
+        """Save readings that were taken at ``time`` in the checkpoint, and return it.
 
         Domains without a new reading keep their last ones. ``inodes`` are those of the domains' directories at the
         baseline. Raises NotWritten.
@@ -246,15 +259,14 @@ class Snapshots:
             last = self.last_read_with(subfolder, time, readings, inodes or {})
             self._only_begun.discard(subfolder)
             write_file(path, checkpoint.encode(last))
-        return checkpoint.readings_of(last)
+        return last
 
     def keep_read(
         self, created_at: str, begun_ns: int, subfolder: str, readings: Sequence[Reading], inodes: Mapping[str, int]
-    ) -> int:
+    ) -> Kept:
         """Save readings in the checkpoint if the run that was created at ``created_at`` still goes on.
 
-        Return a number that is another one after each write, 0 if the readings were dropped. Readings that are those
-        of the checkpoint are not written again: the checkpoint keeps its time.
+        Readings that are those of the checkpoint are not written again: the checkpoint keeps its time.
 
         For callers without a transaction of the workload's key. ``begun_ns`` is the time.monotonic_ns() before the
         reading began: readings that may be older than the checkpoint are dropped, because they would look like a
@@ -262,23 +274,26 @@ class Snapshots:
         """
         ended_ns = time.monotonic_ns()
         with self.lock:
-            is_newer = begun_ns >= self._read_until.get(subfolder, 0)
-            if is_newer and not self.is_complete(subfolder) and self.created_at(subfolder) == created_at:
-                self._read_until[subfolder] = ended_ns
-                return self._keep_changed(subfolder, readings, inodes)
-        return 0
+            read_until = self._read_until.get(subfolder, 0)
+            if self.is_complete(subfolder) or self.created_at(subfolder) != created_at or read_until == math.inf:
+                return Kept()
+            if begun_ns < read_until:
+                return Kept(may_be_older=True)
+            self._read_until[subfolder] = ended_ns
+            return self._keep_changed(subfolder, readings, inodes)
 
-    def _keep_changed(self, subfolder: str, readings: Sequence[Reading], inodes: Mapping[str, int]) -> int:
+    def _keep_changed(self, subfolder: str, readings: Sequence[Reading], inodes: Mapping[str, int]) -> Kept:
         path = os.path.join(self.path(subfolder), _CHECKPOINT)
         digest, (known, file, number) = _digest(readings), self._kept.get(subfolder, (b"", (0, 0), 0))
-        if known != digest or file != _identity(path):
-            self.checkpoint(subfolder, utc_now(), readings, inodes)
-            number = self._writes = self._writes + 1
-            self._kept[subfolder] = digest, _identity(path), number
-        return number
+        if known == digest and file == _identity(path):
+            return Kept(number, self.last_read(subfolder))
+        last = self.checkpoint(subfolder, utc_now(), readings, inodes)
+        number = self._writes = self._writes + 1
+        self._kept[subfolder] = digest, _identity(path), number
+        return Kept(number, last)
 
     def checkpoint_number(self, subfolder: str) -> int:
-        """Return the number that ``keep_read`` has returned for the present checkpoint; 0 if it is another one."""
+        """Return the ``Kept.number`` of the present checkpoint; 0 if ``keep_read`` has not written it."""
         _, file, number = self._kept.get(subfolder, (b"", (0, 0), 0))
         return number if file == _identity(os.path.join(self.path(subfolder), _CHECKPOINT)) else 0
 

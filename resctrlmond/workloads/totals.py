@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from resctrlmond.resctrl.counters import Reading, Status, Value, added_values, event, parse_value
 from resctrlmond.workloads import checkpoint
@@ -15,8 +16,19 @@ from resctrlmond.workloads.model import Group, GroupState, PriorRuns, Workload
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.snapshot import Snapshots
 
+
+class LiveReadings(NamedTuple):
+    """Readings of a group that exists, and its checkpoint with them; None if they could not be kept.
+
+    A later checkpoint may have newer readings: compared with those, these look like counters that went back.
+    """
+
+    readings: Sequence[Reading]
+    checkpoint: Checkpoint | None = None
+
+
 # The readings of each group of a workload, by its subfolder.
-Live = Mapping[str, Sequence[Reading]]
+Live = Mapping[str, LiveReadings]
 # The time at which the end values of a group were read, and these.
 End = tuple[str, Sequence[Reading]]
 
@@ -65,10 +77,10 @@ def shown(workload: Workload, found: Iterable[Total]) -> list[Total]:
     return [total for total in found if workload.shows(total.event.name)]
 
 
-def summed(live: Live) -> list[Reading]:
+def summed(of_groups: Iterable[Iterable[Reading]]) -> list[Reading]:
     """Return one reading for each event in each domain: the sum over all groups of a workload."""
     values: dict[tuple[str, str], list[Value]] = {}
-    for readings in live.values():
+    for readings in of_groups:
         for reading in readings:
             values.setdefault((reading.domain, reading.event), []).append(reading.value)
     return [Reading(domain, event, added_values(of)) for (domain, event), of in sorted(values.items())]
@@ -85,7 +97,7 @@ def _up_to_last(snapshots: Snapshots, subfolder: str, group: Group) -> list[Tota
         # A run that begins has no checkpoint: nothing has happened to its counters.
         return _at_baseline(group, snapshots.begin_values(subfolder))
     if not newest:
-        return _so_far(snapshots, subfolder, group, snapshots.begin_values(subfolder), last_read)
+        return _so_far(snapshots, subfolder, group, LiveReadings(snapshots.begin_values(subfolder)))
     # Compared with itself, a checkpoint shows nothing new.
     here = {domain for domain, last in last_read.items() if last.time == newest}
     return _until(snapshots.begin_values(subfolder), group, last_read, here)
@@ -114,19 +126,14 @@ def _so_far(
     snapshots: Snapshots,
     subfolder: str,
     group: Group,
-    live: Sequence[Reading],
-    last_read: Checkpoint | None = None,
+    live: LiveReadings,
 ) -> list[Total]:
-    """Return the current totals of a group. A domain without a ``live`` reading counts up to its last reading.
-
-    ``last_read`` is the group's checkpoint, if the caller has it.
-    """
-    begin = snapshots.begin_values(subfolder)
-    baseline = functools.partial(checkpoint.of_baseline, begin, group.inodes)
-    now = checkpoint.with_readings(
-        snapshots.last_read(subfolder) if last_read is None else last_read, "", live, baseline
-    )
-    return _until(begin, group, now, {reading.domain for reading in live})
+    """Return the current totals of a group. A domain without a ``live`` reading counts up to its last reading."""
+    begin, now = snapshots.begin_values(subfolder), live.checkpoint
+    if now is None:
+        baseline = functools.partial(checkpoint.of_baseline, begin, group.inodes)
+        now = checkpoint.with_readings(snapshots.last_read(subfolder), "", live.readings, baseline)
+    return _until(begin, group, now, {reading.domain for reading in live.readings})
 
 
 def _until(begin: list[Reading], group: Group, now: Checkpoint, here: set[str]) -> list[Total]:

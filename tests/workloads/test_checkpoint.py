@@ -189,6 +189,35 @@ def test_delayed_read_does_not_replace_newer_values(host: Host, process: Start) 
     assert last_read(host, "k") == newer
 
 
+@pytest.mark.parametrize("step", ["before it is kept", "after it is kept"])
+def test_another_reader_between_two_steps_of_a_read_leaves_it_exact(
+    host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The newer checkpoint of the other one made the counters of this one look as if they had gone back."""
+    host.manager.assign(assignment("k", puppet.pid))
+    host.manager.read("k")
+    puppet.do("burn 0.1")
+    of, name = {
+        "before it is kept": (host.manager.context.tree, "read"),
+        "after it is kept": (host.manager.context.snapshots, "keep_read"),
+    }[step]
+    done = getattr(of, name)
+
+    def other_reads_then(*arguments: object) -> object:
+        found = done(*arguments)
+        monkeypatch.setattr(of, name, done)
+        puppet.do("burn 0.1")
+        others.append(total_of(host.manager.read("k")[2]))
+        return found
+
+    others: list[Total] = []
+    monkeypatch.setattr(of, name, other_reads_then)
+    total = total_of(host.manager.read("k")[2])
+    [other] = others
+    assert (total.quality, total.reason, other.quality) == (Quality.EXACT, "", Quality.EXACT)
+    assert "estimated" not in host.files("k")["quality"]
+
+
 def test_a_read_of_an_earlier_run_is_not_kept_for_the_next_one(host: Host, process: Start) -> None:
     host.manager.assign(assignment("k", process().pid))
     earlier, readings = host.manager.get("k"), host.manager.read("k")[1]

@@ -18,7 +18,7 @@ from resctrlmond.workloads.accounting import Quality, Total
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.quality_file import text, worse
 from resctrlmond.workloads.snapshot import Snapshots
-from resctrlmond.workloads.totals import used
+from resctrlmond.workloads.totals import LiveReadings, used
 from tests.workloads.builders import workload
 from tests.workloads.conftest import Host, assignment, machine
 
@@ -299,7 +299,7 @@ def test_run_that_begins_has_the_qualities_of_a_first_reading_like_its_baseline(
     inodes = {"mon_L3_00": 1, "mon_L3_01": 2}
     known = workload("k", baseline=quality, inodes=inodes, is_reallocated=is_reallocated)
     at_last = used(snapshots, known, {}, up_to_last=True)
-    assert at_last == used(snapshots, known, {"k": snapshots.begin_values("k")})
+    assert at_last == used(snapshots, known, {"k": LiveReadings(snapshots.begin_values("k"))})
     assert len(at_last) == 1
 
 

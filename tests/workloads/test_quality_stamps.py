@@ -135,7 +135,7 @@ def test_a_checkpoint_that_the_file_does_not_include_gives_no_stamp(host: Host, 
     Control(host.mountpoint).set_faults(Fault(group=group.ref.path, event="mbm_total_bytes", answer="Unavailable"))
     begun_ns = time.monotonic_ns()
     readings = host.tree.read(group.ref)
-    assert host.manager.context.snapshots.keep_read(group.created_at, begun_ns, "k", readings, group.inodes)
+    assert host.manager.context.snapshots.keep_read(group.created_at, begun_ns, "k", readings, group.inodes).number
     stop(host)
     assert "mbm_total_bytes exact" in file(host, "quality").read_text()
     host.restart()
