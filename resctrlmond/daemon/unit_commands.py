@@ -8,6 +8,7 @@ process of each. A command that does not run through the program, or whose proce
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,10 @@ from resctrlmond.workloads.callers import COMMAND_GRACE_S
 from resctrlmond.workloads.model import Member
 from resctrlmond.workloads.reasons import Reason
 
-# The settings of commands that run while a service stops, and of those that may run several times.
+# The settings of commands that run one after another while a service starts, in this order.
+_AT_START = ("ExecCondition", "ExecStartPre", "ExecStart", "ExecStartPost")
 _AT_STOP = ("ExecStop", "ExecStopPost")
+# The setting of commands that may run several times.
 _REPEATED = "ExecReload"
 
 
@@ -271,6 +274,16 @@ def has_forgotten(service: Service, known: Collection[str]) -> bool:
 def is_other_start(service: Service, known: Collection[str]) -> bool:
     """Return whether the service was started again since the known processes."""
     return states_none(service, known) and not service.is_forgotten
+
+
+def has_forgotten_before(service: Service, command: Command) -> bool:
+    """Return whether systemd has forgotten a command that has run before this one in the same start.
+
+    A daemon-reload makes it forget those that have ended. They run one after another, so each has run.
+    """
+    in_order = [one for setting in _AT_START for one in service.commands if one.setting == setting]
+    before = itertools.takewhile(lambda one: one.name != command.name, in_order)
+    return command.setting in _AT_START and any(not one.pid and is_program(one.program) for one in before)
 
 
 def kept(service: Service, known: Iterable[str], more: Command) -> tuple[str, ...]:

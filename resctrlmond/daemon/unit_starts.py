@@ -167,6 +167,8 @@ class UnitStarts:
             known = ()
         elif known and (not has_all or jobs[0]) and (command.is_repeated or service.is_forgotten):
             reasons.append(Reason.COMMAND_UNSEEN.text(member=name))
+        if not known and unit_commands.has_forgotten_before(service, command):
+            reasons.append(Reason.COMMAND_UNSEEN.text(member=name))
         current = unit_commands.kept(service, known, command)
         reasons += unit_commands.reasons(service, name, current)
         has_run = any(other.ran_outside(current) for other in service.commands)

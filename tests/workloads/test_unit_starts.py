@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -271,8 +272,12 @@ def test_each_command_of_a_service_is_counted(site: Services) -> None:
             assert site.host.manager.get(SHOP).generation == 1
             # The service is restarted.
             await site.end(main)
+            first = site.through(SHOP, "/bin/true")
+            site.state(SHOP, ExecStartPre=[started(first)], ExecStart=[Command(PROGRAM)])
+            go(first)
+            await ended(first)
             again = site.through(SHOP, "/bin/sleep", "600")
-            site.state(SHOP, ExecStartPre=[Command(PROGRAM)], ExecStart=[started(again)])
+            site.state(SHOP, ExecStartPre=[started(first, ended=True)], ExecStart=[started(again)])
             go(again)
             await site.until(lambda: site.in_group(again) == SHOP)
             await site.looked()
@@ -619,6 +624,40 @@ def test_start_that_did_not_reach_the_daemon_makes_the_service_late(site: Servic
     run(test)
 
 
+@pytest.mark.parametrize("of", ["first start", "other start", "same start"])
+@pytest.mark.parametrize("setting", ["ExecCondition", "ExecStartPre", "ExecStart"])
+def test_command_that_was_missed_before_a_daemon_reload_in_the_same_start_makes_the_service_late(
+    site: Services, of: str, setting: str
+) -> None:
+    """systemd has forgotten its process when the next command calls."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            if of != "first start":
+                before = site.through(SHOP, "/bin/sleep", "600")
+                here = {"ExecCondition" if of == "same start" else "ExecStart": [started(before)]}
+                site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands=here)
+                go(before)
+                await site.until(lambda: has_begun(before))
+                await site.end(before)
+                assert site.quality() is Quality.EXACT
+            missed = site.spawn(SHOP, "/bin/true")
+            go(missed)
+            await ended(missed)
+            main = site.through(SHOP, "/bin/sleep", "600")
+            forgotten = {"ExecCondition": [Command(PROGRAM)]} if of == "same start" else {}
+            forgotten |= {setting: [*forgotten.get(setting, []), Command(PROGRAM)]}
+            forgotten["ExecStart"] = [*forgotten.get("ExecStart", []), started(main)]
+            site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands=forgotten)
+            go(main)
+            await site.until(lambda: has_begun(main))
+            await site.looked()
+            assert site.quality() is Quality.LATE
+            assert site.reasons() == (Reason.COMMAND_UNSEEN.text(member=SHOP),)
+
+    run(test)
+
+
 def test_reload_is_exact_after_a_restart_of_the_daemon_that_missed_nothing(site: Services) -> None:
     """The first look after the restart knows all processes that systemd states."""
 
@@ -927,8 +966,13 @@ def test_service_with_a_command_that_does_not_run_through_the_program_is_late(si
     run(test)
 
 
-@pytest.mark.parametrize("setting", ["ExecStartPre", "ExecStartPost", "ExecReload", "ExecStopPost"])
-@pytest.mark.parametrize("when", ["before", "later", "at the end"])
+@pytest.mark.parametrize(
+    ("setting", "when"),
+    [
+        ("ExecStartPre", "before"),
+        *itertools.product(["ExecStartPost", "ExecReload", "ExecStopPost"], ["before", "later", "at the end"]),
+    ],
+)
 def test_command_that_gave_up_makes_the_service_late(site: Services, setting: str, when: str) -> None:
     """Its program ran outside: for example, the daemon was hanging."""
 
