@@ -186,6 +186,8 @@ class Store:
         # they finished.
         self._unfinished: set[str] = set()
         self._finished: dict[str, None] = {}
+        # By group that has a directory in resctrl: the key of its workload.
+        self._owners: dict[GroupRef, str] = {}
         # The keys of the runs that have finished, or were dropped, since the last take_ended().
         self._ended: set[str] = set()
         # The size of each record in bytes, and the sum.
@@ -267,6 +269,11 @@ class Store:
         """Return the locations of all groups that have a directory in resctrl."""
         return {group.ref for workload in self.unfinished() for group in workload.existing_groups}
 
+    def owner_of(self, ref: GroupRef) -> Workload | None:
+        """Return the workload that is not finished whose group that is. The cost does not grow with the workloads."""
+        owner = self._workloads.get(self._owners.get(ref, ""))
+        return owner if owner is not None and not owner.is_finished and owner.group_at(ref) is not None else None
+
     def pending(self) -> list[Workload]:
         """Return the workloads with a group that waits for an RMID, or is being created, in order of the key."""
         found = (self._workloads.get(key) for key in sorted(self._pending.copy()))
@@ -334,8 +341,10 @@ class Store:
     def _show(self, workload: Workload) -> None:
         """Make the workload visible to readers."""
         key = workload.key
-        self._workloads[key] = workload
         with self._guard:
+            self._remove_owner(key)
+            self._workloads[key] = workload
+            self._owners.update((group.ref, key) for group in workload.existing_groups)
             if any(group.state is GroupState.PENDING for group in workload.groups):
                 self._pending.add(key)
             else:
@@ -350,9 +359,17 @@ class Store:
                 self._unfinished.add(key)
             self.changes += 1
 
+    def _remove_owner(self, key: str) -> None:
+        """Remove the groups of a workload from ``_owners``. The caller holds the guard."""
+        before = self._workloads.get(key)
+        for group in before.existing_groups if before is not None else ():
+            if self._owners.get(group.ref) == key:
+                del self._owners[group.ref]
+
     def _forget(self, key: str) -> bool:
         """Forget the workload. Return whether there was one."""
         with self._guard:
+            self._remove_owner(key)
             self._bytes -= self._sizes.pop(key, 0)
             self._pending.discard(key)
             self._unfinished.discard(key)

@@ -93,8 +93,7 @@ class TakeOver:
         return may_lose
 
     def _owner(self, where: Membership) -> Workload | None:
-        ref = GroupRef(where.class_, where.group)
-        return next((workload for workload in self._store.unfinished() if workload.group_at(ref) is not None), None)
+        return self._store.owner_of(GroupRef(where.class_, where.group))
 
     def _downgrade_owner(self, key: str, where: Membership) -> None:
         ref = GroupRef(where.class_, where.group)

@@ -150,9 +150,8 @@ def _runs(tid: int) -> bool:
 
 def owner(ctx: Context, key: str, where: Membership) -> Workload | None:
     """Return the workload other than ``key`` whose group that is."""
-    ref = GroupRef(where.class_, where.group)
-    others = (other for other in ctx.store.unfinished() if other.key != key)
-    return next((other for other in others if other.group_at(ref) is not None), None)
+    found = ctx.store.owner_of(GroupRef(where.class_, where.group))
+    return found if found is not None and found.key != key else None
 
 
 def _paths(workload: Workload) -> tuple[str, ...]:

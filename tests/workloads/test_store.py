@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
+from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads import store as store_module
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.atomic_files import read_file
@@ -502,6 +503,26 @@ def test_finished_runs_are_apart_in_the_order_of_their_ends_also_after_a_restart
     drop(store, "a")
     assert list(store.finished()) == []
     assert [found.key for found in store.unfinished()] == ["b", "c", "d"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from([*State, None]), st.sampled_from(["", "gold"])), max_size=12
+    )
+)
+def test_the_owner_of_a_group_is_the_workload_that_a_search_finds(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, State | None, str]]
+) -> None:
+    store = Store(str(tmp_path_factory.mktemp("records")))
+    for key, state, class_ in changes:
+        if state is None:
+            drop(store, key)
+        else:
+            save(store, workload(key, state, class_=class_))
+        for of in (store, loaded(Path(store.folder))):
+            for ref in (GroupRef(class_, name) for class_ in ("", "gold") for name in "abc"):
+                found = [one for one in of.unfinished() if one.group_at(ref) is not None]
+                assert [one for one in (of.owner_of(ref),) if one is not None] == found
 
 
 def loaded(folder: Path) -> Store:
