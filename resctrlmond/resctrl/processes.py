@@ -126,6 +126,23 @@ def descendants(pid: int) -> list[int]:
     return below
 
 
+def listed_descendants(pid: int) -> list[int]:
+    """List the descendants of a process; one may be missing if another one ends meanwhile.
+
+    As ``descendants``, but the kernel lists the children of each process, if it can (CONFIG_PROC_CHILDREN): the cost
+    grows with their number, and not with that of the host's processes. Raises NotRead.
+    """
+    pids = {pid: None}
+    waiting = [pid]
+    while waiting:
+        found_here = children(waiting.pop())
+        if found_here is None:
+            return descendants(pid)
+        waiting += [child for child in found_here if child not in pids]
+        pids |= dict.fromkeys(found_here)
+    return [*pids][1:]
+
+
 def children(pid: int) -> list[int] | None:
     """List the children of a process and its zombies; None if the kernel does not list children. Raises NotRead."""
     found: list[int] = []

@@ -158,7 +158,9 @@ class _Process(msgspec.Struct, frozen=True):
 
     def descendants(self) -> list[int]:
         # Descendants in the process's own control group are found by that control group.
-        return [] if self.tasks.with_descendants or self._own_cgroup else processes.descendants(self.process.pid)
+        return (
+            [] if self.tasks.with_descendants or self._own_cgroup else processes.listed_descendants(self.process.pid)
+        )
 
     def member(self, assignment: Assignment) -> Member:
         return Member(

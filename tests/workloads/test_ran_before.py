@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -130,6 +131,27 @@ def test_existing_descendants_stay_outside_and_their_number_is_reported(host: Ho
     # A descendant in the workload's own group is not outside.
     host.manager.assign(assignment("k", child, late=None))
     assert host.manager.assign(assignment("k", puppet.pid, late=None)).descendants_outside == 0
+
+
+def test_the_cost_of_an_assign_does_not_grow_with_the_processes_of_the_host(
+    host: Host, puppet: Puppet, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All processes of the host were read, to find those below the one that is assigned."""
+    own = {puppet.pid, int(puppet.do("fork")), os.getpid(), process().pid}
+    read = set()
+
+    def noting(path: str, *arguments: Any, **options: Any) -> int:
+        first, _, rest = str(path).removeprefix("/proc/").partition("/")
+        if str(path).startswith("/proc/") and first.isdecimal() and rest:
+            read.add(int(first))
+        return open_(path, *arguments, **options)
+
+    open_ = os.open
+    monkeypatch.setattr(os, "open", noting)
+    done = host.manager.assign(assignment("k", puppet.pid, late=None))
+    assert (done.descendants_outside, done.workload.first.baseline) == (1, Quality.LATE)
+    assert puppet.pid in read
+    assert read <= own
 
 
 @pytest.mark.parametrize("tree", [False, True])
