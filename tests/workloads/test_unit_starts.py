@@ -141,6 +141,14 @@ class Services(Site):
     def reasons(self, name: str = SHOP) -> tuple[str, ...]:
         return self.host.manager.get(name).first.baseline_reasons
 
+    def known_until(self, name: str = SHOP) -> int:
+        """Return until when the watch has seen that all commands of a service are known, in systemd's time.
+
+        If it looked while a process was about to call, it looks again a second later.
+        """
+        member = self.host.manager.get(name).member(name)
+        return member.known_until_us if member is not None else 0
+
     def in_group(self, child: subprocess.Popen[str]) -> str:
         return self.host.tree.membership(child.pid).group
 
@@ -691,7 +699,7 @@ def test_service_stays_exact_after_a_daemon_reload_unless_a_command_was_missed(s
             site.systemd.set(SHOP, Unit(site.inner(SHOP), commands=own, changed=7))
             go(main)
             await site.until(lambda: has_begun(main))
-            await site.looked()
+            await site.until(lambda: site.known_until() == 7)
             is_missed = of not in ("watch", "connection")
             if of != "watch":
                 site.watch.seen.forget_all()
@@ -727,7 +735,7 @@ def test_reload_between_the_questions_of_the_watch_makes_the_service_late(
             site.systemd.set(SHOP, Unit(site.inner(SHOP), commands=own, changed=7))
             go(main)
             await site.until(lambda: has_begun(main))
-            await site.looked()
+            await site.until(lambda: site.known_until() == 7)
             site.watch.seen.forget_all()
             systemd = await site.watch.connection()
             assert systemd is not None
