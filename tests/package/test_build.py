@@ -19,7 +19,7 @@ from tests.kernel.machine.tools import tool
 
 from . import builder
 from .build import BUILD, build, packages
-from .source import PROJECT, changelog, next_entry, source, version
+from .source import PROJECT, changelog, next_entry, version
 
 # A first run fetches a Debian to build in.
 pytestmark = pytest.mark.timeout(1800)
@@ -168,9 +168,10 @@ def test_second_build_has_the_same_bytes(built: Path, again: Path) -> None:
         }
 
 
-# Another folder, language, zone, umask and home; another time and host name are another run's by themselves.
+# From the source package, because the tree may have changed since. In another folder, with another language, zone,
+# umask and home; another run has another time and host name by itself.
 ELSEWHERE = f"""\
-mkdir -p other/place; mv resctrlmond* other/place/; cd other/place
+mkdir -p other/place; cd other/place; dpkg-source --extract ../../in/*.dsc
 export TZ=Pacific/Auckland LC_ALL=C HOME=/nonexistent USER=other; umask 027
 {BUILD}
 mv out /build/out
@@ -178,9 +179,12 @@ mv out /build/out
 
 
 @pytest.fixture
-def again(tmp_path: Path) -> Iterator[Path]:
+def again(built: Path, tmp_path: Path) -> Iterator[Path]:
     """Another build, under other circumstances; the tests that the first one ran are not run again."""
-    build(tmp_path, source(changelog()), "nocheck", ELSEWHERE)
+    inside = io.BytesIO()
+    with tarfile.open(fileobj=inside, mode="w") as archive:
+        archive.add(built, "in")
+    build(tmp_path, inside.getvalue(), "nocheck", ELSEWHERE)
     yield tmp_path / "out"
 
 
