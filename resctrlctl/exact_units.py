@@ -73,6 +73,15 @@ def check_name(unit: str) -> None:
         raise CommandError(f"{unit} cannot be exact: resctrlmond and systemd are not connected before it runs")
 
 
+def may_be_exact(unit: str, file: str) -> bool:
+    """Return whether nothing about its name and its unit file prevents that a unit can be exact."""
+    try:
+        check_name(unit)
+    except CommandError:
+        return False
+    return bool(file) and not file.startswith(_GENERATED)
+
+
 def drop_in_for(unit: str) -> str:
     """Return the text of the drop-in for a service. Raises CommandError, which names the setting in the way."""
     check_name(unit)

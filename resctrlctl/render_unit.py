@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 
+from resctrlctl import exact_units
 from resctrlctl.format import format_count, format_duration, format_message, format_time, shorten
 from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
 from resctrlctl.render import late_text, level_texts, render_use, workload_lines
@@ -14,7 +15,6 @@ from resctrlctl.replies import Member, Workload
 from resctrlctl.unit_status import Run, UnitStatus
 from resctrlctl.workload_table import TONES
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.unit_globs import is_of_user
 from resctrlmond.workloads.states import Quality, State
 
 # The lines of a workload that status has, after those about the unit: Watched has its baseline.
@@ -105,8 +105,8 @@ def _remedies(found: UnitStatus) -> Iterator[str]:
     if found.absence is not None:
         yield from filter(None, [found.absence.remedy])
         return
-    can_be_exact = name.endswith(".service") and not is_of_user(name) and not found.exact_path
-    if can_be_exact and workload and workload.state.has_group and workload.baseline is Quality.LATE:
+    may_be_exact = not found.exact_path and exact_units.may_be_exact(name, found.unit.file)
+    if may_be_exact and workload and workload.state.has_group and workload.baseline is Quality.LATE:
         yield shlex.join(["resctrlctl", "units", "exact", name])
 
 

@@ -38,7 +38,7 @@ _SINCE = {
     "deactivating": "ActiveExitTimestamp",
 }
 _PROPERTIES = (
-    *("Id", "Description", "LoadState", "ActiveState", "SubState", "ControlGroup"),
+    *("Id", "Description", "LoadState", "ActiveState", "SubState", "ControlGroup", "FragmentPath"),
     *sorted(set(_SINCE.values())),
 )
 # A user may create any number of control groups.
@@ -48,7 +48,7 @@ _MAX_DIRECTORIES = 4096
 class UnitState(Struct):
     """A unit: the states are those of systemctl(1), "" if they are not known. ``since`` is RFC 3339, UTC, or "".
 
-    ``cgroup`` is the path of its control group; "" for none.
+    ``cgroup`` is the path of its control group, and ``file`` that of its unit file; "" for none.
     """
 
     name: str
@@ -58,6 +58,7 @@ class UnitState(Struct):
     since: str = ""
     description: str = ""
     cgroup: str = ""
+    file: str = ""
 
     @property
     def is_running(self) -> bool:
@@ -150,6 +151,7 @@ def _parsed(block: str) -> UnitState:
         since=_time(values.get(_SINCE.get(active, ""), "")),
         description=values.get("Description", ""),
         cgroup=path,
+        file=values.get("FragmentPath", ""),
     )
 
 

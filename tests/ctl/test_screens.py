@@ -188,6 +188,7 @@ def unit_screen(state: str, width: int) -> str:
         since=_BEGIN,
         description="The PHP FastCGI Process Manager of the alert manager",
         cgroup=f"/sys/fs/cgroup/system.slice/system-php.slice/{name}",
+        file="/usr/lib/systemd/system/php8.2-fpm@.service",
     )
     member = Member(
         id=name,

@@ -61,6 +61,7 @@ done
             "ActiveState": active,
             "SubState": "running" if active == "active" else "dead",
             "ControlGroup": "",
+            "FragmentPath": f"/usr/lib/systemd/system/{is_of or name}",
             "ActiveEnterTimestamp": "@1795258800",
             "InactiveEnterTimestamp": "@1795255200",
         } | properties
@@ -131,6 +132,26 @@ def lines(text: str) -> dict[str, str]:
         else:
             found[label] += f"\n{line.strip()}"
     return found
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("dbus.service", "/usr/lib/systemd/system/dbus.service"),
+        ("resctrlmond.service", "/usr/lib/systemd/system/resctrlmond.service"),
+        ("shop.service", "/run/systemd/transient/shop.service"),
+        ("shop.slice", ""),
+    ],
+)
+def test_units_exact_is_not_the_remedy_where_it_is_refused(
+    machine: Machine, show: Show, name: str, file: str
+) -> None:
+    machine.globs("*")
+    machine.unit(name, FragmentPath=file)
+    machine.watched(name, baseline=Quality.LATE)
+    status, out, _ = show(name)
+    assert (status, lines(out)["Watched"]) == (0, "yes, late")
+    assert "Remedy" not in lines(out)
 
 
 def test_unit_that_is_late_is_shown_with_its_bound_and_remedy(machine: Machine, show: Show) -> None:
