@@ -26,7 +26,8 @@ PROGRAMS = ("mmdebstrap", "zstd", "tar")
 # itself is a plain user's or root's, in an empty /proc of its own.
 RUN = """\
 archive=$1 work=$2 uid=$3 network=$4 script=$5 root=$(mktemp -d "$2/root.XXXXXX"); shift 5
-trap 'umount -R "$root" 2>/dev/null || :; rm -rf "$root"' EXIT
+# Never rm -r: while a process that a test has left uses one of them, the host's /sys and /dev are mounted below.
+trap 'umount --recursive --lazy "$root"; rmdir "$root"' EXIT
 mount -t tmpfs -o mode=755 none "$root"
 tar -xp --zstd --numeric-owner --exclude='./dev/*' -C "$root" -f "$archive"
 mount -t proc proc "$root/proc"
@@ -82,15 +83,18 @@ def run(
     archive: Path | None = None,
     is_root: bool = False,
     network: bool = False,
+    is_apart: bool = True,
 ) -> str:
     """Unpack *source* (a tar archive) in /build and run a shell script there.
 
-    It runs in the builder, or in the root *archive*, as a user or as root, with or without the host's network. The
-    files in /build/out are copied to *work*/out. Returns its output; BuildError with its end if it fails.
+    It runs in the builder, or in the root *archive*, as a user or as root, with or without the host's network.
+    Without ``is_apart``, which needs root, it has the host's namespaces, except that of the mounts. The files in
+    /build/out are copied to *work*/out. Returns its output; BuildError with its end if it fails.
     """
     require(PROGRAMS)
     (work / "in.tar").write_bytes(source)
-    own = ("--mount", "--pid", "--fork", "--uts", "--ipc", *(() if network else ("--net",)))
+    own = ("--mount", *(("--pid", "--fork", "--uts", "--ipc") if is_apart else ()))
+    own += ("--net",) if is_apart and not network else ()
     mapped: tuple[str, ...] = () if os.geteuid() == 0 else ("--map-root-user", "--map-auto")
     uid = "0" if is_root else "1000"
     shell = ("bash", "-eu", "-o", "pipefail", "-c", RUN, "run")
