@@ -83,14 +83,14 @@ class PrivateBus:
             text=True,
         )
         assert self._daemon.stdout is not None
-        assert self._daemon.stdout.readline().startswith("unix:")
+        # The bus outlives the test that has started it, and writes nothing else.
+        with self._daemon.stdout as output:
+            assert output.readline().startswith("unix:")
 
     def stop(self) -> None:
         if self._daemon is not None:
             self._daemon.kill()
             self._daemon.wait()
-            assert self._daemon.stdout is not None
-            self._daemon.stdout.close()
             self._daemon = None
 
 

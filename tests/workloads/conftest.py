@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,11 +32,14 @@ from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.store import Store
 from resctrlmond.workloads.totals import shown, used
+from tests.resctrl.conftest import descriptors
 from tests.sim.conftest import Puppet
+from tests.wait import wait_until
 from tests.workloads.known_reasons import check_reasons
 
 MARK = 4242
 UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
+_managers: weakref.WeakSet[Manager] = weakref.WeakSet()
 
 
 class Host:
@@ -59,6 +63,7 @@ class Host:
         snapshots = Snapshots(str(folder / "groups"), str(folder / "completed"))
         records = Store(str(folder / "records"))
         self.manager = Manager(self.tree, records, snapshots, Mark(MARK, boot_id()), self.settings)
+        _managers.add(self.manager)
         self.before_recovery()
         self.manager.recover()
         self.after_recovery()
@@ -189,6 +194,16 @@ def marked() -> Iterator[None]:
     os.setegid(before)
 
 
+@pytest.fixture(autouse=True)
+def nothing_stays_open() -> Iterator[None]:
+    """Close the managers of the test, as the end of a daemon does, and check that no other descriptors stay open."""
+    before, others = descriptors(), {*_managers}
+    yield
+    for manager in {*_managers} - others:
+        manager.context.interference.close()
+    wait_until(lambda: len(descriptors()) <= len(before), failure=f"open before: {before}, now: {descriptors()}")
+
+
 @pytest.fixture(scope="session")
 def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A large machine that has been up for a while: its energy counters go on from where others left them."""
@@ -259,7 +274,6 @@ def locked(host: Host, key: str) -> Iterator[None]:
 def host(simulation: str, tmp_path: Path) -> Iterator[Host]:
     made = Host(simulation, str(tmp_path))
     yield made
-    made.manager.context.interference.close()
     made.clean()
 
 
