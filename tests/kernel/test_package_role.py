@@ -36,6 +36,8 @@ PLUGIN = Path(__file__).parent / "guest_connection.py"
 # In the order that the role requires.
 DEBS = ("python3-resctrlmond", "resctrlmond", "resctrlmon-nri", "resctrlmon-exporter")
 CONFIG = "/etc/resctrlmond/resctrlmond.d/fleet.yaml"
+PROFILES = "/etc/resctrlmond/profiles.d/fleet.yaml"
+SERVICES = ("resctrlmond", "resctrlmon-nri", "resctrlmon-exporter")
 # Ansible's module installs python3-apt on a host that does not have it.
 DOWNLOAD = """\
 mkdir out; cd out
@@ -123,48 +125,100 @@ def recap(output: str) -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r"(\w+)=(\d+)", output.partition("PLAY RECAP")[2])}
 
 
-def test_second_run_changes_nothing_and_a_wrong_configuration_is_refused(guests: Guests, tmp_path: Path) -> None:
+class Fleet(Host):
+    """A host to which the role is applied with some variables."""
+
+    def __init__(self, guest: Guest, place: Path) -> None:
+        super().__init__(guest)
+        self._place = place
+        self._runs = 0
+
+    def apply(self, **variables: Any) -> str:
+        """Apply the role. Return the output."""
+        self._runs += 1
+        (output,) = play(self._place / str(self._runs), self.guest, variables)
+        return output
+
+    def processes(self) -> list[int]:
+        """Return the main process of each service."""
+        return [int(pid) for pid in self.out(f"systemctl show -P MainPID {' '.join(SERVICES)}").split()]
+
+    def unwatched(self) -> list[str]:
+        """Return the units that a profile leaves out, as the daemon states."""
+        return [one["id"] for one in self.call("ListUnwatched")["containers"]]
+
+
+@pytest.fixture
+def fleet(guests: Guests, tmp_path: Path) -> Fleet:
+    """A fresh Debian 13 with an archive that has what Ansible's module needs, and two services that run."""
     packages()
-    host = Host(guests.start("cat"))
+    host = Fleet(guests.start("cat"), tmp_path)
     (tmp_path / "download").mkdir()
     builder.run(tmp_path / "download", _empty(), DOWNLOAD, archive=root(), is_root=True, network=True)
     host.guest.put(tmp_path / "download" / "out", "/srv/apt")
     host.guest.write("/etc/apt/sources.list", "deb [trusted=yes] file:/srv/apt ./\n")
     host.run("rm -f /etc/apt/sources.list.d/*")
-    for unit in ("resctrlmond", "resctrlmon-nri", "resctrlmon-exporter"):
-        host.guest.write(
-            PATIENCE.replace("resctrlmond.service", f"{unit}.service"), "[Service]\nTimeoutStartSec=300\n"
-        )
+    for unit in SERVICES:
+        host.guest.write(PATIENCE.replace("resctrlmond", unit), "[Service]\nTimeoutStartSec=300\n")
+    for name in ("shop", "other"):
+        host.run(f"systemd-run --unit={name} sleep 100000")
+    return host
 
-    wanted = {
-        "resctrlmond_config": {"snapshot_ttl": "1h"},
+
+def test_only_changes_restart_services_and_are_live_and_wrong_files_are_refused(fleet: Fleet) -> None:
+    wanted: dict[str, Any] = {
+        "resctrlmond_config": {"units": ["shop.service"]},
         "resctrlmond_nri_config": {"namespaces": ["shop"]},
         "resctrlmond_exporter_listen": "127.0.0.1:10134",
     }
-    wrong = {"resctrlmond_config": {"snapshot_tll": "1h"}}
-    wrong_pods = wanted | {
-        "resctrlmond_config": {"snapshot_ttl": "2h"},
-        "resctrlmond_nri_config": {"namespaces": "shop"},
-    }
-    first, second, third, fourth = play(tmp_path / "play", host.guest, wanted, wanted, wrong, wrong_pods)
-    assert (recap(first)["failed"], recap(first)["changed"] > 0) == (0, True), first
-    assert (recap(second)["failed"], recap(second)["changed"]) == (0, 0), second
-    assert recap(third)["failed"] == 1, third
-    assert "unknown key 'snapshot_tll'. Did you mean snapshot_ttl?" in third
-    assert "RUNNING HANDLER" not in third, third
+    output = fleet.apply(**wanted)
+    assert (recap(output)["failed"], recap(output)["changed"] > 0) == (0, True), output
+    fleet.until(lambda: fleet.state("shop.service") == "active", "the service that the configuration selects")
+    before = fleet.processes()
+    assert 0 not in before
+    output = fleet.apply(**wanted)
+    assert (recap(output)["failed"], recap(output)["changed"]) == (0, 0), output
+    assert fleet.processes() == before
+
+    output = fleet.apply(resctrlmond_config={"snapshot_tll": "1h"})
+    assert recap(output)["failed"] == 1, output
+    assert "unknown key 'snapshot_tll'. Did you mean snapshot_ttl?" in output
+    assert "RUNNING HANDLER" not in output, output
+    assert fleet.processes() == before
+
     # The file before the wrong one takes effect: the next run would not restart the daemon for it.
-    assert recap(fourth)["failed"] == 1, fourth
-    assert "namespaces is not a list" in fourth
-    assert "RUNNING HANDLER [resctrlmond : Restart the services]" in fourth, fourth
-    assert "snapshot_ttl: 2h" in host.out(f"cat {CONFIG}")
-    assert "- shop" in host.out("cat /etc/resctrlmond/nri.yaml").splitlines()[-1]
+    wanted["resctrlmond_config"] = {"units": ["shop.service", "other.service"]}
+    output = fleet.apply(**wanted | {"resctrlmond_nri_config": {"namespaces": "shop"}})
+    assert recap(output)["failed"] == 1, output
+    assert "namespaces is not a list" in output
+    assert "RUNNING HANDLER [resctrlmond : Restart the services]" in output, output
+    assert "- other.service" in fleet.out(f"cat {CONFIG}").splitlines()
+    assert fleet.out("cat /etc/resctrlmond/nri.yaml").splitlines()[-1] == "- shop"
+    fleet.until(lambda: fleet.state("other.service") == "active", "the service that is selected now")
+    after = fleet.processes()
+    assert not {0, *before} & {*after}
+
+    # With all files as before, only the profiles are written.
+    output = fleet.apply(**wanted, resctrlmond_profiles={"profiles": {"quiet": {"wach": "none"}}})
+    assert recap(output)["failed"] == 1, output
+    assert "unknown key 'wach'. Did you mean watch?" in output
+    assert "RUNNING HANDLER" not in output, output
+    assert "quiet" not in fleet.out(f"cat {PROFILES}")
+    assert (fleet.processes(), fleet.unwatched()) == (after, [])
+
+    rules = [{"profile": "quiet", "owner": "systemd", "unit": "other.service"}]
+    wanted["resctrlmond_profiles"] = {"profiles": {"quiet": {"watch": "none"}}, "rules": rules}
+    output = fleet.apply(**wanted)
+    assert (recap(output)["failed"], recap(output)["changed"]) == (0, 2), output
+    fleet.until(lambda: fleet.unwatched() == ["other.service"], "the profile to apply")
+    assert fleet.state("shop.service") == "active"
 
     units = "resctrlmond.socket resctrlmond.service resctrlmon-nri.service resctrlmon-exporter.socket"
-    assert host.out(f"systemctl is-active {units} resctrlmon-exporter.service").split() == ["active"] * 5
-    assert host.out(f"systemctl is-enabled {units} resctrlmon-exporter.service").split() == ["enabled"] * 5
-    assert ":910:" in host.out("getent group resctrlmon-read")
+    assert fleet.out(f"systemctl is-active {units} resctrlmon-exporter.service").split() == ["active"] * 5
+    assert fleet.out(f"systemctl is-enabled {units} resctrlmon-exporter.service").split() == ["enabled"] * 5
+    assert ":910:" in fleet.out("getent group resctrlmon-read")
     get = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:10134/metrics').read().decode())"
-    assert "resctrlmond_up 1" in host.out(f'python3 -c "{get}"', timeout=200)
+    assert "resctrlmond_up 1" in fleet.out(f'python3 -c "{get}"', timeout=200)
 
 
 def _empty() -> bytes:
