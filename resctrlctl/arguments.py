@@ -127,10 +127,22 @@ _TOP_SORTS = ("name", "workloads", "power", "bandwidth", "llc", "energy", "age",
 vars(argparse).update(_=lambda text: text)
 
 
+class _NoColors:
+    """A theme of argparse in which each color is an empty text."""
+
+    def __getattr__(self, name: str) -> str:
+        return ""
+
+
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         # argparse would import shutil for the width, for each option that is added.
         super().__init__(prog, width=terminal_width() - 2)
+
+    def _set_color(self, *_: object) -> None:
+        # Python 3.14 imports dataclasses for the colors of the help, also if it prints no help.
+        self._theme = _NoColors()
+        self._decolor = str
 
 
 class Parser(argparse.ArgumentParser):
