@@ -19,6 +19,7 @@ import tempfile
 import termios
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -428,7 +429,10 @@ def test_a_refusal_is_an_error_at_the_top(served: Host, reply: bytes, refusal: b
 
 
 # Characters that a terminal shows, and some that it would execute or that end a line.
-shown = st.characters(codec="utf-8", exclude_categories=["C", "Z"])
+# The hook runs with Debian's Python, which may know fewer characters than that of the test.
+shown = st.characters(codec="utf-8", exclude_categories=["C", "Z"]).filter(
+    lambda character: unicodedata.ucd_3_2_0.category(character) != "Cn"
+)
 written = st.text(shown | st.sampled_from(' "\\/\n\t\x1b\x7f\x9b\xa0\xad\u200f\u2028\u202e\ufeff'), max_size=60)
 
 
