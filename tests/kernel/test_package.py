@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.package.source import DEBIAN, changelog, next_entry, version
 from .conftest import Guests
 from .host import BUSYBOX, RUN, TREE, Host, parse_where
 from .install import PATIENCE
+from .test_exporter import EXAMPLE, PLACE, pack_sdk
 
 # The first run downloads a Debian system to build the packages in.
 pytestmark = pytest.mark.timeout(1800)
@@ -28,6 +30,41 @@ APT = (
     "-o Dir::Etc::sourceparts=- -o APT::Sandbox::User=root -o Dpkg::Options::=--path-include=/usr/share/man/*"
 )
 LONG = 600.0
+CONFFILES = ("resctrlmond", "nri")
+LATER = "\n# Of a later version.\n"
+OTLP = "resctrlmon-otlp"
+# Writes the start and the end of each point of a counter of a workload.
+RECEIVER = """\
+import http.server
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        with open("/run/received", "a") as file:
+            for of in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                key = {one.key: one.value.string_value for one in of.resource.attributes}.get("resctrl.workload.key")
+                for metric in (metric for scope in of.scope_metrics for metric in scope.metrics if key):
+                    for point in metric.sum.data_points:
+                        words = [key, metric.name, *sorted(one.value.string_value for one in point.attributes)]
+                        print("/".join(words), point.start_time_unix_nano, point.time_unix_nano, file=file)
+        self.send_response(200)
+        self.end_headers()
+
+
+http.server.HTTPServer(("127.0.0.1", 4318), Handler).serve_forever()
+"""
+DROP_INS = "/etc/resctrlmond/resctrlmond.d /etc/systemd/system/shop.service.d"
+PROFILES = """\
+profiles:
+  gold: {class: theirs, linger: 5min}
+  quiet: {watch: none}
+rules:
+  - {profile: gold, owner: systemd, unit: shop.service}
+  - {profile: quiet, owner: systemd, unit: quiet.service}
+"""
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +75,8 @@ def first() -> Path:
 
 @pytest.fixture(scope="session")
 def second() -> Path:
-    """Return the same packages, built again with a higher version."""
-    return packages(next_entry(changelog(), "+next"))
+    """Return the same packages, built again with a higher version and other sample configurations."""
+    return packages(next_entry(changelog(), "+next"), {f"systemd/{name}.yaml": LATER for name in CONFFILES})
 
 
 class Administrator(Host):
@@ -188,6 +225,104 @@ def test_running_container_is_not_affected_by_restarts_and_reloads(upgraded: Adm
     host.run("podman rm -f -t 0 upgraded", timeout=LONG)
     host.until(lambda: host.state(key) == "completed", "the container's end")
     host.check_foreign()
+
+
+def test_upgrade_keeps_units_profiles_configuration_and_pushed_counters(
+    guests: Guests, first: Path, second: Path, tmp_path: Path
+) -> None:
+    host = Administrator(guests, "cat", first=first, second=second)
+    host.apt("first", "install resctrlmond resctrlmon-nri")
+    host.guest.write(PATIENCE, "[Service]\nTimeoutStartSec=300\n")
+    host.guest.write("/etc/resctrlmond/resctrlmond.yaml", "log_level: debug\n")
+    host.guest.write("/etc/resctrlmond/profiles.d/shop.yaml", PROFILES)
+    for name in ("shop", "quiet", "plain"):
+        host.guest.write(f"/etc/systemd/system/{name}.service", "[Service]\nExecStart=sleep 100000\n")
+    host.run("systemctl enable --now resctrlmond && systemctl daemon-reload", timeout=LONG)
+    host.run("resctrlctl units exact shop.service", timeout=LONG)
+    host.run("resctrlctl units enable quiet.service plain.service", timeout=LONG)
+    host.run("systemctl start shop.service quiet.service plain.service")
+    host.until(lambda: host.state("plain.service") == "active", "a service", LONG)
+    host.until(lambda: "knownUntilUs" in host.out(f"cat {RUN}/records/shop.service.json"), "the watch to look", LONG)
+    start_pusher(host, tmp_path)
+    before = facts(host)
+    assert before["shop"] == ("exact", "theirs", "shop.service")
+    assert before["unwatched"] == ["quiet.service"]
+    daemon = host.pid()
+
+    host.apt("second", "-o Dpkg::Options::=--force-confold dist-upgrade")
+    assert host.out("dpkg-query -W -f '${Version}' resctrlmond resctrlmon-nri").count("+next") == 2
+    assert host.pid() not in (0, daemon)
+    assert facts(host) == before
+    # The administrator has changed one file, so that the other one is replaced.
+    assert host.out("cat /etc/resctrlmond/resctrlmond.yaml") == "log_level: debug"
+    for name in ("resctrlmond.yaml.dpkg-dist", "nri.yaml"):
+        assert host.out(f"tail -n 1 /etc/resctrlmond/{name}") == LATER.strip()
+
+    # Each push goes on where the one before ended, also after a restart with the code of the later version.
+    count = len(pushed(host))
+    host.run(f"systemctl restart {OTLP}", timeout=LONG)
+    host.until(lambda: len(pushed(host)) > count, "another push", LONG)
+    check_points(host)
+
+    # The next start of the service is exact too, and in the class of its profile.
+    host.run("systemctl stop shop.service", timeout=LONG)
+    host.run("systemctl start shop.service", timeout=LONG)
+    host.until(lambda: shop(host) == before["shop"], "the service to be exact", LONG)
+    host.check_foreign()
+
+
+def facts(host: Administrator) -> dict[str, Any]:
+    """Return what an upgrade does not change."""
+    services = ("shop.service", "plain.service")
+    return {
+        "shop": shop(host),
+        "processes": [host.out(f"systemctl show -P MainPID,InvocationID {name}") for name in (*services, OTLP)],
+        "groups": [host.identity("shop.service", "theirs"), host.identity("plain.service")],
+        "begins": [host.begins(name) for name in services],
+        "runs": [(of["key"], of["generation"], of["state"]) for of in host.call("List")["workloads"]],
+        "unwatched": [of["id"] for of in host.call("ListUnwatched")["containers"]],
+        "drop-ins": host.out(f"grep -r . {DROP_INS} /etc/resctrlmond/profiles.d"),
+        "enabled": host.out("systemctl is-enabled resctrlmond.socket resctrlmond.service"),
+    }
+
+
+def shop(host: Administrator) -> tuple[str, str, str]:
+    """Return the quality of the exact service, and the class and the group of its process."""
+    totals = {one["event"]: one for one in host.call("Read", key="shop.service")["totals"]}
+    where = host.membership(host.out("systemctl show -P MainPID shop.service"))
+    return totals["mbm_total_bytes"]["quality"], *where
+
+
+def start_pusher(host: Administrator, folder: Path) -> None:
+    """Start the example service that pushes over OTLP, with OpenTelemetry's SDK and a receiver."""
+    pack_sdk(folder / "sdk.tar.gz")
+    host.guest.put(folder / "sdk.tar.gz", "/run/sdk.tar.gz")
+    host.guest.write("/run/receiver.py", RECEIVER)
+    host.guest.put(EXAMPLE, f"/etc/systemd/system/{OTLP}.service")
+    host.run(f"mkdir -p {PLACE}/bin {PLACE}/lib && ln -s /usr/bin/python3 {PLACE}/bin/python")
+    host.run(f"tar -x -f /run/sdk.tar.gz -C {PLACE}/lib", timeout=LONG)
+    (command,) = re.findall(r"^ExecStart=.*", EXAMPLE.read_text(), re.MULTILINE)
+    slow = f"[Service]\nTimeoutStartSec=300\nEnvironment=PYTHONPATH={PLACE}/lib\n"
+    more = f"ExecStart=\n{command} --otlp-temporality delta --interval 5\n"
+    host.guest.write(f"/etc/systemd/system/{OTLP}.service.d/slow.conf", slow + more)
+    host.run(f"systemd-run --unit=otlp-receiver -E PYTHONPATH={PLACE}/lib python3 /run/receiver.py")
+    host.run(f"systemctl daemon-reload && systemctl start {OTLP}", timeout=LONG)
+    wanted = {"shop.service", "plain.service"}
+    host.until(lambda: wanted <= {series.partition("/")[0] for series, *_ in pushed(host)}, "a push", LONG)
+
+
+def check_points(host: Administrator) -> None:
+    """Check that each point of a series begins where the one before ended: nothing was lost, or pushed twice."""
+    last: dict[str, str] = {}
+    for series, start, end in pushed(host):
+        assert start == last.get(series, start), series
+        last[series] = end
+
+
+def pushed(host: Administrator) -> list[tuple[str, str, str]]:
+    """Return the series, the start and the end of each point that the receiver has got, in their order."""
+    lines = host.run("cat /run/received", check=False).stdout.splitlines()
+    return [(series, start, end) for series, start, end in map(str.split, lines)]
 
 
 def test_remove_and_purge_leave_no_files(upgraded: Administrator) -> None:

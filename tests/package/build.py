@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.kernel.machine import cache
@@ -21,12 +22,13 @@ mv Packages *.deb *.dsc *.orig.tar.* *.debian.tar.* *.changes *.buildinfo out/
 """
 
 
-def packages(text: str | None = None) -> Path:
+def packages(text: str | None = None, added: Mapping[str, str] | None = None) -> Path:
     """The folder with .deb, source and .changes, which is an archive for apt; built if it is not there.
 
-    The build runs the tests that a build can. ``text`` is another changelog, for a later version.
+    The build runs the tests that a build can. ``text`` is another changelog, for a later version, in which
+    some files have more text (``added``).
     """
-    archive = source(text or changelog())
+    archive = source(text or changelog(), added)
     key = cache.key(archive, BUILD, builder.RUN, *builder.packages())
     options = "nocheck" if text else ""
     return cache.artifact("packages", key, lambda place: build(place, archive, options)) / "out"

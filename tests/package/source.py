@@ -7,7 +7,7 @@ import io
 import lzma
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -50,27 +50,31 @@ def next_entry(text: str, suffix: str) -> str:
     return f"{name} ({version(text)}{suffix}) unstable; urgency=medium\n\n  * Built again.\n\n{trailer}\n\n{text}"
 
 
-def source(text: str) -> bytes:
-    """A tar archive with NAME_VERSION.orig.tar.xz and the unpacked source; ``text`` is its debian/changelog."""
+def source(text: str, added: Mapping[str, str] | None = None) -> bytes:
+    """A tar archive with NAME_VERSION.orig.tar.xz and the unpacked source; ``text`` is its debian/changelog.
+
+    ``added`` are texts that are added at the end of files, by their paths in the tree.
+    """
     name, upstream = text.partition(" ")[0], version(text).rpartition("-")[0]
     top, when = f"{name}-{upstream}", int(date(text).timestamp())
     orig = io.BytesIO()
     with tarfile.open(fileobj=orig, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for part in PARTS:
-            _add(archive, PROJECT / part, f"{top}/{part}", when)
+            _add(archive, PROJECT / part, f"{top}/{part}", when, added or {})
     both = io.BytesIO(orig.getvalue())
     with tarfile.open(fileobj=both, mode="a", format=tarfile.GNU_FORMAT) as archive:
-        _add(archive, DEBIAN, f"{top}/debian", when)
+        _add(archive, DEBIAN, f"{top}/debian", when, {})
         _put(archive, f"{top}/debian/changelog", text.encode(), when)
         _put(archive, f"{name}_{upstream}.orig.tar.xz", lzma.compress(orig.getvalue()), when)
     return both.getvalue()
 
 
-def _add(archive: tarfile.TarFile, path: Path, name: str, when: int) -> None:
+def _add(archive: tarfile.TarFile, path: Path, name: str, when: int, added: Mapping[str, str]) -> None:
     for file in _files(path):
         is_program = bool(file.stat().st_mode & 0o100)
         below = file.relative_to(path)
-        _put(archive, str(Path(name) / below), file.read_bytes(), when, 0o755 if is_program else 0o644)
+        data = file.read_bytes() + added.get(str(file.relative_to(PROJECT)), "").encode()
+        _put(archive, str(Path(name) / below), data, when, 0o755 if is_program else 0o644)
 
 
 def _files(path: Path) -> Iterator[Path]:
