@@ -23,7 +23,8 @@ _MOUNTED = ("BindPaths", "BindReadOnlyPaths", "MountImages")
 _NO = frozenset({"0", "no", "n", "false", "f", "off"})
 # The system calls of the program that systemd does not always allow (@default of systemd-analyze syscall-filter).
 _CALLS = ("socket", "connect", "sendto", "recvfrom", "close")
-_CALLS_OF_MACHINE = {"x86_64": ("poll", "readlink")}
+# The C library of Debian's sid calls readlinkat in the place of readlink.
+_CALLS_OF_MACHINE = {"x86_64": ("poll", "readlink", "readlinkat")}
 _NEWER_CALLS = ("ppoll", "readlinkat")
 
 
