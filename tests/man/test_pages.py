@@ -58,6 +58,18 @@ def options(page: Path, heading: str = "OPTIONS") -> set[str]:
     return set(re.findall(r"\*(--?[a-z-]+)\*", text))
 
 
+def test_cost_of_a_scrape_is_the_one_that_the_benchmark_measured() -> None:
+    """The page had rounded figures of an older measurement."""
+    rows = (ROOT / "tests" / "bench" / "README.md").read_text(encoding="utf-8")
+    measured = re.search(r"^\| a scrape of the exporter with 500 groups \| ([^|]+) \|", rows, re.MULTILINE)
+    size = re.search(r"^\| the reply of that scrape, and compressed \| (\d+ KB), (\d+ KB) \|", rows, re.MULTILINE)
+    assert measured and size, "tests/bench/README.md has no row for a scrape of 500 groups"
+    cost = " ".join(section(EXPORTER, "COST").split())
+    time, _, cpu = measured[1].partition(", ")
+    assert f"A scrape of 500 workloads takes {time} on a simulated resctrl, {cpu}." in cost
+    assert f"Its reply has {size[1]}, or {size[2]} compressed." in cost
+
+
 def test_pages_and_catalogue_agree_on_a_removed_group() -> None:
     """One page had no new group for it, and the catalogue required a new Assign."""
     catalogue = {
