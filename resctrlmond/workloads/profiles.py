@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from resctrlmond.unit_globs import is_of_user
 from resctrlmond.workloads.companion_settings import Companion
 from resctrlmond.workloads.label_selector import Requirement
 from resctrlmond.workloads.memory_settings import MemorySettings
@@ -24,6 +25,8 @@ ANNOTATIONS = ("profile.resctrlmon.org", "class.memtierd.nri.io")
 # Kubernetes allows 63 characters.
 _MAX_CONTAINER_NAME = 253
 _UNIT = re.compile(r".\.(?:service|scope)\Z", re.DOTALL)
+# The beginning of the paths of all units of users.
+_OF_USERS = "/user.slice/"
 _USER_SLICE = re.compile(r"user-([0-9]{1,10})\.slice")
 
 
@@ -93,19 +96,26 @@ class Rule(msgspec.Struct, frozen=True):
             "unit": unit_of(cgroup),
             "cgroup": cgroup,
         }
-        return self._matches_globs(known)
+        return _all_match(self.globs, known)
 
     def matches_unit(self, unit: str, *, cgroup: str, user: int | None) -> bool:
         """Whether the rule is for units of systemd, and the unit with that key meets the conditions."""
         if SYSTEMD not in self.owners or self.labels or (self.users and user not in self.users):
             return False
-        return self._matches_globs({"unit": unit, "cgroup": cgroup})
+        globs = self._globs_of_users() if is_of_user(unit) and not self.users else self.globs
+        return _all_match(globs, {"unit": unit, "cgroup": cgroup})
 
-    def _matches_globs(self, known: Mapping[str, str]) -> bool:
-        return all(
-            known.get(key) and any(fnmatch.fnmatchcase(known[key], pattern) for pattern in patterns)
-            for key, patterns in self.globs.items()
-        )
+    def _globs_of_users(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the conditions with those patterns only that are meant for units of users.
+
+        A user chooses the names of these units and of their control groups, and must not choose a profile by that.
+        """
+        if "unit" in self.globs:
+            return {**self.globs, "unit": tuple(filter(is_of_user, self.globs["unit"]))}
+        if "cgroup" in self.globs:
+            in_slice = tuple(pattern for pattern in self.globs["cgroup"] if pattern.startswith(_OF_USERS))
+            return {**self.globs, "cgroup": in_slice}
+        return self.globs
 
     def __str__(self) -> str:
         parts = {
@@ -226,6 +236,14 @@ def user_of(cgroup: str) -> int | None:
         if found := _USER_SLICE.fullmatch(name):
             return int(found[1])
     return None
+
+
+def _all_match(globs: Mapping[str, tuple[str, ...]], known: Mapping[str, str]) -> bool:
+    """Return whether a pattern of each condition matches its fact. A fact that is not known meets none."""
+    return all(
+        known.get(key) and any(fnmatch.fnmatchcase(known[key], pattern) for pattern in patterns)
+        for key, patterns in globs.items()
+    )
 
 
 def _annotations(container: str) -> Iterator[str]:
