@@ -16,13 +16,15 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Collection
 
+import msgspec
+
 from resctrlmond.api.access import Caller
 from resctrlmond.api.dbus.library import BusUnavailable, DBusError
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.daemon import unit_commands
 from resctrlmond.daemon.systemd import Systemd
 from resctrlmond.daemon.unit_commands import CallsSeen, Command, Service
-from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied, ResctrlError, printable
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.unit_exec import LONGEST_WAIT_S
@@ -39,6 +41,9 @@ _CONTROL = "/.control"
 _SYSTEMD_TIMEOUT_S = LONGEST_WAIT_S / 3
 # A process that calls so long after its start was not held by the program. It calls at once.
 _OLDEST_S = 30.0
+# A caller that has used more CPU time has executed something before: a service can execute its command without a
+# call, and then the program. systemd needs some 10 ms to prepare a command.
+_MOST_CPU_NS = 2 * 10**9
 _MAX_REFUSALS, _REFUSALS_S = 16, 10.0
 # From so many services on, those that have ended are forgotten.
 _MOST_SEEN = 1024
@@ -157,6 +162,8 @@ class UnitStarts:
         ``jobs`` are those of its service that have ended, and those that have not, if no process of them has called.
         """
         now, name = time.monotonic(), service.name
+        running = self._manager.find(name)
+        is_first = running is None or running.state.is_over
         reasons: list[str] = []
         if unit_commands.is_other_start(service, known):
             previous = self._manager.get(name).member(name)
@@ -184,7 +191,7 @@ class UnitStarts:
                 reasons=tuple(reasons),
             ),
         )
-        return await self._workers.run(Lane.COMMANDS, _assign_held, self._manager, request, caller)
+        return await self._workers.run(Lane.COMMANDS, _assign_held, self._manager, request, caller, is_first)
 
     def _check_refusals(self, name: str) -> None:
         since, count = self._refusals.get(name, (0.0, 0))
@@ -219,7 +226,8 @@ def _is_below_a_unit(inner: str) -> bool:
     return any(part.endswith((".service", ".scope")) for part in os.path.dirname(inner).split("/"))
 
 
-def _assign_held(manager: Manager, request: Assignment, caller: Caller) -> Workload:
+def _assign_held(manager: Manager, request: Assignment, caller: Caller, is_first: bool) -> Workload:
+    """Assign the caller. ``is_first``: no process of its service has been assigned since the service began."""
     try:
         pidfd = Descriptor(os.pidfd_open(caller.pid))
     except OSError as error:
@@ -228,9 +236,26 @@ def _assign_held(manager: Manager, request: Assignment, caller: Caller) -> Workl
         # The number was that of the caller when it was opened, because the caller has not ended since.
         if not caller.waits():
             raise NoSuchProcess(f"process {caller.pid} has ended, or does not wait for the reply")
+        if not request.late:
+            request = _with_use_before(request, caller.pid, is_first=is_first)
         return manager.assign(dataclasses.replace(request, pidfd=pidfd)).workload
     finally:
         pidfd.close()
+
+
+def _with_use_before(request: Assignment, pid: int, *, is_first: bool) -> Assignment:
+    """Return the request with the reason that the caller has executed something before its call, if it has.
+
+    With ``is_first``, the control group has only what the caller has used, also by processes that have left it.
+    """
+    of_service = cgroups.cpu_time_ns(request.own_cgroup) if is_first else None
+    used_ns = max(of_service or 0, processes.family_cpu_time_ns(pid))
+    if used_ns <= _MOST_CPU_NS or request.unit_command is None:
+        return request
+    why = Reason.USED_CPU_BEFORE.text(member=request.member or request.key, seconds=f"{used_ns / 1e9:.3f}")
+    known = request.unit_command
+    command = msgspec.structs.replace(known, reasons=(*known.reasons, why))
+    return dataclasses.replace(request, unit_command=command)
 
 
 def _is_known(commands: tuple[str, ...], pid: int) -> bool:

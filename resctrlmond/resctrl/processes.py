@@ -102,6 +102,15 @@ def cpu_time_ns(pid: int) -> int | None:
     return None
 
 
+def family_cpu_time_ns(pid: int) -> int:
+    """Return the CPU time (ns) of a process and of its children that it has waited for, in clock ticks.
+
+    Raises NotRead.
+    """
+    # utime, stime, cutime and cstime in proc_pid_stat(5).
+    return sum(map(int, stat_fields(pid)[11:15])) * _NS_PER_TICK
+
+
 def descendants(pid: int) -> list[int]:
     """List the descendants of a process, from the table of all processes.
 

@@ -1335,6 +1335,36 @@ def test_caller_that_does_not_wait_is_not_exact(site: Services) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("of", ["process", "orphan", "child"])
+def test_process_that_has_worked_before_its_call_is_late(
+    site: Services, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """Its first call did not reach the daemon, for example, and it executes the program again after its work."""
+    monkeypatch.setattr(unit_starts, "_MOST_CPU_NS", 10**8)
+    work = "i=0; while test $i -lt 200000; do i=$((i + 1)); done"
+    script = {
+        "process": work,
+        "child": f"({work}) & wait",
+        "orphan": f"(({work}; touch done) &); until test -e done; do sleep 0.01; done",
+    }[of]
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            program = str(site.folder / "resctrlmon-unit-exec")
+            named = 'printf %s "(x)" >/proc/$$/comm'
+            main = site.spawn(SHOP, "/bin/bash", "-c", f"{named}; {script}; echo; read _; exec {program} sleep 600")
+            go(main)
+            assert main.stdout is not None
+            assert main.stdout.readline() == "\n"
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            await site.until(lambda: site.claimed() == [SHOP])
+            assert site.quality() is Quality.LATE
+            assert "of CPU time before" in site.reasons()[0]
+
+    run(test)
+
+
 def test_process_that_calls_long_after_its_start_is_late(site: Services) -> None:
     async def test() -> None:
         async with site.serving("*.service"):
