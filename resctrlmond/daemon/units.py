@@ -251,8 +251,9 @@ class UnitWatch:
             elif names:
                 await self._settle(systemd, names)
             if is_all or loop.time() >= users_at:
-                await self._settle_users(systemd)
-                users_at = loop.time() + (_LOOK_AT_USERS_S if self._globs.has_users else _LOOK_AT_ALL_S)
+                is_done = await self._settle_users(systemd)
+                pause = _LOOK_AT_USERS_S if self._globs.has_users else _LOOK_AT_ALL_S
+                users_at = loop.time() + (pause if is_done else 0)
             for key in [key for key, due in self._lingering.items() if due <= loop.time()]:
                 await self._release(key)
             self._loop.succeeded()
@@ -389,8 +390,12 @@ class UnitWatch:
             path = ""  # it has just been unloaded, which a signal reports
         return _RunningUnit(unit.name, await self._call(_path_of, path), 0 if rank is None else rank)
 
-    async def _settle_users(self, systemd: Systemd) -> None:
-        """Assign and release the units of users, which are found by their control groups. Raises BusUnavailable."""
+    async def _settle_users(self, systemd: Systemd) -> bool:
+        """Assign and release the units of users, which are found by their control groups. Raises BusUnavailable.
+
+        Return whether that is done: changes of system units do not wait for the units of users, of which each user
+        may start and end any number.
+        """
         found: list[_RunningUnit] = []
         if self._globs.has_users:
             for manager in await systemd.units(["user@*.service"]):
@@ -402,16 +407,30 @@ class UnitWatch:
         for key in self._claimed():
             if is_of_user(key) and key not in living:
                 await self._end(key)
+                if self._has_changes:
+                    return False
         self._forget_failures(living, of_users=True)
-        await self._assign(found)
+        return await self._assign(found, yields=True)
 
     def _claimed(self) -> list[str]:
         return [workload.key for workload in self._manager.unfinished() if workload.is_claimed_by(SYSTEMD)]
 
-    async def _assign(self, running: Iterable[_RunningUnit]) -> None:
-        """Assign units that are not in their workloads yet, in the order in which they are to get RMIDs."""
+    @property
+    def _has_changes(self) -> bool:
+        """Whether there is a system unit to look at."""
+        return self._is_any_changed or bool(self._changed)
+
+    async def _assign(self, running: Iterable[_RunningUnit], *, yields: bool = False) -> bool:
+        """Assign units that are not in their workloads yet, in the order in which they are to get RMIDs.
+
+        ``yields``: stop after a unit that was assigned if there is a system unit to look at. Return whether all
+        units are assigned.
+        """
         chosen = await self._call(self._with_profiles, list(running))
+        has_assigned = False
         for unit in sorted(chosen, key=lambda unit: (-unit.priority, unit.rank, unit.key)):
+            if yields and has_assigned and self._has_changes:
+                return False
             is_contested = unit.key in self._contested
             self._contested.discard(unit.key)
             self._lingering.pop(unit.key, None)
@@ -424,6 +443,7 @@ class UnitWatch:
             self._manager.unwatched.remove(unit.key)
             if not is_contested and _has(self._manager.find(unit.key), unit):
                 continue
+            has_assigned = True
             try:
                 if await self._call(cgroups.is_populated, unit.cgroup):
                     await self._call(self._manager.assign, unit.assignment)
@@ -437,6 +457,7 @@ class UnitWatch:
                 self._log_failure(unit.key, error)
             else:
                 self._failures.pop(unit.key, None)
+        return True
 
     def _with_profiles(self, running: Iterable[_RunningUnit]) -> list[_RunningUnit]:
         return [replace(unit, choice=self._manager.choose_for_unit(unit.key, unit.cgroup)) for unit in running]

@@ -459,6 +459,54 @@ def test_control_groups_that_a_user_creates_do_not_disturb_the_watch(
     run(test)
 
 
+@pytest.mark.parametrize("is_end", [False, True])
+def test_system_unit_does_not_wait_for_the_units_of_a_user(
+    site: Site, process: Start, monkeypatch: pytest.MonkeyPatch, is_end: bool
+) -> None:
+    """A user starts or ends many units, and a service of the system starts meanwhile."""
+    names = [f"{number}.service" for number in range(5)]
+    children = {name: process() for name in names}
+
+    async def test() -> None:
+        monkeypatch.setattr(importlib.import_module("resctrlmond.daemon.units"), "_LOOK_AT_USERS_S", 0.02)
+        loop, manager = asyncio.get_running_loop(), site.host.manager
+        calls: list[str] = []
+        is_armed = not is_end
+
+        def call_during(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if is_armed:
+                    calls.append(getattr(args[0], "key", args[0]))
+                if is_armed and len(calls) == 1:
+                    asyncio.run_coroutine_threadsafe(start(), loop).result(60)
+                return function(*args, **kwargs)
+
+            return call
+
+        async def start() -> None:
+            site.unit("mark.service", process())
+            await site.until(lambda: site.watch._changed)
+
+        monkeypatch.setattr(manager, "assign", call_during(manager.assign))
+        monkeypatch.setattr(manager, "release", call_during(manager.release))
+        async with site.systemd:
+            for name, child in children.items():
+                site.run_in(f"user@1000.service/{name}", child)
+            site.unit("user@1000.service", process())
+            async with site.watching("mark.service", "user-*:*.service"):
+                if is_end:
+                    await site.until(lambda: len(site.claimed()) == len(names))
+                    is_armed = True
+                    for child in children.values():
+                        child.kill()
+                        child.wait()
+                await site.until(lambda: {"mark.service", *calls} >= {f"user-1000:{name}" for name in names})
+                await site.until(lambda: "mark.service" in site.claimed())
+        assert calls[1] == "mark.service"
+
+    run(test)
+
+
 @pytest.mark.usefixtures("deep")
 def test_units_of_a_user_with_the_same_name_do_not_replace_each_other(
     site: Site, process: Start, monkeypatch: pytest.MonkeyPatch
