@@ -250,7 +250,7 @@ def _cell(total: EventSum | None, unit: str) -> str:
 
 def _footer(found: Report) -> str:
     runs = sum(group.runs for group in found.groups)
-    ended = "No workload ended in this time." if not runs else f"{format_count(runs, 'run')} ended."
+    ended = "No ended workload was found." if not runs else f"{format_count(runs, 'run')} ended."
     since = "The journal is empty."
     if found.journal_since is not None:
         since = f"The journal begins at {format_time(found.journal_since)}."

@@ -100,5 +100,6 @@ def _footer(reply: SumsReply) -> str:
     texts = [f"{runs} {quality}" for quality, runs in ended.items() if runs]
     qualities = f" ({', '.join(texts)})" if texts else ""
     running = sum(of.running for of in reply.names)
-    text = f"{format_count(total, 'run')} ended{qualities}. {format_count(running, 'workload')} not ended."
+    now = {0: "No workload is running", 1: "1 workload is running"}.get(running, f"{running} workloads are running")
+    text = f"{format_count(total, 'run')} ended{qualities}. {now}."
     return text + (f" {format_count(reply.lost, 'run')} lost a group." if reply.lost else "")

@@ -234,7 +234,7 @@ def test_volatile_journal_is_stated(
     monkeypatch.setattr(report, "_PERSISTENT", "/nonexistent/*")
     assert main(["report"]) == 0
     assert capsys.readouterr().out == (
-        "No workload ended in this time. The journal begins at 2026-11-01 00:00:00. It is not kept across reboots.\n"
+        "No ended workload was found. The journal begins at 2026-11-01 00:00:00. It is not kept across reboots.\n"
     )
 
 
@@ -325,4 +325,4 @@ def test_report_reads_what_the_ledger_sends_to_a_real_journald(
     assert found["invalidEntries"] == found["duplicateEntries"] == 0
     lines = run("journalctl", "-u", "web.service", "-o", "cat", "--no-pager").splitlines()
     assert "web: Used 12.0 J core energy in 2s." in lines
-    assert "No workload" in run(sys.executable, "-m", "resctrlctl", "report", "--until", "2020-01-01")
+    assert "No ended workload" in run(sys.executable, "-m", "resctrlctl", "report", "--until", "2020-01-01")

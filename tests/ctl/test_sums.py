@@ -42,7 +42,7 @@ NAMESPACE  ENDED  RUNNING  ENERGY  INEXACT  TRAFFIC  INEXACT  UNKNOWN
 shop         412       12  41.2kJ        -  0.98KiB      2 %        -
 -              2        0       -        -        -        -        2
 
-414 runs ended (411 exact, 1 late, 2 unknown). 12 workloads not ended. 3 runs lost a group.
+414 runs ended (411 exact, 1 late, 2 unknown). 12 workloads are running. 3 runs lost a group.
 """
 
 
@@ -54,6 +54,16 @@ def test_verb_prints_the_reply(manager: FakeManager, ctl: Ctl) -> None:
     assert [request.by for request in manager.called("Sums")] == [NameKind.NAMESPACE] * 3
     ctl("sums", "--by", "user")
     assert manager.called("Sums")[-1].by is NameKind.USER
+
+
+@pytest.mark.parametrize(
+    ("running", "text"),
+    [(0, "No workload is running."), (1, "1 workload is running."), (2, "2 workloads are running.")],
+)
+def test_number_of_running_workloads_is_stated(running: int, text: str, manager: FakeManager, ctl: Ctl) -> None:
+    shop = replace(NAMELESS, running=running)
+    manager.replies = {"Sums": sent(replace(REPLY, names=[shop], lost=0))}
+    assert ctl("sums").stdout.endswith(f"2 runs ended (2 unknown). {text}\n")
 
 
 def test_names_are_whole_on_a_narrow_terminal() -> None:
