@@ -93,9 +93,8 @@ def _cgroup_of_unit(unit: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise CommandError(f"{failed}: systemctl: {error}. Use --cgroup PATH", OWN_FAILURE) from error
     if done.returncode:
-        raise CommandError(
-            f"{failed}: systemctl: {' '.join(done.stderr.split()).rstrip('.')}. Use --cgroup PATH", OWN_FAILURE
-        )
+        why = printable(" ".join(done.stderr.split()).rstrip("."))
+        raise CommandError(f'{failed}: systemctl: "{why}". Use --cgroup PATH', OWN_FAILURE)
     inner = done.stdout.strip()
     if not inner:
         raise CommandError(f"{failed}: it does not run. See: systemctl status {printable(unit)}", OWN_FAILURE)

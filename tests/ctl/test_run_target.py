@@ -115,5 +115,5 @@ def test_message_of_systemctl_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(CommandError) as raised, opened(args):
         pass
     assert str(raised.value).startswith(
-        "cannot measure unit 'web.service': systemctl: No bus. See the log. Use --cgroup"
+        "cannot measure unit 'web.service': systemctl: \"No bus. See the log\". Use --cgroup"
     )
