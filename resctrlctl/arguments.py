@@ -167,9 +167,21 @@ class Parser(argparse.ArgumentParser):
         else:
             super()._print_message(message, file)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        # argparse lists all choices, also if one of them was mistyped.
+        if action.choices is None or value in action.choices:
+            return
+        import difflib  # noqa: PLC0415 - only a wrong word needs it
+
+        choices = [str(choice) for choice in action.choices]
+        near = difflib.get_close_matches(str(value)[:64], choices, n=1)
+        remedy = f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(choices)}"
+        raise argparse.ArgumentError(action, f"there is no {str(value)[:64]!a}. {remedy}")
+
     def error(self, message: str) -> NoReturn:
         """Print the error as one line that refers to --help, and exit."""
-        self.exit(self.usage_status, f"{self.prog}: {message}. See '{self.prog} --help'\n")
+        stop = "" if message.endswith("?") else "."
+        self.exit(self.usage_status, f"{self.prog}: {message}{stop} See '{self.prog} --help'\n")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -16,6 +16,14 @@ __resctrlctl_units() {
         while read -r unit _; do echo "$unit"; done
 }
 
+# Prints the globs that "units disable" accepts, or the services that "units inexact" does, quoted for the shell. $1: the
+# name of the files that set them.
+__resctrlctl_set_in() {
+    local name path
+    resctrlctl units status --no-legend --full 2>/dev/null |
+        while read -r name path; do [[ $path == */"$1" ]] && printf '%q\n' "$name"; done
+}
+
 # Prints the classes: the directories that have a schemata file.
 __resctrlctl_classes() {
     local schemata
@@ -217,6 +225,14 @@ _resctrlctl() {
                 ;;
             units:0)
                 __resctrlctl_words $'enable\ndisable\nexact\ninexact\nstatus' "$current"
+                ;;
+            units:*)
+                # Another host is not asked, because ssh may ask for a password.
+                [[ -n $host ]] || case $action in
+                    enable | exact) __resctrlctl_words "$(__resctrlctl_units)" "$current" ;;
+                    disable) __resctrlctl_words "$(__resctrlctl_set_in units.yaml)" "$current" ;;
+                    inexact) __resctrlctl_words "$(__resctrlctl_set_in zz-resctrlmon-exact.conf)" "$current" ;;
+                esac
                 ;;
             profiles:0)
                 __resctrlctl_words $'list\nshow\ncheck\nexplain' "$current"

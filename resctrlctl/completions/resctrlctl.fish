@@ -109,6 +109,25 @@ function __resctrlctl_units
     systemctl $list 2>/dev/null | string replace -r ' .*' ''
 end
 
+# Prints the arguments of "units", by its action: those of "disable" and "inexact" are set in files of these names.
+function __resctrlctl_units_to_change
+    test -n "$(__resctrlctl_words host)"; and return
+    set -l file
+    set -l plain (__resctrlctl_words)
+    switch "$plain[2]"
+        case enable exact
+            __resctrlctl_units
+            return
+        case disable
+            set file units.yaml
+        case inexact
+            set file zz-resctrlmon-exact.conf
+        case '*'
+            return
+    end
+    resctrlctl units status --no-legend --full 2>/dev/null | string match "*/$file" | string replace -r ' .*' ''
+end
+
 # Completes the command of run.
 function __resctrlctl_command
     set -l words (__resctrlctl_words command)
@@ -210,6 +229,7 @@ complete -c resctrlctl -n '__resctrlctl_is move 1' -a '(__resctrlctl_classes)'
 complete -c resctrlctl -n '__resctrlctl_is hooks' -l hooks-dir -xa '(__fish_complete_directories)' -d 'the directory that the runtimes read'
 complete -c resctrlctl -n '__resctrlctl_is hooks 0' -a 'enable disable status'
 complete -c resctrlctl -n '__resctrlctl_is units 0' -a 'enable disable exact inexact status'
+complete -c resctrlctl -n '__resctrlctl_is units' -a '(__resctrlctl_units_to_change)'
 complete -c resctrlctl -n '__resctrlctl_is profiles' -l profiles-dir -xa '(__fish_complete_directories)' -d 'the directory to read instead of those of the daemon'
 complete -c resctrlctl -n '__resctrlctl_is profiles 0' -a 'list show check explain'
 complete -c resctrlctl -n '__resctrlctl_is profiles 1' -a '(__resctrlctl_profile_subjects)'

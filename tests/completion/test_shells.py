@@ -22,6 +22,14 @@ getty@tty1:service  getty@tty1:service
 run-1-7             make -j8
 """
 WORKLOADS = {"aaaa-bbbb", "shop/cart-0 app", "web.service", "getty@tty1:service", "run-1-7", "make -j8"}
+# resctrlctl units status --no-legend --full
+WATCHED = """\
+*.service       /etc/resctrlmond/resctrlmond.yaml
+web*.service    /etc/resctrlmond/resctrlmond.d/units.yaml
+!web-test@*     /etc/resctrlmond/resctrlmond.d/units.yaml
+
+web-1.service   /etc/systemd/system/web-1.service.d/zz-resctrlmon-exact.conf
+"""
 # systemctl list-units
 UNITS = "wall@x:y.service loaded active running W\nwww.slice loaded active active S\n"
 MODES = {"--json=short", "--json=pretty", "--json=off"}
@@ -34,8 +42,10 @@ class Shell:
         self.name = name
         self.folder = folder
         (folder / "listed").write_text(LISTED)
+        (folder / "watched").write_text(WATCHED)
         program = folder / "resctrlctl"
-        program.write_text(f'#!/bin/sh\necho "$@" >>{folder}/asked\ncat {folder}/listed\n')
+        shown = f"case $1 in units) cat {folder}/watched ;; *) cat {folder}/listed ;; esac"
+        program.write_text(f'#!/bin/sh\necho "$@" >>{folder}/asked\n{shown}\n')
         program.chmod(0o755)
         systemctl = folder / "systemctl"
         systemctl.write_text(f'#!/bin/sh\necho "$@" >>{folder}/asked\nprintf %s "{UNITS}"\n')
@@ -116,7 +126,13 @@ def test_each_option_of_a_verb_is_completed(verb: str, complete: Callable[[str],
         ("resctrlctl run --class fo", {"follow"}),
         ("resctrlctl hooks ", {"enable", "disable", "status"}),
         ("resctrlctl units ", {"enable", "disable", "exact", "inexact", "status"}),
-        ("resctrlctl units enable ", set()),
+        ("resctrlctl units enable ", {"wall@x:y.service", "www.slice"}),
+        ("resctrlctl units exact wa", {"wall@x:y.service"}),
+        ("resctrlctl units disable ", {"web*.service", "!web-test@*"}),
+        ("resctrlctl units disable x we", {"web*.service"}),
+        ("resctrlctl units inexact ", {"web-1.service"}),
+        ("resctrlctl units status w", set()),
+        ("resctrlctl -H other units disable ", set()),
         ("resctrlctl profiles explain w", {"web.service"}),
         ("resctrlctl profiles ", {"list", "show", "check", "explain"}),
         ("resctrlctl list --sort en", {"energy"}),

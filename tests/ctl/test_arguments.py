@@ -204,6 +204,27 @@ def test_wrong_command_line_prints_one_line_and_exits_with_2(
     assert "invalid _" not in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["shwo"], "resctrlctl: argument VERB: there is no 'shwo'. Did you mean show? See 'resctrlctl --help'\n"),
+        (["units", "enbale", "x"], "there is no 'enbale'. Did you mean enable? See 'resctrlctl units --help'\n"),
+        (
+            ["top", "--by", "nmespace"],
+            "there is no 'nmespace'. Did you mean namespace? See 'resctrlctl top --help'\n",
+        ),
+        (["hooks", "zzz"], "there is no 'zzz'. Choose from enable, disable, status. See 'resctrlctl hooks --help'\n"),
+        (["\x1b[31m"], "there is no '\\x1b[31m'. Choose from list, top"),
+    ],
+)
+def test_mistyped_word_is_reported_with_the_nearest_one(
+    arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert error in capsys.readouterr().err
+
+
 def test_priority_has_the_limits_of_the_daemon() -> None:
     assert MAX_PRIORITY == validation.MAX_PRIORITY
     for priority in (-MAX_PRIORITY, -5, 0, MAX_PRIORITY):
@@ -291,7 +312,18 @@ def split_as_bash(line: str, breaks: str) -> Iterator[str]:
         yield from (part for part in re.split(f"([{breaks}])", word) if part or word == "")
 
 
-def complete(line: str, *, keys: str = "", breaks: str = "@:=") -> list[str]:
+# The command line by which the completion reads the globs, and the reply.
+WATCHED = ("units", "status", "--no-legend", "--full")
+SHOWN = """\
+*.service       /etc/resctrlmond/resctrlmond.yaml
+web*.service    /etc/resctrlmond/resctrlmond.d/units.yaml
+!web-test@*     /etc/resctrlmond/resctrlmond.d/units.yaml
+
+web-1.service   /etc/systemd/system/web-1.service.d/zz-resctrlmon-exact.conf
+"""
+
+
+def complete(line: str, *, keys: str = "", breaks: str = "@:=", path: str = "/usr/bin:/bin") -> list[str]:
     """Return the completions at the end of the line; ``keys`` are the keys of the workloads, and those of units."""
     words = list(split_as_bash(line, breaks))
     script = (
@@ -302,7 +334,7 @@ def complete(line: str, *, keys: str = "", breaks: str = "@:=") -> list[str]:
     )
     done = subprocess.run(
         ["bash", "--norc", "-c", script, "bash", line, *words],
-        env={"KEYS": keys, "PATH": "/usr/bin:/bin"},
+        env={"KEYS": keys, "PATH": path},
         capture_output=True,
         text=True,
         check=True,
@@ -408,6 +440,28 @@ def test_completion_uses_the_socket_of_the_line(line: str, command: str, tmp_pat
     )
     assert (done.stdout, done.stderr) == ("web\n", "")
     assert (tmp_path / "resctrlctl.asked").read_text().strip() == command
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("resctrlctl units disable ", ["web\\*.service", "\\!web-test@\\*"]),
+        ("resctrlctl units disable x we", ["web\\*.service"]),
+        ("resctrlctl units disable web\\*", ["web\\*.service"]),
+        ("resctrlctl units inexact ", ["web-1.service"]),
+        ("resctrlctl units status w", []),
+        ("resctrlctl --host other units disable ", []),
+    ],
+)
+def test_completion_of_globs_and_exact_services(line: str, offered: list[str], tmp_path: Path) -> None:
+    (tmp_path / "resctrlctl").write_text(f"#!/bin/sh\ntest \"$*\" = '{' '.join(WATCHED)}' && cat <<'E'\n{SHOWN}E\n")
+    (tmp_path / "resctrlctl").chmod(0o755)
+    assert complete(line, path=f"{tmp_path}:/usr/bin:/bin") == offered
+
+
+def test_completion_of_units_to_watch() -> None:
+    for action in ("enable", "exact"):
+        assert complete(f"resctrlctl units {action} w", keys="web.service\nbatch.service\n") == ["web.service"]
 
 
 def test_completion_of_units_asks_systemd(tmp_path: Path) -> None:

@@ -80,6 +80,9 @@ def test_globs_of_other_files_are_shown_and_not_changed(folder: Path, capsys: py
     capsys.readouterr()
     assert main(["units"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert main(["units", "status", "--no-legend", "--full"]) == 0
+    # As the completions of shells read it.
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == rows[1:]
     assert rows[1:3] == [["*.service", str(file)], ["*.scope", str(folder / "units.yaml")]]
     assert main(["units", "disable", "*.scope", "*.service"]) == 1
     assert f"'*.service' is set in {file}: remove it there" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from resctrlctl.workload_table import FIELDS, FILTERS
 _FILES = ("socket", "output", "file", "html")
 _DIRECTORIES = ("root", "cgroup", "hooks_dir", "profiles_dir")
 _WORDS = {"sort": tuple(FIELDS), "columns": tuple(FIELDS), "filter": tuple(f"{name}=" for name in FILTERS)}
-_FUNCTIONS = {"class_": "classes", "subject": "profile_subjects", "unit": "units"}
+_FUNCTIONS = {"class_": "classes", "subject": "profile_subjects", "unit": "units", "glob": "units_to_change"}
 # The verbs that refuse workloads that have ended.
 _ONLY_RUNNING = ("release", "move")
 # Options whose value is given after "=" only, or left out.
@@ -59,6 +59,22 @@ __resctrlctl_profile_subjects() {
 __resctrlctl_units() {
   local -a found=(${${(f)"$(_call_program units systemctl list-units --all --full --plain --no-legend \\
       --type=service,scope,slice 2>/dev/null)"}%% *})
+  _wanted units expl unit compadd -a found
+}
+
+# The arguments of "units", by its action: those of "disable" and "inexact" are set in files of these names.
+__resctrlctl_units_to_change() {
+  [[ -z $host ]] || return
+  local file
+  case ${words[${words[(i)units]} + 1]} in
+    enable|exact) __resctrlctl_units; return ;;
+    disable) file=units.yaml ;;
+    inexact) file=zz-resctrlmon-exact.conf ;;
+    *) return ;;
+  esac
+  local -a found=(${(f)"$(_call_program globs resctrlctl units status --no-legend --full 2>/dev/null)"})
+  found=(${(M)found:#*/$file})
+  found=(${found%% *})
   _wanted units expl unit compadd -a found
 }
 
@@ -207,6 +223,25 @@ function __resctrlctl_units
     systemctl $list 2>/dev/null | string replace -r ' .*' ''
 end
 
+# Prints the arguments of "units", by its action: those of "disable" and "inexact" are set in files of these names.
+function __resctrlctl_units_to_change
+    test -n "$(__resctrlctl_words host)"; and return
+    set -l file
+    set -l plain (__resctrlctl_words)
+    switch "$plain[2]"
+        case enable exact
+            __resctrlctl_units
+            return
+        case disable
+            set file units.yaml
+        case inexact
+            set file zz-resctrlmon-exact.conf
+        case '*'
+            return
+    end
+    resctrlctl units status --no-legend --full 2>/dev/null | string match "*/$file" | string replace -r ' .*' ''
+end
+
 # Completes the command of run.
 function __resctrlctl_command
     set -l words (__resctrlctl_words command)
@@ -352,8 +387,8 @@ def _zsh_value(action: argparse.Action) -> str:
     if action.dest == "class_":
         # After a space, the function is called without options of compadd.
         return " __resctrlctl_classes follow" if action.option_strings else " __resctrlctl_classes"
-    if action.dest == "subject":
-        return " __resctrlctl_profile_subjects"
+    if action.dest in ("subject", "glob"):
+        return f" __resctrlctl_{_FUNCTIONS[action.dest]}"
     return " "
 
 
