@@ -167,6 +167,33 @@ def test_check_names_the_rules_that_select_no_unit(directory: Path, capsys: pyte
     ]
 
 
+@pytest.mark.parametrize(
+    ("before", "rule", "is_hidden"),
+    [
+        ("unit: '*'", "unit: web.service", True),
+        ("unit: [x, '*'], cgroup: '*'", "cgroup: /system.slice/*", True),
+        ("owner: [oci, systemd]", "unit: 'user-1000:*'", True),
+        ("unit: '*'", "unit: 'user-1000:*'", False),
+        ("unit: '*'", "user: 0", False),
+        ("unit: '*'", "cgroup: /user.slice/*", False),
+        ("unit: '*.service'", "unit: web.service", False),
+        ("unit: '*', user: 0", "unit: web.service", False),
+        ("unit: '*', owner: oci", "unit: web.service", False),
+        ("unit: '*', owner: [oci, systemd], namespace: '*'", "unit: web.service", False),
+    ],
+)
+def test_check_names_a_rule_for_units_behind_one_that_selects_all(
+    directory: Path, capsys: pytest.CaptureFixture[str], before: str, rule: str, is_hidden: bool
+) -> None:
+    new = directory / "20.yaml"
+    owner = "" if "owner" in before else ", owner: systemd"
+    rules = f"- {{profile: quiet, {before}{owner}}}\n- {{profile: quiet, {rule}, owner: systemd}}\n"
+    new.write_text(f"rules:\n{rules}")
+    assert call(directory, "check", str(new)) == 0
+    note = f"{new}:3: the rule never matches: the rule at {new}:2 selects these units. Put it first"
+    assert (note in capsys.readouterr().err) == is_hidden
+
+
 def test_file_that_does_not_exist_is_reported_before_its_name(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
