@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -230,10 +231,30 @@ def parse(data: bytes, path: str) -> Config:
     return merge([(path, data)])
 
 
-def merge(contents: Iterable[tuple[str, bytes]]) -> Config:
+def problems(path: str | None = None) -> list[ConfigError]:
+    """Return all mistakes in the files that ``load`` reads: of each key, and of each glob of units."""
+    found: list[ConfigError] = []
+    with _added_to(found):
+        merge(files(path), found)
+    return found
+
+
+@contextlib.contextmanager
+def _added_to(found: list[ConfigError] | None) -> Iterator[None]:
+    """Add a ConfigError to the list, and go on after the block; without a list, raise it."""
+    try:
+        yield
+    except ConfigError as error:
+        if found is None:
+            raise
+        found.append(error)
+
+
+def merge(contents: Iterable[tuple[str, bytes]], found: list[ConfigError] | None = None) -> Config:
     """Return the configuration from several files, each with its path: the last one that sets a key applies.
 
-    The globs of units are those of all files. Raises ConfigError.
+    The globs of units are those of all files. Raises ConfigError. With ``found``, the mistakes are added to that list
+    instead, and the result is without the wrong keys.
     """
     values: dict[str, Any] = {}
     places: dict[str, tuple[str, int]] = {}
@@ -242,17 +263,22 @@ def merge(contents: Iterable[tuple[str, bytes]]) -> Config:
             continue
         from resctrlmond.yaml_file import is_mapping, is_plain, parse_mapping  # noqa: PLC0415 - see has_settings()
 
-        for key, node in parse_mapping(data, path, max_depth=1, remedy='Write one "key: value" a line'):
-            if not is_plain(key) or is_mapping(node):
-                line = (node if is_plain(key) else key).start_mark.line
-                refuse_line(path, line, PLAIN_VALUE_EXPECTED, 'Write one "key: value" a line')
-            if key.value not in _FIELDS:
-                refuse_unknown_key(path, key.start_mark.line, key.value, _FIELDS)
-            places[key.value] = path, node.start_mark.line
-            value = _globs(node, path) if key.value == "units" else _value(key.value, node, path)
-            values[key.value] = (*values.get("units", ()), *value) if key.value == "units" else value
+        nodes: list[tuple[yaml.Node, yaml.Node]] = []
+        with _added_to(found):
+            nodes = parse_mapping(data, path, max_depth=1, remedy='Write one "key: value" a line')
+        for key, node in nodes:
+            with _added_to(found):
+                if not is_plain(key) or is_mapping(node):
+                    line = (node if is_plain(key) else key).start_mark.line
+                    refuse_line(path, line, PLAIN_VALUE_EXPECTED, 'Write one "key: value" a line')
+                if key.value not in _FIELDS:
+                    refuse_unknown_key(path, key.start_mark.line, key.value, _FIELDS)
+                value = _globs(node, path, found) if key.value == "units" else _value(key.value, node, path)
+                places[key.value] = path, node.start_mark.line
+                values[key.value] = (*values.get("units", ()), *value) if key.value == "units" else value
     config = Config(**values)
-    _check_paths(config, places)
+    with _added_to(found):
+        _check_paths(config, places)
     return config
 
 
@@ -276,8 +302,11 @@ def parse_time_span(text: str) -> float:
     return float(total / 1_000_000)
 
 
-def _globs(node: yaml.Node, path: str) -> tuple[str, ...]:
-    """Return the globs of units in a list. Raises ConfigError, at the line of a wrong glob."""
+def _globs(node: yaml.Node, path: str, mistakes: list[ConfigError] | None = None) -> tuple[str, ...]:
+    """Return the globs of units in a list. Raises ConfigError, at the line of a wrong glob.
+
+    The errors of globs are added to ``mistakes`` instead, if there is such a list.
+    """
     from resctrlmond.yaml_file import entries, is_empty, is_plain  # noqa: PLC0415
 
     line = node.start_mark.line
@@ -287,13 +316,14 @@ def _globs(node: yaml.Node, path: str) -> tuple[str, ...]:
         refuse_line(path, line, "units has no value" if is_empty(node) else "units is not a list", remedy)
     for entry in found:
         line = entry.start_mark.line
-        if not is_plain(entry):
-            refuse_line(path, line, PLAIN_VALUE_EXPECTED, f"Expected {_description('units')}")
-        problem, _, remedy = unit_globs.problem_of(entry.value).partition(". ")
-        if problem:
-            remedy = remedy or "See resctrlmond.yaml(5)"
-            refuse_line(path, line, f"units: {quoted(entry.value)} is {problem}", remedy)
-    return tuple(entry.value for entry in found)
+        with _added_to(mistakes):
+            if not is_plain(entry):
+                refuse_line(path, line, PLAIN_VALUE_EXPECTED, f"Expected {_description('units')}")
+            problem, _, remedy = unit_globs.problem_of(entry.value).partition(". ")
+            if problem:
+                remedy = remedy or "See resctrlmond.yaml(5)"
+                refuse_line(path, line, f"units: {quoted(entry.value)} is {problem}", remedy)
+    return tuple(entry.value for entry in found if is_plain(entry))
 
 
 def _description(key: str) -> str:

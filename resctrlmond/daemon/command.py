@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from resctrlmond import __version__, config, journal, profile_files
 from resctrlmond.arguments import Parser, not_empty
@@ -185,17 +185,24 @@ def _restore_units(loaded: Config, bus: str | None) -> list[str]:
 
 
 def _check_config(options: argparse.Namespace) -> int:
-    try:
+    problems: list[ResctrlError] = [*config.problems(options.config)]
+
+    def check(function: Callable[[], object]) -> None:
+        try:
+            function()
+        except ResctrlError as error:
+            problems.append(error)
+
+    if not problems:
         loaded = _load(options)
         if not options.simulate:
-            _gid(loaded)
-            check_folders(loaded)
-        _load_profiles(options)
-    except ResctrlError as error:
+            check(lambda: _gid(loaded))
+            check(lambda: check_folders(loaded))
+    check(lambda: _load_profiles(options))
+    for error in problems:
         # Without the message id of a failed start: a daemon may be running.
         log.error("%s", error, extra=journal.fields(error))
-        return as_startup_error(error).exit
-    return Exit.OK
+    return as_startup_error(problems[0]).exit if problems else Exit.OK
 
 
 def _load(options: argparse.Namespace) -> Config:

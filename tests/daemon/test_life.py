@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import struct
@@ -151,6 +152,24 @@ def test_configuration_is_checked_without_a_start(tmp_path: Path) -> None:
         code, stderr = run_daemon("--check-config", "--config", str(config))
         assert code == status
         assert ("Did you mean log_level?" in stderr) == (status == Exit.CONFIG)
+
+
+def test_check_reports_each_mistake_in_a_line_of_its_own(tmp_path: Path) -> None:
+    config, profiles = tmp_path / "resctrlmond.yaml", tmp_path / "profiles.d"
+    config.write_text(
+        "linger: soon\nlog_levle: info\nunits:\n- late\n- a.service\n- '[x'\ngroups_dir: /sys/fs/resctrl/x\n"
+    )
+    profiles.mkdir()
+    (profiles / "a.yaml").write_text("profils: {}\n")
+    code, stderr = run_daemon("--check-config", "--config", str(config), "--profiles-dir", str(profiles))
+    assert code == Exit.CONFIG
+    places = re.findall(rf"{tmp_path}/([a-z./]+:[0-9]+): ", stderr)
+    assert places == [*(f"resctrlmond.yaml:{line}" for line in (1, 2, 4, 6, 7)), "profiles.d/a.yaml:1"]
+    config.write_text("group: no-such-group-here\nruntime_dir: /proc/none/run\n")
+    code, stderr = run_daemon("--check-config", "--config", str(config), "--profiles-dir", str(profiles))
+    assert code == Exit.NO_GROUP
+    parts = ("there is no Unix group", "runtime_dir is on proc", "unknown key 'profils'")
+    assert [part in line for part, line in zip(parts, stderr.splitlines(), strict=True)] == [True] * 3
 
 
 @pytest.mark.parametrize(
