@@ -29,7 +29,7 @@ INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
 .PHONY: bench churn crash exact-all flood fuzz mutants nri-all soak record starved truth views interfaces proto lint man
-.PHONY: units-budget units-budget-kernel pictures deb wheel install install-modules install-files clean
+.PHONY: starved-units units-budget units-budget-kernel pictures deb wheel install install-modules install-files clean
 .PHONY: check-host hook unit-exec uninstall uninstall-files
 
 all: setup hook unit-exec
@@ -156,6 +156,12 @@ mutants: setup
 starved: setup
 	$(BIN)/python -m tests.kernel.machine build
 	$(BIN)/python -m tests.kernel.starved $(STARVED)
+
+# Restart 20 exact services at once in a guest with one CPU, of which a real-time process takes a share.
+# STARVED_UNITS="--services N --share 0.5" selects.
+starved-units: setup
+	$(BIN)/python -m tests.kernel.machine build
+	$(BIN)/python -m tests.kernel.starved_units $(STARVED_UNITS)
 
 # Measure the delay of an Assign and of a hook while each interface is flooded, and the daemon's peak memory.
 # FLOOD="--samples N --flood 'unread lists'" selects.
