@@ -99,7 +99,8 @@ def test_services_of_all_types_are_exact(host: Host) -> None:
     host.run(f"systemctl stop {' '.join(names)}", timeout=100)
     for name in names:
         host.until(lambda name=name: host.state(name) == "completed", name)  # type: ignore[misc]
-        assert (name, total(host, name)["quality"]) == (name, "exact")
+        one = total(host, name)
+        assert (name, one["quality"], one.get("reason")) == (name, "exact", None)
 
 
 def test_service_that_restarts_without_a_pause_stays_exact(host: Host) -> None:
