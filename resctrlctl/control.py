@@ -16,7 +16,7 @@ from resctrlctl.render import describe_state, render_totals
 from resctrlctl.selectors import call_for
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.processes import Descriptor
-from resctrlmond.workloads.states import FOLLOW
+from resctrlmond.workloads.states import FOLLOW, seconds_up_to
 
 _IN_OTHER_GROUPS = "they are in other monitoring groups. Use --take-over to take them out"
 _STAY_IN_CLASS = (
@@ -75,7 +75,7 @@ def assign(args: argparse.Namespace, output: Output) -> int:
         output.confirm(describe_state(reply.workload))
         output.confirm(f"{format_count(reply.moved, 'task')} moved in {_format_passes(reply.passes)}.")
         if member is not None and member.cpu_time_before_ns:
-            used = f"{member.cpu_time_before_ns / 1e9:.3f} s of CPU time"
+            used = f"{seconds_up_to(member.cpu_time_before_ns)} s of CPU time"
             output.confirm(
                 f"The member had used up to {used} before, which is not counted: the totals of the workload are late."
             )

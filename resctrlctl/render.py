@@ -52,6 +52,7 @@ from resctrlmond.api.levels import levels
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.kinds import Kind, Mode
 from resctrlmond.workloads.changes import ContainerState
+from resctrlmond.workloads.states import seconds_up_to
 
 # A longer name may have a line of its own.
 _NAME_WIDTH = 24
@@ -511,7 +512,9 @@ def _outside_text(number: int, noun: str, text: str) -> str:
 
 def late_text(member: Member) -> str:
     """Return how late a member was put into the group, with the bound on what it had used."""
-    used = f", for up to {member.cpu_time_before_ns / 1e9:.3f} s of CPU time" if member.cpu_time_before_ns else ""
+    used = (
+        f", for up to {seconds_up_to(member.cpu_time_before_ns)} s of CPU time" if member.cpu_time_before_ns else ""
+    )
     return f"was already running when it was put into the group{used}"
 
 

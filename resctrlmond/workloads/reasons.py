@@ -10,7 +10,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.workloads.states import Quality
+from resctrlmond.workloads.states import Quality, seconds_up_to
 
 if TYPE_CHECKING:
     from resctrlmond.workloads.model import Member
@@ -303,8 +303,7 @@ class Reason(enum.Enum):
 def ran_before(member: Member) -> str:
     """Return the reason for a process or control group that ran before its Assign."""
     if member.cpu_time_before_ns:
-        seconds = f"{member.cpu_time_before_ns / 1e9:.3f}"
-        text = Reason.USED_CPU_BEFORE.text(member=member.id, seconds=seconds)
+        text = Reason.USED_CPU_BEFORE.text(member=member.id, seconds=seconds_up_to(member.cpu_time_before_ns))
     else:
         text = Reason.RAN_BEFORE.text(member=member.id)
     if not member.descendants_outside:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States, end rules and qualities of workloads. Clients import this module, so it imports little."""
+"""States, end rules and qualities of workloads, and how their bounds are written.
+
+Clients import this module, so it imports little.
+"""
 
 from __future__ import annotations
 
@@ -129,3 +132,9 @@ class CompanionState(enum.StrEnum):
     """Another program has stopped it."""
     FAILED = "failed"
     """It could not be started, or its process has failed."""
+
+
+def seconds_up_to(ns: int) -> str:
+    """Return an upper bound (ns) in seconds, with three digits, rounded up: it is still an upper bound."""
+    milliseconds = -(-ns // 10**6)
+    return f"{milliseconds // 1000}.{milliseconds % 1000:03}"

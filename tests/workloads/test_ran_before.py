@@ -21,6 +21,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.errors import InvalidRequest
 from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.states import seconds_up_to
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import save
 from tests.workloads.conftest import Host, assignment, join, own_host, when_all_stand
@@ -68,7 +69,7 @@ def test_process_that_has_run_is_late_with_its_cpu_time(host: Host, puppet: Pupp
     assert 200_000_000 <= member.cpu_time_before_ns <= (processes.cpu_time_ns(puppet.pid) or 0)
     (reason,) = reasons(host.manager, "k")
     assert reason == (
-        f"pid-{puppet.pid} ran and had used up to {member.cpu_time_before_ns / 1e9:.3f} s of CPU time "
+        f"pid-{puppet.pid} ran and had used up to {seconds_up_to(member.cpu_time_before_ns)} s of CPU time "
         "before it was put into the group"
     )
     assert {total.quality for total in host.manager.release("k", owner="test").totals} == {Quality.LATE}
@@ -109,6 +110,15 @@ def test_process_is_late_if_the_daemon_was_killed_during_its_assign(host: Host, 
     after = host.restart().get("k")
     assert (after.members[0].late, after.members[0].joining, after.first.baseline) == (True, False, Quality.LATE)
     assert reasons(host.manager, "k") == {f"resctrlmond was killed while {joining.id} was put into the group"}
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [(1, "0.001"), (1_000_000, "0.001"), (1_000_001, "0.002"), (1_250_000_000, "1.250"), (61 * 10**9, "61.000")],
+)
+def test_upper_bound_is_rounded_up(ns: int, text: str) -> None:
+    """A process that had used 0.4 ms had used "up to 0.000 s"."""
+    assert seconds_up_to(ns) == text
 
 
 def test_a_task_that_had_left_when_its_process_is_assigned_again_makes_it_late(host: Host, puppet: Puppet) -> None:
