@@ -342,9 +342,12 @@ class Store:
         """Make the workload visible to readers."""
         key = workload.key
         with self._guard:
-            self._remove_owner(key)
-            self._workloads[key] = workload
+            before = self._workloads.get(key)
+            # Readers do not take the guard. While one workload replaces the other, the index has the groups of both:
+            # a task of a group without an owner could be taken, and the totals of that group would remain exact.
             self._owners.update((group.ref, key) for group in workload.existing_groups)
+            self._workloads[key] = workload
+            self._remove_owner(before, unless=workload)
             if any(group.state is GroupState.PENDING for group in workload.groups):
                 self._pending.add(key)
             else:
@@ -359,17 +362,17 @@ class Store:
                 self._unfinished.add(key)
             self.changes += 1
 
-    def _remove_owner(self, key: str) -> None:
-        """Remove the groups of a workload from ``_owners``. The caller holds the guard."""
-        before = self._workloads.get(key)
+    def _remove_owner(self, before: Workload | None, *, unless: Workload | None = None) -> None:
+        """Remove a workload's groups from ``_owners``, except those of ``unless``. The caller holds the guard."""
         for group in before.existing_groups if before is not None else ():
-            if self._owners.get(group.ref) == key:
+            is_kept = unless is not None and unless.group_at(group.ref) is not None
+            if before is not None and not is_kept and self._owners.get(group.ref) == before.key:
                 del self._owners[group.ref]
 
     def _forget(self, key: str) -> bool:
         """Forget the workload. Return whether there was one."""
         with self._guard:
-            self._remove_owner(key)
+            self._remove_owner(self._workloads.get(key))
             self._bytes -= self._sizes.pop(key, 0)
             self._pending.discard(key)
             self._unfinished.discard(key)

@@ -8,9 +8,11 @@ import errno
 import json
 import os
 import stat
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -523,6 +525,30 @@ def test_the_owner_of_a_group_is_the_workload_that_a_search_finds(
             for ref in (GroupRef(class_, name) for class_ in ("", "gold") for name in "abc"):
                 found = [one for one in of.unfinished() if one.group_at(ref) is not None]
                 assert [one for one in (of.owner_of(ref),) if one is not None] == found
+
+
+def test_a_group_has_its_owner_at_each_step_of_a_save(tmp_path: Path) -> None:
+    """A thread that moved a task out of the group meanwhile found no owner, and the totals stayed exact."""
+    store = Store(str(tmp_path))
+    ref = save(store, workload("k")).first.ref
+    found = []
+
+    def look(frame: FrameType, _event: str, _arg: object) -> Any:
+        if frame.f_code.co_filename == store_module.__file__:
+            owner = store.owner_of(ref)
+            found.append(owner.key if owner is not None else "")
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)  # a thread can be interrupted before each line
+    try:
+        save(store, workload("k", in_limbo=True))
+    finally:
+        sys.settrace(before)
+    assert set(found) == {"k"}
+    moved = save(store, workload("k", class_="gold")).first.ref
+    owners = [store.owner_of(place) for place in (ref, moved)]
+    assert [owner.key if owner is not None else "" for owner in owners] == ["", "k"]
 
 
 def loaded(folder: Path) -> Store:
