@@ -741,9 +741,10 @@ def checkpoint(ctx: Context, txn: Transaction) -> None:
     """
     live, kept = {}, []
     for group in txn.workload.existing_groups:
-        readings, (number, last, _) = _read_and_keep(ctx, txn.workload, group)
-        live[txn.workload.subfolder(group)] = LiveReadings(readings, last)
-        kept.append(number)
+        readings, result = _read_and_keep(ctx, txn.workload, group)
+        # Without the checkpoint of these readings: another reader may have found a gap since, which the file has.
+        live[txn.workload.subfolder(group)] = LiveReadings(readings)
+        kept.append(result.number)
         _save_caveats(txn, _with_caveats(ctx, group, readings))
     # A change of the workload has updated the file already (QualityFiles.before_save).
     if 0 in kept or ctx.memory.checkpoints.get(txn.key) != kept or not ctx.snapshots.quality(txn.key):

@@ -20,7 +20,7 @@ from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from resctrlmond.workloads import checkpoint
+from resctrlmond.workloads import checkpoint, group_ops
 from resctrlmond.workloads.accounting import Quality, Total, totals
 from resctrlmond.workloads.checkpoint import LastRead
 from resctrlmond.workloads.errors import NotWritten
@@ -216,6 +216,29 @@ def test_another_reader_between_two_steps_of_a_read_leaves_it_exact(
     [other] = others
     assert (total.quality, total.reason, other.quality) == (Quality.EXACT, "", Quality.EXACT)
     assert "estimated" not in host.files("k")["quality"]
+
+
+def test_a_gap_that_another_reader_finds_during_a_checkpoint_stays_in_the_file(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tick wrote the quality of its own older readings over that of the reply."""
+    group = host.manager.assign(assignment("k", process().pid)).workload.first
+    host.manager.read("k")
+    snapshots, keep = host.manager.context.snapshots, host.manager.context.snapshots.keep_read
+
+    def other_reads_then(*arguments: object) -> object:
+        kept = keep(*arguments)  # type: ignore[arg-type]
+        monkeypatch.setattr(snapshots, "keep_read", keep)
+        control = Control(host.mountpoint)
+        control.set_faults(Fault(group=group.ref.path, event="mbm_total_bytes", answer="Unavailable"))
+        assert total_of(host.manager.read("k")[2]).quality is not Quality.EXACT
+        control.set_faults()
+        return kept
+
+    monkeypatch.setattr(snapshots, "keep_read", other_reads_then)
+    with host.manager.context.store.transaction("k") as txn:
+        group_ops.checkpoint(host.manager.context, txn)
+    assert "mbm_total_bytes exact" not in host.files("k")["quality"]
 
 
 def test_a_read_of_an_earlier_run_is_not_kept_for_the_next_one(host: Host, process: Start) -> None:
