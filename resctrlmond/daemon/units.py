@@ -407,7 +407,8 @@ class UnitWatch:
         for key in self._claimed():
             if is_of_user(key) and key not in living:
                 await self._end(key)
-                if self._has_changes:
+                workload = self._manager.find(key)
+                if self._has_changes and not (workload is not None and workload.is_claimed_by(SYSTEMD)):
                     return False
         self._forget_failures(living, of_users=True)
         return await self._assign(found, yields=True)
@@ -418,7 +419,7 @@ class UnitWatch:
     @property
     def _has_changes(self) -> bool:
         """Whether there is a system unit to look at."""
-        return self._is_any_changed or bool(self._changed)
+        return self._is_any_changed or any(self._globs.rank(name) is not None for name in self._changed)
 
     async def _assign(self, running: Iterable[_RunningUnit], *, yields: bool = False) -> bool:
         """Assign units that are not in their workloads yet, in the order in which they are to get RMIDs.
@@ -443,7 +444,6 @@ class UnitWatch:
             self._manager.unwatched.remove(unit.key)
             if not is_contested and _has(self._manager.find(unit.key), unit):
                 continue
-            has_assigned = True
             try:
                 if await self._call(cgroups.is_populated, unit.cgroup):
                     await self._call(self._manager.assign, unit.assignment)
@@ -456,6 +456,8 @@ class UnitWatch:
             except ResctrlError as error:
                 self._log_failure(unit.key, error)
             else:
+                # Not after a failure: the next pass would fail at the same unit, and never reach the ones behind it.
+                has_assigned = True
                 self._failures.pop(unit.key, None)
         return True
 
