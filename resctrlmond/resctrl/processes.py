@@ -13,6 +13,7 @@ from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, not_read
 
 TYPE_CHECKING = False  # importing typing takes longer than this module
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
     from typing import Self
 
@@ -28,6 +29,8 @@ _NS_PER_TICK = 10**9 // TICKS_PER_S
 _LINKS_IF_ONE_THREAD = 3
 # The walk over parents ends after this many; a real chain of processes is shorter.
 _MOST_GENERATIONS = 10_000
+# The descendants are searched so often by the kernel's lists of children before the table of processes is read.
+_MOST_SEARCHES = 3
 
 
 class Stat:
@@ -112,11 +115,82 @@ def family_cpu_time_ns(pid: int) -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """List the descendants of a process, from the table of all processes.
+    """List the descendants of a process: all that exist during the whole call, and perhaps others.
 
-    A process whose parent has ended is a child of init or of a subreaper, and is not found. Raises NotRead.
+    A process whose parent has ended is a child of init or of a subreaper, and is not found. The kernel lists the
+    children of each thread, if it can (CONFIG_PROC_CHILDREN): the cost grows with the descendants, and not with the
+    host's processes. If one may be missing because processes end meanwhile, the table of all processes is read.
+    Raises NotRead.
     """
-    children: dict[int, list[int]] = {}
+    return [*_parents_below(pid)]
+
+
+def certain_children(pid: int) -> list[int]:
+    """List the children of a process: all that exist during the whole call. As ``descendants``. Raises NotRead."""
+    return [child for child, parent in _parents_below(pid).items() if parent == pid]
+
+
+def _parents_below(pid: int) -> dict[int, int]:
+    """Return the parent of each descendant of a process. Raises NotRead."""
+    zombies: set[int] = set()
+    for _ in range(_MOST_SEARCHES):
+        found = _Search(pid)
+        if not found.is_listed:
+            break
+        if found.is_complete(zombies):
+            return found.parents
+    return _parents_in_table(pid)
+
+
+class _Search:
+    """The descendants of a process, by the kernel's lists of children.
+
+    ``parents``: the parent of each descendant. ``is_listed``: the kernel lists children.
+    """
+
+    __slots__ = ("_tids", "is_listed", "parents")
+
+    def __init__(self, pid: int) -> None:
+        self.parents: dict[int, int] = {}
+        self.is_listed = True
+        self._tids: list[int] = []
+        waiting = [pid]
+        while waiting:
+            parent = waiting.pop()
+            tids = threads(parent)
+            found = children(parent, tids)
+            if found is None:
+                self.is_listed = False
+                return
+            new = [child for child in found if child != pid and child not in self.parents]
+            self.parents.update(dict.fromkeys(new, parent))
+            self._tids += tids
+            waiting += new
+
+    def is_complete(self, zombies: set[int]) -> bool:
+        """Return whether no descendant can be missing.
+
+        ``zombies`` are the threads that were zombies before the search; the zombies of now are added. Raises NotRead.
+        """
+        # The kernel follows its list from each child to the next, and adds new children at the end. It skips a child
+        # only if an earlier one has left the list meanwhile (get_children_pid() in fs/proc/array.c). The children of
+        # a thread that exits are moved to the list of another thread or process, before the state of the thread
+        # becomes Z (exit_notify() in kernel/exit.c). So each child must still be there, and no thread may have begun
+        # to exit, except for those that were zombies before.
+        is_complete, before = True, zombies.copy()
+        for tid in dict.fromkeys((*self._tids, *self.parents)):
+            fields = stat_fields(tid)
+            if fields and fields[0] == b"Z":
+                zombies.add(tid)
+                is_complete &= tid in before
+            else:
+                is_complete &= bool(fields) and not int(fields[6]) & _PF_EXITING
+        return is_complete
+
+
+def _parents_in_table(pid: int) -> dict[int, int]:
+    """Return the parent of each descendant of a process, from the table of all processes. Raises NotRead."""
+    children_of: dict[int, list[int]] = {}
     path = "/proc"
     try:
         names = os.listdir(path)
@@ -125,37 +199,25 @@ def descendants(pid: int) -> list[int]:
     for number in [int(name) for name in names if name.isdecimal()]:
         found = stat(number)
         if found is not None:
-            children.setdefault(found.parent, []).append(number)
-    below: list[int] = []
+            children_of.setdefault(found.parent, []).append(number)
+    below: dict[int, int] = {}
     waiting = [pid]
     while waiting:
-        found_here = children.pop(waiting.pop(), [])
-        below += found_here
+        parent = waiting.pop()
+        found_here = children_of.pop(parent, [])
+        below.update(dict.fromkeys(found_here, parent))
         waiting += found_here
     return below
 
 
-def listed_descendants(pid: int) -> list[int]:
-    """List the descendants of a process; one may be missing if another one ends meanwhile.
+def children(pid: int, tids: Iterable[int] | None = None) -> list[int] | None:
+    """List the children of a process and its zombies; None if the kernel does not list children.
 
-    As ``descendants``, but the kernel lists the children of each process, if it can (CONFIG_PROC_CHILDREN): the cost
-    grows with their number, and not with that of the host's processes. Raises NotRead.
+    ``tids``: the threads of the process, if the caller knows them. A list that is not empty may lack a child, because
+    another one has ended meanwhile: ``certain_children`` does not. Raises NotRead.
     """
-    pids = {pid: None}
-    waiting = [pid]
-    while waiting:
-        found_here = children(waiting.pop())
-        if found_here is None:
-            return descendants(pid)
-        waiting += [child for child in found_here if child not in pids]
-        pids |= dict.fromkeys(found_here)
-    return [*pids][1:]
-
-
-def children(pid: int) -> list[int] | None:
-    """List the children of a process and its zombies; None if the kernel does not list children. Raises NotRead."""
     found: list[int] = []
-    for tid in threads(pid):
+    for tid in threads(pid) if tids is None else tids:
         path = f"/proc/{pid}/task/{tid}/children"
         try:
             found += map(int, kernel_files.read(path).split())

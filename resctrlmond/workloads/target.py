@@ -154,13 +154,12 @@ class _Process(msgspec.Struct, frozen=True):
         return None if set(used) == {None} else sum(time or 0 for time in used)
 
     def children(self) -> list[int]:
-        return processes.children(self.process.pid) or []
+        # This list may lack a child if another one ends, so it only shows that there are some.
+        return processes.certain_children(self.process.pid) if processes.children(self.process.pid) else []
 
     def descendants(self) -> list[int]:
         # Descendants in the process's own control group are found by that control group.
-        return (
-            [] if self.tasks.with_descendants or self._own_cgroup else processes.listed_descendants(self.process.pid)
-        )
+        return [] if self.tasks.with_descendants or self._own_cgroup else processes.descendants(self.process.pid)
 
     def member(self, assignment: Assignment) -> Member:
         return Member(

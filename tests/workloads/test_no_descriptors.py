@@ -65,7 +65,7 @@ def threads_of_two() -> list[int]:
         lambda _: processes.stat(ME),
         lambda _: threads_of_two(),
         lambda _: processes.children(ME),
-        lambda _: processes.listed_descendants(ME),
+        lambda _: processes.descendants(ME),
         lambda _: processes.leader(ME),
         lambda _: processes.pid_namespaces(ME),
         lambda _: Process.open(ME),

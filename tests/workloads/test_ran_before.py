@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from resctrlmond.resctrl import processes
+from resctrlmond.resctrl import kernel_files, processes
 from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.workloads.accounting import Quality
@@ -23,6 +23,7 @@ from resctrlmond.workloads.errors import InvalidRequest
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.states import seconds_up_to
 from tests.sim.conftest import Puppet
+from tests.wait import wait_until
 from tests.workloads.builders import save
 from tests.workloads.conftest import Host, assignment, join, own_host, when_all_stand
 
@@ -43,6 +44,50 @@ while True:
         pass
     time.sleep(0.002)
 """
+
+
+# A subreaper with a child, which has a child too.
+_REAPER = """
+import ctypes, signal, subprocess, sys
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+with subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as child:
+    if sys.argv[1:] == ["reaps"]:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print(child.pid, child.stdout.readline(), end="", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(params=["reaps", "leaves a zombie"])
+def family(request: pytest.FixtureRequest) -> Iterator[tuple[int, int, int]]:
+    """A subreaper, its child and its grandchild, which becomes its child when the child ends."""
+    command = [sys.executable, "-IS", "-c", _REAPER, request.param]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as made:
+        assert made.stdout
+        child, grandchild = map(int, made.stdout.readline().split())
+        yield made.pid, child, grandchild
+        os.killpg(made.pid, signal.SIGKILL)
+
+
+def when_children_were_read(monkeypatch: pytest.MonkeyPatch, pid: int, end: Callable[[], object]) -> None:
+    """Call a function once, after the list of children of the first thread of a process was read."""
+    read, waiting = kernel_files.read, [end]
+
+    def read_and_end(path: str) -> bytes:
+        content = read(path)
+        if path == f"/proc/{pid}/task/{pid}/children" and waiting:
+            waiting.pop()()
+        return content
+
+    monkeypatch.setattr(kernel_files, "read", read_and_end)
+
+
+def end_child(child: int, grandchild: int) -> None:
+    """Kill a process, and wait until its child has another parent."""
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: (found := processes.stat(grandchild)) is not None and found.parent != child)
 
 
 @pytest.fixture
@@ -143,25 +188,97 @@ def test_existing_descendants_stay_outside_and_their_number_is_reported(host: Ho
     assert host.manager.assign(assignment("k", puppet.pid, late=None)).descendants_outside == 0
 
 
+@pytest.mark.parametrize(("tree", "is_zombie"), [(False, False), (True, False), (False, True)])
 def test_the_cost_of_an_assign_does_not_grow_with_the_processes_of_the_host(
-    host: Host, puppet: Puppet, process: Start, monkeypatch: pytest.MonkeyPatch
+    host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch, tree: bool, is_zombie: bool
 ) -> None:
     """All processes of the host were read, to find those below the one that is assigned."""
-    own = {puppet.pid, int(puppet.do("fork")), os.getpid(), process().pid}
-    read = set()
+    child = int(puppet.do("fork"))
+    own = {puppet.pid, child, os.getpid()}
+    if is_zombie:
+        os.kill(child, signal.SIGKILL)
+        wait_until(lambda: processes.stat_fields(child)[:1] == [b"Z"])
+    opened: list[str] = []
 
     def noting(path: str, *arguments: Any, **options: Any) -> int:
-        first, _, rest = str(path).removeprefix("/proc/").partition("/")
-        if str(path).startswith("/proc/") and first.isdecimal() and rest:
-            read.add(int(first))
+        opened.append(str(path))
         return open_(path, *arguments, **options)
 
     open_ = os.open
-    monkeypatch.setattr(os, "open", noting)
-    done = host.manager.assign(assignment("k", puppet.pid, late=None))
-    assert (done.descendants_outside, done.workload.first.baseline) == (1, Quality.LATE)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", noting)
+        done = host.manager.assign(assignment("k", puppet.pid, late=None, include_descendants=tree))
+    assert (done.descendants_outside, done.workload.first.baseline) == (0 if tree else 1, Quality.LATE)
+    read = {int(pid) for path in opened if (pid := path.removeprefix("/proc/").partition("/")[0]).isdecimal()}
     assert puppet.pid in read
     assert read <= own
+
+
+def test_a_descendant_in_another_control_group_is_counted(host: Host, puppet: Puppet, cgroup: str) -> None:
+    join(cgroup, int(puppet.do("fork")))
+    assert host.manager.assign(assignment("k", puppet.pid, late=None)).descendants_outside == 1
+
+
+def test_descendants_are_found_by_a_kernel_that_does_not_list_children(
+    host: Host, family: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reaper, child, grandchild = family
+    listed = processes.descendants(reaper)
+    monkeypatch.setattr(processes, "children", lambda *_: None)
+    assert processes.descendants(reaper) == listed == [child, grandchild]
+    assert host.manager.assign(assignment("k", reaper, late=None)).descendants_outside == 2
+
+
+def test_a_descendant_whose_parent_ends_during_the_assign_is_counted(
+    host: Host, family: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It became a child of a process whose children had been read."""
+    reaper, child, grandchild = family
+    when_children_were_read(monkeypatch, reaper, lambda: end_child(child, grandchild))
+    done = host.manager.assign(assignment("k", reaper, late=None))
+    # A zombie is a process in a group, too.
+    assert done.descendants_outside == 1 + os.path.exists(f"/proc/{child}")
+    assert host.tree.membership(grandchild) == Membership("", "")
+
+
+def test_a_child_of_a_thread_that_ends_during_the_assign_is_counted(
+    host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It became a child of a thread whose children had been read."""
+    thread = int(puppet.do("thread"))
+    puppet.do(f"fork-in {thread}")
+
+    def end_thread() -> None:
+        puppet.do(f"end {thread}")
+        wait_until(lambda: not os.path.exists(f"/proc/{puppet.pid}/task/{thread}"))
+
+    when_children_were_read(monkeypatch, puppet.pid, end_thread)
+    assert host.manager.assign(assignment("k", puppet.pid, late=None)).descendants_outside == 1
+
+
+def test_late_false_is_not_accepted_if_the_parent_of_a_descendant_ends_during_the_assign(
+    host: Host, family: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child that was found had ended, its own child was outside, and the totals were exact."""
+    reaper, child, grandchild = family
+    when_children_were_read(monkeypatch, reaper, lambda: end_child(child, grandchild))
+    done = host.manager.assign(assignment("k", reaper, late=False))
+    assert host.tree.membership(grandchild) == Membership("", "")
+    assert done.workload.first.baseline is Quality.LATE
+
+
+def test_descendants_are_found_while_others_start_and_end(forker: int) -> None:
+    wait_until(lambda: len(processes.children(forker) or []) > 10)
+    number = 0
+    for _ in range(50):
+        before = {pid: found.start_time for pid in processes.children(forker) or [] if (found := processes.stat(pid))}
+        below = processes.descendants(forker)
+        for pid, start_time in before.items():
+            after = processes.stat(pid)
+            if after is not None and after.start_time == start_time and after.parent == forker:
+                assert pid in below
+                number += 1
+    assert number
 
 
 @pytest.mark.parametrize("tree", [False, True])
