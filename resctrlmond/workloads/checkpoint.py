@@ -81,6 +81,18 @@ def with_readings(
     }
 
 
+def newest(last_read: Checkpoint, readings: Iterable[Reading]) -> list[Reading]:
+    """Return readings that may be older than the checkpoint ``last_read``, with its count in place of a lower one."""
+    return [_not_below(reading, last_read.get(reading.domain)) for reading in readings]
+
+
+def _not_below(reading: Reading, last: LastRead | None) -> Reading:
+    known = parse_value(last.values.get(reading.event, "") if last else "")
+    if event(reading.event).kind is not Kind.CUMULATIVE or known.number is None or reading.value.number is None:
+        return reading
+    return msgspec.structs.replace(reading, value=known) if reading.value.number < known.number else reading
+
+
 def with_gaps(before: Checkpoint, gaps: Mapping[str, Iterable[str]]) -> Checkpoint:
     """Return the checkpoint with additional ``gaps``: the events to add, by domain."""
     return before | {

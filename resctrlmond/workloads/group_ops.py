@@ -40,7 +40,7 @@ from resctrlmond.workloads.model import ROOT_FOLDER, Group, GroupState, State, W
 from resctrlmond.workloads.owners import RECOVERED
 from resctrlmond.workloads.plan import lacking_counters, served_before
 from resctrlmond.workloads.reasons import Reason
-from resctrlmond.workloads.snapshot import Kept
+from resctrlmond.workloads.snapshot import KeptReadings
 from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.target import only_observed
 from resctrlmond.workloads.totals import End, Live, LiveReadings, used
@@ -52,8 +52,6 @@ REPORTING_LAG_S = 0.004
 
 # A task that forks while it is moved out of a new group leaves its child there.
 _MAX_CLEARINGS = 10
-# How often a group is read again because another reader has kept newer readings meanwhile.
-_MOST_READS = 10
 
 log = logging.getLogger(__name__)
 
@@ -739,17 +737,16 @@ def checkpoint(ctx: Context, txn: Transaction) -> None:
 
     Nothing is written for a workload whose values are those of its last checkpoint.
     """
-    live, kept = {}, []
+    found, kept = {}, []
     for group in txn.workload.existing_groups:
         readings, result = _read_and_keep(ctx, txn.workload, group)
-        # Without the checkpoint of these readings: another reader may have found a gap since, which the file has.
-        live[txn.workload.subfolder(group)] = LiveReadings(readings)
+        found[txn.workload.subfolder(group)] = readings
         kept.append(result.number)
         _save_caveats(txn, _with_caveats(ctx, group, readings))
     # A change of the workload has updated the file already (QualityFiles.before_save).
     if 0 in kept or ctx.memory.checkpoints.get(txn.key) != kept or not ctx.snapshots.quality(txn.key):
         ctx.memory.checkpoints.pop(txn.key, None)
-        ctx.quality.update(txn.workload, live)
+        ctx.quality.update(txn.workload, found)
         ctx.memory.checkpoints[txn.key] = kept
         ctx.memory.stamps.pop(txn.key, None)
 
@@ -808,26 +805,25 @@ def readings(ctx: Context, workload: Workload) -> Live:
 
 def _read(ctx: Context, workload: Workload, group: Group) -> LiveReadings:
     """Read the group's counters, and keep the values, if possible. Raises NoSuchGroup, NotRead."""
-    try:
-        readings, kept = _read_and_keep(ctx, workload, group)
-    except NotWritten:  # then no other reader has written newer ones either
-        return LiveReadings(ctx.tree.read(find(ctx, group).ref))
-    return LiveReadings(readings, kept.checkpoint)
+    begun_ns = time.monotonic_ns()
+    found = ctx.tree.read(find(ctx, group).ref)
+    with contextlib.suppress(NotWritten):  # then no other reader has written newer ones either
+        return LiveReadings(found, _keep(ctx, workload, group, begun_ns, found).checkpoint)
+    return LiveReadings(found)
 
 
-def _read_and_keep(ctx: Context, workload: Workload, group: Group) -> tuple[list[Reading], Kept]:
+def _read_and_keep(ctx: Context, workload: Workload, group: Group) -> tuple[list[Reading], KeptReadings]:
     """Read the group's counters, and keep the values for the case that another program removes the group.
 
     Raises NoSuchGroup, NotRead, NotWritten.
     """
-    reads = 0
-    while True:
-        begun_ns = time.monotonic_ns()
-        found = ctx.tree.read(find(ctx, group).ref)
-        kept = ctx.snapshots.keep_read(group.created_at, begun_ns, workload.subfolder(group), found, group.inodes)
-        reads += 1
-        if not kept.may_be_older or reads == _MOST_READS:
-            return found, kept
+    begun_ns = time.monotonic_ns()
+    found = ctx.tree.read(find(ctx, group).ref)
+    return found, _keep(ctx, workload, group, begun_ns, found)
+
+
+def _keep(ctx: Context, workload: Workload, group: Group, begun_ns: int, found: Sequence[Reading]) -> KeptReadings:
+    return ctx.snapshots.keep_read(group.created_at, begun_ns, workload.subfolder(group), found, group.inodes)
 
 
 def totals(ctx: Context, workload: Workload, live: Live) -> list[Total]:

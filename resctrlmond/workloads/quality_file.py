@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from resctrlmond.resctrl.counters import Reading
 from resctrlmond.workloads.accounting import Quality, Total, worst
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import GroupState, Workload, replace
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.snapshot import Snapshots
-from resctrlmond.workloads.totals import End, Live, shown, used
+from resctrlmond.workloads.totals import End, Live, LiveReadings, shown, used
 
 log = logging.getLogger(__name__)
 
@@ -61,17 +62,21 @@ class QualityFiles:
             if (now := worse(known, late)) != known:
                 self._snapshots.write_quality(workload.key, now)
 
-    def update(self, workload: Workload, live: Live | None = None) -> None:
-        """Write the qualities up to the ``live`` readings, or up to the last ones. The caller has a transaction.
+    def update(self, workload: Workload, found: Mapping[str, Sequence[Reading]] | None = None) -> None:
+        """Write the qualities up to the last readings on disk. The caller has a transaction.
 
+        ``found`` are the readings that the caller has just kept, by subfolder: a domain without any went offline.
         Raises NotWritten, NotRead.
         """
         with self._lock:
             if not self._snapshots.exists(workload.key):
                 return
-            self._write(
-                workload.key, text(shown(workload, used(self._snapshots, workload, live or {}, up_to_last=True)))
-            )
+            # Not with the checkpoint of these readings: another reader may have found a gap since.
+            live = {
+                subfolder: LiveReadings(readings, self._snapshots.last_read(subfolder) or None)
+                for subfolder, readings in (found or {}).items()
+            }
+            self._write(workload.key, text(shown(workload, used(self._snapshots, workload, live, up_to_last=True))))
 
     @contextlib.contextmanager
     def sealing(self, workload: Workload, end: End) -> Iterator[None]:

@@ -37,16 +37,15 @@ _UNLISTED = "unlisted"
 _MOST_DECODED = 16
 
 
-class Kept(NamedTuple):
+class KeptReadings(NamedTuple):
     """The outcome of ``Snapshots.keep_read``.
 
-    ``number`` is another one after each write, 0 if the readings were dropped. ``checkpoint`` has these readings;
-    None if they were dropped. ``may_be_older``: they were dropped because the checkpoint may have newer ones.
+    ``number`` is another one after each write, 0 if the readings were not written. ``checkpoint`` is the one to
+    compare them with: it has these readings, or newer ones; None if they are those of another run.
     """
 
     number: int = 0
     checkpoint: Checkpoint | None = None
-    may_be_older: bool = False
 
 
 class Snapshots:
@@ -263,42 +262,43 @@ class Snapshots:
 
     def keep_read(
         self, created_at: str, begun_ns: int, subfolder: str, readings: Sequence[Reading], inodes: Mapping[str, int]
-    ) -> Kept:
+    ) -> KeptReadings:
         """Save readings in the checkpoint if the run that was created at ``created_at`` still goes on.
 
         Readings that are those of the checkpoint are not written again: the checkpoint keeps its time.
 
         For callers without a transaction of the workload's key. ``begun_ns`` is the time.monotonic_ns() before the
-        reading began: readings that may be older than the checkpoint are dropped, because they would look like a
-        counter that went back. Raises NotWritten, NotRead.
+        reading began: readings that may be older than the checkpoint are not written, because they would look like a
+        counter that went back. The reply has the checkpoint's counts instead of the older ones. Raises NotWritten,
+        NotRead.
         """
         ended_ns = time.monotonic_ns()
         with self.lock:
-            read_until = self._read_until.get(subfolder, 0)
-            if self.is_complete(subfolder) or self.created_at(subfolder) != created_at or read_until == math.inf:
-                return Kept()
-            if begun_ns < read_until:
-                return Kept(may_be_older=True)
+            if self.created_at(subfolder) != created_at:
+                return KeptReadings()
+            if begun_ns < self._read_until.get(subfolder, 0) or self.is_complete(subfolder):
+                newest = checkpoint.newest(self.last_read(subfolder), readings)
+                return KeptReadings(0, self.last_read_with(subfolder, "", newest, inodes))
             self._read_until[subfolder] = ended_ns
             return self._keep_changed(subfolder, readings, inodes)
 
-    def _keep_changed(self, subfolder: str, readings: Sequence[Reading], inodes: Mapping[str, int]) -> Kept:
+    def _keep_changed(self, subfolder: str, readings: Sequence[Reading], inodes: Mapping[str, int]) -> KeptReadings:
         path = os.path.join(self.path(subfolder), _CHECKPOINT)
         digest, (known, file, number) = _digest(readings), self._kept.get(subfolder, (b"", (0, 0), 0))
         if known == digest and file == _identity(path):
-            return Kept(number, self.last_read(subfolder))
+            return KeptReadings(number, self.last_read(subfolder))
         last = self.checkpoint(subfolder, utc_now(), readings, inodes)
         number = self._writes = self._writes + 1
         self._kept[subfolder] = digest, _identity(path), number
-        return Kept(number, last)
+        return KeptReadings(number, last)
 
     def checkpoint_number(self, subfolder: str) -> int:
-        """Return the ``Kept.number`` of the present checkpoint; 0 if ``keep_read`` has not written it."""
+        """Return the ``KeptReadings.number`` of the present checkpoint; 0 if ``keep_read`` has not written it."""
         _, file, number = self._kept.get(subfolder, (b"", (0, 0), 0))
         return number if file == _identity(os.path.join(self.path(subfolder), _CHECKPOINT)) else 0
 
     def keep_no_more(self, subfolder: str) -> None:
-        """Let later calls of ``keep_read`` drop their readings, because the final reading begins."""
+        """Let later calls of ``keep_read`` write nothing, because the final reading begins."""
         with self.lock:
             self._read_until[subfolder] = math.inf
 

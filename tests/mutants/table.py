@@ -810,8 +810,8 @@ MUTANTS = (
     Mutant(
         "a late read replaces newer values",
         _WORKLOADS + "snapshot.py",
-        "if begun_ns < read_until:",
-        "if False:",
+        "if begun_ns < self._read_until.get(subfolder, 0) or",
+        "if",
         "tests/workloads/test_checkpoint.py tests/workloads",
     ),
     Mutant(

@@ -299,6 +299,7 @@ def test_domain_that_went_offline_counts_until_its_last_reading(machine: Host, p
     machine.manager.settings = Settings(checkpoint_interval_s=1e-9)
     machine.manager.maintenance.tick()
     assert last_read(machine, "k")[DOMAIN].time == time
+    assert f"{TRAFFIC} estimated" in machine.files("k")["quality"]
     ended = machine.manager.release("k", owner="test")
     assert ended.workload.state is State.COMPLETED
     assert total_of(ended.totals).reason == reason

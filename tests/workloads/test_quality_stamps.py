@@ -7,12 +7,13 @@ import errno
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import not_read
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.workloads import quality_stamps
@@ -22,7 +23,6 @@ from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import Workload
 from resctrlmond.workloads.quality_file import QualityFiles
 from resctrlmond.workloads.settings import Settings
-from resctrlmond.workloads.totals import Live
 from tests.workloads.conftest import Host, assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -40,9 +40,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     keys: list[str] = []
     update = QualityFiles.update
 
-    def and_note(files: QualityFiles, workload: Workload, live: Live | None = None) -> None:
+    def and_note(files: QualityFiles, workload: Workload, *found: Mapping[str, Sequence[Reading]]) -> None:
         keys.append(workload.key)
-        update(files, workload, live)
+        update(files, workload, *found)
 
     monkeypatch.setattr(QualityFiles, "update", and_note)
     return keys
