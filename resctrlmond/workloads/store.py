@@ -186,8 +186,9 @@ class Store:
         # they finished.
         self._unfinished: set[str] = set()
         self._finished: dict[str, None] = {}
-        # By group that has a directory in resctrl: the key of its workload.
-        self._owners: dict[GroupRef, str] = {}
+        # By group that has a directory in resctrl: the keys of its workloads. Two records can name one group, if one
+        # of them is older than a crash.
+        self._owners: dict[GroupRef, frozenset[str]] = {}
         # The keys of the runs that have finished, or were dropped, since the last take_ended().
         self._ended: set[str] = set()
         # The size of each record in bytes, and the sum.
@@ -271,8 +272,8 @@ class Store:
 
     def owner_of(self, ref: GroupRef) -> Workload | None:
         """Return the workload that is not finished whose group that is. The cost does not grow with the workloads."""
-        owner = self._workloads.get(self._owners.get(ref, ""))
-        return owner if owner is not None and not owner.is_finished and owner.group_at(ref) is not None else None
+        owners = map(self._workloads.get, sorted(self._owners.get(ref, ())))
+        return next((one for one in owners if one and not one.is_finished and one.group_at(ref) is not None), None)
 
     def pending(self) -> list[Workload]:
         """Return the workloads with a group that waits for an RMID, or is being created, in order of the key."""
@@ -342,12 +343,13 @@ class Store:
         """Make the workload visible to readers."""
         key = workload.key
         with self._guard:
-            before = self._workloads.get(key)
             # Readers do not take the guard. While one workload replaces the other, the index has the groups of both:
             # a task of a group without an owner could be taken, and the totals of that group would remain exact.
-            self._owners.update((group.ref, key) for group in workload.existing_groups)
+            before, now = self._refs(key), {group.ref for group in workload.existing_groups}
+            for ref in now - before:
+                self._owners[ref] = self._owners.get(ref, frozenset()) | {key}
             self._workloads[key] = workload
-            self._remove_owner(before, unless=workload)
+            self._remove_owner(key, before - now)
             if any(group.state is GroupState.PENDING for group in workload.groups):
                 self._pending.add(key)
             else:
@@ -362,17 +364,24 @@ class Store:
                 self._unfinished.add(key)
             self.changes += 1
 
-    def _remove_owner(self, before: Workload | None, *, unless: Workload | None = None) -> None:
-        """Remove a workload's groups from ``_owners``, except those of ``unless``. The caller holds the guard."""
-        for group in before.existing_groups if before is not None else ():
-            is_kept = unless is not None and unless.group_at(group.ref) is not None
-            if before is not None and not is_kept and self._owners.get(group.ref) == before.key:
-                del self._owners[group.ref]
+    def _refs(self, key: str) -> set[GroupRef]:
+        """Return the groups of the present workload of that key. The caller holds the guard."""
+        workload = self._workloads.get(key)
+        return {group.ref for group in workload.existing_groups} if workload is not None else set()
+
+    def _remove_owner(self, key: str, refs: set[GroupRef]) -> None:
+        """Remove the key from the owners of these groups. The caller holds the guard."""
+        for ref in refs:
+            others = self._owners.get(ref, frozenset()) - {key}
+            if others:
+                self._owners[ref] = others
+            else:
+                self._owners.pop(ref, None)
 
     def _forget(self, key: str) -> bool:
         """Forget the workload. Return whether there was one."""
         with self._guard:
-            self._remove_owner(self._workloads.get(key))
+            self._remove_owner(key, self._refs(key))
             self._bytes -= self._sizes.pop(key, 0)
             self._pending.discard(key)
             self._unfinished.discard(key)

@@ -551,6 +551,22 @@ def test_a_group_has_its_owner_at_each_step_of_a_save(tmp_path: Path) -> None:
     assert [owner.key if owner is not None else "" for owner in owners] == ["", "k"]
 
 
+def test_a_directory_of_two_records_has_an_owner_until_both_have_ended(tmp_path: Path) -> None:
+    """The end of one of them left the group of the other without an owner."""
+    store = Store(str(tmp_path))
+    first = save(store, workload("a"))
+    second = save(store, replace(workload("b"), groups=(replace(workload("b").first, name=first.first.name),)))
+    ref = first.first.ref
+    assert second.first.ref == ref
+    drop(store, "b")
+    owner = store.owner_of(ref)
+    assert owner is not None
+    assert owner.key == "a"
+    drop(store, "a")
+    assert store.owner_of(ref) is None
+    assert not store._owners
+
+
 def loaded(folder: Path) -> Store:
     store = Store(str(folder))
     store.load()
