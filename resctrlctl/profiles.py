@@ -20,7 +20,7 @@ from resctrlmond import profile_files
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.config_file import ConfigError
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.unit_globs import TYPES, has_open_bracket, is_of_user, service_near
+from resctrlmond.unit_globs import TYPES, has_open_bracket, service_near
 from resctrlmond.workloads.companion_settings import Companion
 from resctrlmond.workloads.memory_settings import MemorySettings, Swap, text_of
 from resctrlmond.workloads.owners import SYSTEMD
@@ -149,8 +149,6 @@ def _notes_on_order(rule: Rule, before: Iterable[Rule]) -> Iterable[str]:
     """Yield that a rule for units can never match because a rule before it selects all of them."""
     if rule.owners != {SYSTEMD}:
         return
-    is_for_users = bool(rule.users) or not rule.globs or any(map(is_of_user, rule.globs.get("unit", ())))
-    is_for_users |= any(glob.startswith("/user.slice/") for glob in rule.globs.get("cgroup", ()))
     for other in before:
         if (
             SYSTEMD not in other.owners
@@ -160,7 +158,7 @@ def _notes_on_order(rule: Rule, before: Iterable[Rule]) -> Iterable[str]:
         ):
             continue
         # A pattern without the prefix user-UID: selects no unit of a user (resctrlmond-profiles(5)).
-        if not other.globs or (not is_for_users and all("*" in globs for globs in other.globs.values())):
+        if not other.globs or (not rule.is_for_users and all("*" in globs for globs in other.globs.values())):
             yield f"the rule never matches: the rule at {printable(other.origin)} selects these units. Put it first"
             return
 

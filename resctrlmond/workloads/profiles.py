@@ -105,6 +105,11 @@ class Rule(msgspec.Struct, frozen=True):
         globs = self._globs_of_users() if is_of_user(unit) and not self.users else self.globs
         return _all_match(globs, {"unit": unit, "cgroup": cgroup})
 
+    @property
+    def is_for_users(self) -> bool:
+        """Whether the conditions can select units of users."""
+        return bool(self.users) or all(self._globs_of_users().values())
+
     def _globs_of_users(self) -> Mapping[str, tuple[str, ...]]:
         """Return the conditions with those patterns only that are meant for units of users.
 
