@@ -21,6 +21,7 @@ from resctrlmond.workloads.reasons import Reason
 
 # The settings of commands that run one after another while a service starts, in this order.
 _AT_START = ("ExecCondition", "ExecStartPre", "ExecStart", "ExecStartPost")
+# Those of a stop, which systemd also runs without a job: when the main process has ended.
 _AT_STOP = ("ExecStop", "ExecStopPost")
 # The setting of commands that may run several times.
 _REPEATED = "ExecReload"
@@ -89,7 +90,7 @@ class Service:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether systemd states no process of a start: daemon-reload makes it forget those that have ended."""
+        """Whether systemd states no process of a start: a daemon-reload makes it forget those of all commands."""
         at_start = (one for one in self.commands if not one.is_repeated and one.setting not in _AT_STOP)
         return not any(command.pid for command in at_start)
 
@@ -261,7 +262,7 @@ def reasons_of_stop(member: Member) -> list[str]:
 def states_none(service: Service, known: Collection[str]) -> bool:
     """Return whether systemd states none of the known processes any more.
 
-    It forgets them at the next start, and by a daemon-reload.
+    It forgets those of a command at the next run of it, and all of them at a daemon-reload.
     """
     return bool(known) and not any(command.name in known for command in service.commands)
 
@@ -279,11 +280,11 @@ def is_other_start(service: Service, known: Collection[str]) -> bool:
 def has_forgotten_before(service: Service, command: Command) -> bool:
     """Return whether systemd has forgotten a command that has run before this one in the same start.
 
-    A daemon-reload makes it forget those that have ended. They run one after another, so each has run.
+    A daemon-reload makes it forget the processes of all commands. They run one after another, so each has run.
     """
-    in_order = [one for setting in _AT_START for one in service.commands if one.setting == setting]
-    before = itertools.takewhile(lambda one: one.name != command.name, in_order)
-    return command.setting in _AT_START and any(not one.pid and is_program(one.program) for one in before)
+    in_order = [other for setting in _AT_START for other in service.commands if other.setting == setting]
+    before = itertools.takewhile(lambda other: other.name != command.name, in_order)
+    return command.setting in _AT_START and any(not other.pid and is_program(other.program) for other in before)
 
 
 def kept(service: Service, known: Iterable[str], more: Command) -> tuple[str, ...]:

@@ -34,7 +34,6 @@ from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import Workload
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.requests import Assignment, UnitCommand
-from resctrlmond.workloads.states import seconds_up_to
 
 # The control group of commands other than ExecStart= in a service with Delegate= (systemd.exec(5)).
 _CONTROL = "/.control"
@@ -253,7 +252,8 @@ def _with_use_before(request: Assignment, pid: int, *, is_first: bool) -> Assign
     used_ns = max(of_service or 0, processes.family_cpu_time_ns(pid))
     if used_ns <= _MOST_CPU_NS or request.unit_command is None:
         return request
-    why = Reason.USED_CPU_BEFORE.text(member=request.member or request.key, seconds=seconds_up_to(used_ns))
+    seconds = f"{used_ns // 10**7 / 100:.2f}"
+    why = Reason.WORKED_BEFORE.text(member=request.member or request.key, seconds=seconds)
     known = request.unit_command
     command = msgspec.structs.replace(known, reasons=(*known.reasons, why))
     return dataclasses.replace(request, unit_command=command)

@@ -28,6 +28,10 @@ class Reason(enum.Enum):
         Quality.LATE,
         "{member} ran and had used up to {seconds} s of CPU time before it was put into the group",
     )
+    WORKED_BEFORE = (
+        Quality.LATE,
+        "{member} executed something before it was put into the group: it had used at least {seconds} s of CPU time",
+    )
     DESCENDANTS_OUTSIDE = Quality.LATE, "{descendants} stayed outside"
     JOINING = Quality.LATE, "{member} is being put into its group"
     NOT_AWAITED = (
