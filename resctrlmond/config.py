@@ -233,27 +233,27 @@ def parse(data: bytes, path: str) -> Config:
 
 def problems(path: str | None = None) -> list[ConfigError]:
     """Return all mistakes in the files that ``load`` reads: of each key, and of each glob of units."""
-    found: list[ConfigError] = []
-    with _added_to(found):
-        merge(files(path), found)
-    return found
+    mistakes: list[ConfigError] = []
+    with _added_to(mistakes):
+        merge(files(path), mistakes)
+    return mistakes
 
 
 @contextlib.contextmanager
-def _added_to(found: list[ConfigError] | None) -> Iterator[None]:
+def _added_to(mistakes: list[ConfigError] | None) -> Iterator[None]:
     """Add a ConfigError to the list, and go on after the block; without a list, raise it."""
     try:
         yield
     except ConfigError as error:
-        if found is None:
+        if mistakes is None:
             raise
-        found.append(error)
+        mistakes.append(error)
 
 
-def merge(contents: Iterable[tuple[str, bytes]], found: list[ConfigError] | None = None) -> Config:
+def merge(contents: Iterable[tuple[str, bytes]], mistakes: list[ConfigError] | None = None) -> Config:
     """Return the configuration from several files, each with its path: the last one that sets a key applies.
 
-    The globs of units are those of all files. Raises ConfigError. With ``found``, the mistakes are added to that list
+    The globs of units are those of all files. Raises ConfigError. With ``mistakes``, they are added to that list
     instead, and the result is without the wrong keys.
     """
     values: dict[str, Any] = {}
@@ -264,20 +264,20 @@ def merge(contents: Iterable[tuple[str, bytes]], found: list[ConfigError] | None
         from resctrlmond.yaml_file import is_mapping, is_plain, parse_mapping  # noqa: PLC0415 - see has_settings()
 
         nodes: list[tuple[yaml.Node, yaml.Node]] = []
-        with _added_to(found):
+        with _added_to(mistakes):
             nodes = parse_mapping(data, path, max_depth=1, remedy='Write one "key: value" a line')
         for key, node in nodes:
-            with _added_to(found):
+            with _added_to(mistakes):
                 if not is_plain(key) or is_mapping(node):
                     line = (node if is_plain(key) else key).start_mark.line
                     refuse_line(path, line, PLAIN_VALUE_EXPECTED, 'Write one "key: value" a line')
                 if key.value not in _FIELDS:
                     refuse_unknown_key(path, key.start_mark.line, key.value, _FIELDS)
-                value = _globs(node, path, found) if key.value == "units" else _value(key.value, node, path)
+                value = _globs(node, path, mistakes) if key.value == "units" else _value(key.value, node, path)
                 places[key.value] = path, node.start_mark.line
                 values[key.value] = (*values.get("units", ()), *value) if key.value == "units" else value
     config = Config(**values)
-    with _added_to(found):
+    with _added_to(mistakes):
         _check_paths(config, places)
     return config
 
