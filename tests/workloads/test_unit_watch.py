@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import itertools
 import logging
 import os
 import subprocess
@@ -25,6 +26,7 @@ import resctrlmond.api
 import resctrlmond.daemon
 from resctrlmond.api.workers import Workers
 from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl.errors import KernelRefused
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.unit_globs import UnitGlobs, problem_of
@@ -503,6 +505,41 @@ def test_system_unit_does_not_wait_for_the_units_of_a_user(
                 await site.until(lambda: {"mark.service", *calls} >= {f"user-1000:{name}" for name in names})
                 await site.until(lambda: "mark.service" in site.claimed())
         assert calls[1] == "mark.service"
+
+    run(test)
+
+
+def test_unit_of_a_user_that_fails_keeps_no_other_from_its_group(
+    site: Site, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pass ended at that unit if a system unit changed meanwhile, and the next one began at it again."""
+    children = {f"{number}.service": process() for number in range(3)}
+    mark = process()
+
+    async def test() -> None:
+        monkeypatch.setattr(importlib.import_module("resctrlmond.daemon.units"), "_LOOK_AT_USERS_S", 0.02)
+        loop, manager = asyncio.get_running_loop(), site.host.manager
+        assign, attempts = manager.assign, itertools.count(1)
+
+        async def change() -> None:
+            site.systemd.set("mark.service", Unit(site.inner("mark.service"), changed=next(attempts)))
+            await site.until(lambda: site.watch._changed)
+
+        def assign_or_fail(request: Assignment) -> object:
+            if request.key != "user-1000:0.service":
+                return assign(request)
+            asyncio.run_coroutine_threadsafe(change(), loop).result(60)
+            raise KernelRefused("the group cannot be created")
+
+        monkeypatch.setattr(manager, "assign", assign_or_fail)
+        async with site.systemd:
+            site.run_in("mark.service", mark)
+            for name, child in children.items():
+                site.run_in(f"user@1000.service/{name}", child)
+            site.unit("user@1000.service", process())
+            async with site.watching("mark.service", "user-*:*.service"):
+                await site.until(lambda: {"user-1000:1.service", "user-1000:2.service"} <= set(site.claimed()))
+        assert next(attempts) > 1
 
     run(test)
 
