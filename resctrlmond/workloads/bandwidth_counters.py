@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
@@ -21,24 +22,27 @@ def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) ->
     No group loses a counter. ``guard`` handles the errors of one workload, by its key. Keys that a call has locked
     are skipped.
     """
-    lacking = lacking_counters(ctx.store.unfinished())
+    lacking = lacking_counters(ctx.store.lacking_counters())
     if not lacking:
         return True
     with guard(ALL_COUNTERS):
         bandwidth = ctx.tree.bandwidth()
         if bandwidth.mode is not Mode.ASSIGNED:
             return False
-        free = {domain for domain, number in bandwidth.available.items() if number}
+        # Counted down, because hundreds of groups may lack the one counter that is free.
+        free = Counter(bandwidth.available)
         for workload, group in lacking:
-            if _domains(group.unassigned).isdisjoint(free):
+            if not any(free[domain] > 0 for domain in _domains(group.unassigned)):
                 continue
             with guard(workload.key), ctx.store.transaction_if_free(workload.key) as txn:
                 now = txn.find() if txn is not None else None
                 for _, own in lacking_counters([now] if now else []):
                     if txn is not None and own.folder == group.folder:
-                        group_ops.assign_counters(ctx, txn, own)
+                        served = group_ops.assign_counters(ctx, txn, own)
+                        free -= _domains(own.unassigned) - _domains(served.unassigned)
     return False
 
 
-def _domains(unassigned: Iterable[tuple[str, str]]) -> set[int]:
-    return {domain_number(domain) for domain, _ in unassigned}
+def _domains(unassigned: Iterable[tuple[str, str]]) -> Counter[int]:
+    """Return how many counters are lacking in each L3, by its number."""
+    return Counter(domain_number(domain) for domain, _ in unassigned)

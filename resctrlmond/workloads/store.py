@@ -181,6 +181,8 @@ class Store:
         self._unsaved: dict[str, _Unsaved] = {}
         # The keys of the workloads with a group that waits for an RMID, or is being created.
         self._pending: set[str] = set()
+        # Those of the workloads with a group that lacks bandwidth counters.
+        self._lacking: set[str] = set()
         # Runs are kept for a time after their end, thousands on a busy host: what is done each second, or for each
         # verb, must not walk over them. The others; and these, as a dictionary without values, in the order in which
         # they finished.
@@ -280,6 +282,11 @@ class Store:
         found = (self._workloads.get(key) for key in sorted(self._pending.copy()))
         return [workload for workload in found if workload is not None]
 
+    def lacking_counters(self) -> list[Workload]:
+        """Return the workloads with a group that lacks bandwidth counters, in order of the key."""
+        found = (self._workloads.get(key) for key in sorted(self._lacking.copy()))
+        return [workload for workload in found if workload is not None]
+
     def nested_memberships(self, workload: Workload) -> frozenset[Membership]:
         """Return the memberships that tasks of the workloads nested in this one have."""
         found = (self._workloads.get(part.key) for part in workload.nested.living)
@@ -354,6 +361,10 @@ class Store:
                 self._pending.add(key)
             else:
                 self._pending.discard(key)
+            if any(group.unassigned for group in workload.existing_groups):
+                self._lacking.add(key)
+            else:
+                self._lacking.discard(key)
             if workload.is_finished:
                 if key not in self._finished:
                     self._finished[key] = None
@@ -384,6 +395,7 @@ class Store:
             self._remove_owner(key, self._refs(key))
             self._bytes -= self._sizes.pop(key, 0)
             self._pending.discard(key)
+            self._lacking.discard(key)
             self._unfinished.discard(key)
             self._finished.pop(key, None)
             self._ended.add(key)

@@ -11,6 +11,7 @@ import pytest
 
 from resctrlmond.api import translate
 from resctrlmond.resctrl.bandwidth import Mode
+from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads.accounting import Quality, Total
 from tests.workloads.conftest import Host, assignment, machine
@@ -104,6 +105,26 @@ def test_freed_counter_is_assigned_by_priority(host: Host, start: Callable[..., 
     host.manager.release("middle", owner="test")
     assert host.manager.get("low").first.unassigned == ()
     host.check()
+
+
+def test_counters_that_are_used_up_are_not_asked_for(
+    host: Host, start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group that lacks counters, of which there can be hundreds, was refused for each counter."""
+    start("first")
+    for key in ("second", "third", "fourth"):
+        start(key)
+    tree = host.manager.context.tree
+    assign, given = tree.assign_counter, list[bool]()
+
+    def assign_and_note(ref: GroupRef, name: str, domain: int) -> bool:
+        given.append(assign(ref, name, domain))
+        return given[-1]
+
+    monkeypatch.setattr(tree, "assign_counter", assign_and_note)
+    host.manager.release("first", owner="test")
+    assert given == [True] * 4
+    assert host.manager.get("second").first.unassigned == ()
 
 
 def test_counter_that_an_administrator_frees_is_assigned_and_no_counter_is_removed(

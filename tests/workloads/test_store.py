@@ -490,6 +490,24 @@ def test_pending_workloads_are_listed_until_their_group_exists_or_they_are_dropp
         save(daemon, waits)
 
 
+def test_workloads_that_lack_counters_are_listed_until_they_have_them_or_are_dropped(store: Store) -> None:
+    def lacking(key: str) -> Workload:
+        made = workload(key)
+        return made.with_group(replace(made.first, unassigned=(("mon_L3_00", "mbm_total_bytes"),)))
+
+    save(store, workload("has"))
+    save(store, lacking("lacks"))
+    save(store, lacking("gone"))
+    drop(store, "gone")
+    again = Store(store.folder)
+    assert again.load() == []
+    for daemon in (store, again):
+        assert daemon.lacking_counters() == [lacking("lacks")]
+        save(daemon, workload("lacks"))
+        assert daemon.lacking_counters() == []
+        save(daemon, lacking("lacks"))
+
+
 def test_finished_runs_are_apart_in_the_order_of_their_ends_also_after_a_restart(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     for key in "abcd":
