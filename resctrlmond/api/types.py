@@ -850,7 +850,8 @@ class SumsReply(Reply, frozen=True, kw_only=True):
     reset: str | None = None
     """Why the sums began again after that, at *since*. Absent if they did not."""
     read_at: str
-    """When the sums were read. The counters were read within half a second before."""
+    """When the sums were read. The counters were read up to half a second before; those of hundreds of groups, up to
+    twice the time that their reading takes."""
     lost: int
     """How many of the ended runs had lost a group."""
     names: list[NameSums]

@@ -23,7 +23,8 @@ from resctrlmond.api.varlink.client import Client, ProtocolError, UnexpectedRepl
 log = logging.getLogger(__name__)
 
 _MANAGER = "org.resctrlmon.Manager"
-VERBS = ("Status", "ReadAll", "Machine", "Sums", "ListUnwatched")
+# Sums just after ReadAll, whose reading of the counters it uses.
+VERBS = ("Status", "ReadAll", "Sums", "Machine", "ListUnwatched")
 
 
 @dataclass(slots=True)

@@ -17,8 +17,11 @@ from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.model import Workload
 from resctrlmond.workloads.totals import shown
 
-# A pass serves all callers that come until then, counted from its start.
+# A pass serves all callers that come until then, counted from its end; or as long again as it took, up to a limit:
+# a scrape, which asks for all workloads and then for their sums, would read hundreds of groups twice.
 INTERVAL_S = 0.5
+AGAIN = 1.0
+_LONGEST_S = 10.0
 # After this time without a pass, the last one is forgotten: it takes some KiB for each workload.
 FORGET_S = 30.0
 # A pass takes about a millisecond for each workload. Only a blocked kernel takes longer.
@@ -50,11 +53,17 @@ T = TypeVar("T")
 
 class _Pass(msgspec.Struct, Generic[T], frozen=True):
     begun: float  # time.monotonic()
+    ended: float
     found: T
+
+    @property
+    def is_recent(self) -> bool:
+        as_long_again_s = min(AGAIN * (self.ended - self.begun), _LONGEST_S)
+        return time.monotonic() - self.ended < max(INTERVAL_S, as_long_again_s)
 
 
 class SharedPass(Generic[T]):
-    """Reads all workloads with ``read``, at most every INTERVAL_S, however many callers ask.
+    """Reads all workloads with ``read``, for all callers that ask until INTERVAL_S later.
 
     The pass is consistent for each workload, not between workloads: each has its own time.
     """
@@ -66,7 +75,7 @@ class SharedPass(Generic[T]):
         self._last: _Pass[T] | None = None
 
     def get(self) -> T:
-        """Return the last pass if it began within the interval, else read all workloads. Raises NotRead."""
+        """Return the last pass if it ended within the interval, else read all workloads. Raises NotRead."""
         return self.get_with_begin()[1]
 
     def get_with_begin(self) -> tuple[float, T]:
@@ -80,11 +89,12 @@ class SharedPass(Generic[T]):
                 remedy="The kernel's log (journalctl -k) may show the reason",
             )
         try:
-            begun = time.monotonic()
-            if self._last is None or begun - self._last.begun >= INTERVAL_S:
-                self._begun_at = utc_now()
-                self._last = _Pass(begun, self._read())
-            return self._last.begun, self._last.found
+            last = self._last
+            if last is None or not last.is_recent:
+                begun, self._begun_at = time.monotonic(), utc_now()
+                found = self._read()
+                last = self._last = _Pass(begun, time.monotonic(), found)
+            return last.begun, last.found
         finally:
             self._lock.release()
 

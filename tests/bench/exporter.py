@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from resctrlmond.api.varlink.client import Client
-from resctrlmond.workloads.usage import INTERVAL_S
 from tests.bench.host import Host, resident
 from tests.bench.measure import BYTES, MEBIBYTES, SECONDS, Row, interleaved
-from tests.bench.rows import CLAIM, MANAGER, cpu_s
+from tests.bench.rows import CLAIM, MANAGER, PAUSE_S, cpu_s
 from tests.exporter.conftest import OPENMETRICS, Exporter, Reply
 
 
@@ -37,7 +36,7 @@ def scrapes(host: Host, client: Client, daemon: int, pid: int, rounds: int) -> I
             assert sum(len(page["usages"]) for page in client.stream(f"{MANAGER}ReadAll", parameters))
 
         # A pause, so that each call reads the counters again.
-        ours, bare = interleaved(rounds, scrape, read_all, before=lambda: time.sleep(INTERVAL_S))
+        ours, bare = interleaved(rounds, scrape, read_all, before=lambda: time.sleep(PAUSE_S))
         groups = replies[-1].body.count(b"resctrlmond_workload_info{")
         what = f"scrape of {groups} groups"
         yield Row(what, ours, "ReadAll", bare, SECONDS, fuse=True)

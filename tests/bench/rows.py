@@ -36,6 +36,8 @@ from tests.hook.forms import command_of, file_of
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 MANAGER = "org.resctrlmon.Manager."
+# So that the next call reads the counters again.
+PAUSE_S = 3 * INTERVAL_S
 MBM = ("mbm_total_bytes", "mbm_local_bytes")
 COUNTERS = [
     *(f"mon_data/mon_L3_0{n}/{event}" for n in "01" for event in ("llc_occupancy", *MBM)),
@@ -413,7 +415,7 @@ def reading_all(host: Host, client: Client, daemon: int, pid: int, rounds: int) 
             read_by_hand(str(group))
 
     # A pause, so that each call reads the counters again.
-    ours, bare = interleaved(rounds, read_all, by_hand, before=lambda: time.sleep(INTERVAL_S))
+    ours, bare = interleaved(rounds, read_all, by_hand, before=lambda: time.sleep(PAUSE_S))
     what = f"ReadAll of {len(groups)} groups"
     yield Row(what, ours, "all counters by hand", bare, SECONDS, fuse=True)
     yield Row(f"daemon's CPU time for {what}", used[1:], "all counters by hand", bare, SECONDS, fuse=True)
@@ -425,7 +427,7 @@ def reading_all(host: Host, client: Client, daemon: int, pid: int, rounds: int) 
         assert client.call(f"{MANAGER}Machine")["pools"]
         pools.append(cpu_s(daemon) - before)
 
-    (ours,) = interleaved(rounds, machine, before=lambda: time.sleep(INTERVAL_S))
+    (ours,) = interleaved(rounds, machine, before=lambda: time.sleep(PAUSE_S))
     yield Row(f"Machine with {len(groups)} groups", ours, "all counters by hand", bare, SECONDS, fuse=True)
     yield Row(f"daemon's CPU time for Machine with {len(groups)}", pools[1:], "by hand", bare, SECONDS, fuse=True)
 

@@ -35,6 +35,7 @@ CALLER = Caller(uid=0, groups=frozenset({0}), pid=1)
 def _no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read at each call, as for calls that are further apart than the interval."""
     monkeypatch.setattr(usages, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(usages, "AGAIN", 0.0)
 
 
 @pytest.fixture
@@ -208,6 +209,26 @@ def test_calls_within_the_interval_share_a_pass(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(usages, "INTERVAL_S", 0.0)
     assert shared.get() is not shared.get()
     assert len(counted) == 3
+
+
+def test_calls_share_a_pass_as_long_again_as_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With hundreds of groups, a pass was too old for the sums of the scrape for which it was made."""
+    counted: list[int] = []
+
+    def read() -> tuple[Usage, ...]:
+        now_s[0] += 3.0
+        return tuple(_reader(counted))
+
+    now_s = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(usages, "AGAIN", 1.0)
+    shared = SharedPass(read)
+    first = shared.get()
+    now_s[0] += 2.9
+    assert shared.get() is first
+    now_s[0] += 0.2
+    assert shared.get() is not first
+    assert len(counted) == 2
 
 
 @pytest.mark.usefixtures("long_interval")
