@@ -174,6 +174,22 @@ def test_client_that_does_not_read_is_disconnected(tmp_path: Path, caplog: pytes
     assert caplog.records == []
 
 
+def test_client_that_reads_a_stream_slowly_is_disconnected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A message now and then kept the stream, and the memory that it reserves, for ever."""
+    with running(str(tmp_path / "socket"), Limits(stream_timeout_s=0.3)) as server:
+        with RawClient(server.path) as client:
+            client.call(f"{NAME}.Count", {"to": 10**9}, more=True)
+            assert client.reply()["parameters"] == {"number": 0}
+
+            def has_ended() -> bool:
+                client.socket.recv(100)
+                return server.handlers.closed_streams == 1
+
+            wait_until(has_ended)
+        assert is_serving(server.path)
+    assert caplog.records == []
+
+
 FLOOD = """
     import select, socket, sys
 

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any
@@ -50,8 +51,9 @@ class Limits(msgspec.Struct, frozen=True):
     ``message_bytes`` limits a message of uid 0 and of the server's own user, ``message_bytes_of_others`` a message of
     other users: the server decodes a message before it checks the caller's rights, and the methods that other users
     may call need no more than a key. The server closes a connection if a message is incomplete after
-    ``receive_timeout_s``, or if the client does not read a reply within ``send_timeout_s``. An idle connection has no
-    time limit.
+    ``receive_timeout_s``, or if the client does not read a reply within ``send_timeout_s``, or if the replies to one
+    call wait for it for ``stream_timeout_s`` in all: others may wait for the memory that the call reserves. An idle
+    connection has no time limit, nor an endless stream, which reserves no memory.
 
     Of all ``connections``, ``reserved_for_root`` are for uid 0 only. Any other uid may have ``connections_per_uid``.
     One process of uid 0 may have ``connections_per_process``: an agent that leaks connections must not exclude the
@@ -70,6 +72,7 @@ class Limits(msgspec.Struct, frozen=True):
     idle_s: float = 10.0
     receive_timeout_s: float = 30.0
     send_timeout_s: float = 30.0
+    stream_timeout_s: float = 120.0
 
 
 class Connection:
@@ -209,13 +212,18 @@ class Connection:
         except msgspec.ValidationError as error:
             raise VarlinkError(wire.INVALID_PARAMETER, {"parameter": parameter_at_fault(error)}) from error
 
-    async def _send(self, reply: Reply) -> None:
+    async def _send(self, reply: Reply, timeout_s: float = math.inf) -> float:
+        """Send a reply. Return for how long it has waited for the peer, in seconds."""
         rest = memoryview(wire.encode(reply))
         with contextlib.suppress(BlockingIOError, InterruptedError):
             rest = rest[self._socket.send(rest) :]
-        if rest:
-            async with asyncio.timeout(self._limits.send_timeout_s):
-                await asyncio.get_running_loop().sock_sendall(self._socket, rest)
+        if not rest:
+            return 0.0
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        async with asyncio.timeout(min(self._limits.send_timeout_s, timeout_s)):
+            await loop.sock_sendall(self._socket, rest)
+        return loop.time() - begun_s
 
     async def _lease(self, stack: contextlib.AsyncExitStack, size: int) -> Lease:
         """Wait for memory for a reply. If the peer closes the connection meanwhile, end the task."""
@@ -237,6 +245,7 @@ class Connection:
         task = asyncio.current_task()
         assert task is not None
         self._interruptible = True
+        left_s = math.inf if is_endless else self._limits.stream_timeout_s
         async with contextlib.aclosing(items):
             with self._hangups.watching(self._socket, task.cancel):
                 reply = await self._outcome(method, anext(items, None))
@@ -248,9 +257,9 @@ class Connection:
                     following = await self._outcome(method, anext(items, None))
                     if following == Reply():
                         break
-                    await self._send(msgspec.structs.replace(reply, continues=True))
+                    left_s -= await self._send(msgspec.structs.replace(reply, continues=True), left_s)
                     reply = following
-                await self._send(reply)
+                await self._send(reply, left_s)
 
     async def _outcome(self, method: str, result: Awaitable[msgspec.Struct | None]) -> Reply:
         """Return the reply with the result of a handler, or with its error. Log errors that have no name."""
