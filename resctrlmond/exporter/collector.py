@@ -244,8 +244,9 @@ def _add_health(families: Families, observation: Observation) -> None:
             families.gauge(metrics.WORKLOADS, states[state], state)
         families.gauge(metrics.UNREADABLE, sum(usage.error is not None for usage in observation.usages))
     if observation.unwatched is not None:
-        for profile, count in sorted(Counter(one.profile for one in observation.unwatched).items()):
-            families.gauge(metrics.UNWATCHED, count, cut(profile))
+        found = Counter((one.is_unit, one.profile) for one in observation.unwatched)
+        for (is_unit, profile), count in sorted(found.items()):
+            families.gauge(metrics.UNWATCHED_UNITS if is_unit else metrics.UNWATCHED, count, cut(profile))
 
 
 def _add_status(families: Families, status: StatusReply) -> None:

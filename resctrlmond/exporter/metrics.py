@@ -209,6 +209,7 @@ PENDING_OLDEST = _gauge(
     "pending_oldest_seconds", "How long the oldest pending workload has waited; 0 if none waits.", unit="seconds"
 )
 UNWATCHED = _gauge("unwatched_containers", "The containers in no group because of their profile.", "profile")
+UNWATCHED_UNITS = _gauge("unwatched_units", "The systemd units in no group because of their profile.", "profile")
 FOREIGN = _gauge("foreign_groups", "The monitoring groups of other programs.")
 UNREADABLE = _gauge("workloads_unreadable", "The workloads that could not be read.")
 BANDWIDTH_MODE = _gauge("bandwidth_mode", "1 for the way in which RMIDs get bandwidth counters.", "mode")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.api.monotone import Monotone
-from resctrlmond.api.types import MachineReply, Member, SumsReply, Usage
+from resctrlmond.api.types import MachineReply, Member, SumsReply, Unwatched, Usage
 from resctrlmond.exporter.collector import Exporter
 from resctrlmond.exporter.source import Observation, Source
 
@@ -154,3 +154,12 @@ def test_part_of_a_sum_that_is_not_exact_is_a_ratio() -> None:
     assert found["resctrlmond_accounted_inexact_ratio", "late"] == 0.25
     assert found["resctrlmond_accounted_inexact_ratio", "estimated"] == 0.5
     assert found["resctrlmond_accounted_unknown_runs", ""] == 3
+
+
+def test_units_in_no_group_are_not_counted_as_containers() -> None:
+    one = {"profile": "quiet", "profileSource": "rule 1 of p.yaml", "reason": "it is in no group", "since": START}
+    found = [{**one, "id": "4d" * 32}, *({**one, "id": f"{name}.service", "isUnit": True} for name in "ab")]
+    observation = Observation(unwatched=msgspec.convert(found, list[Unwatched]))
+    scraped = samples(Exporter(Told(observation)))
+    assert scraped["resctrlmond_unwatched_containers", ""] == 1
+    assert scraped["resctrlmond_unwatched_units", ""] == 2
