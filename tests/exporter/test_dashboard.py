@@ -20,7 +20,7 @@ from resctrlmond.exporter import metrics
 from resctrlmond.exporter.metrics import EVENT_METRICS, Metric
 from resctrlmond.sim.control.client import Control
 from tests.daemon.conftest import end
-from tests.exporter.conftest import Machine, start
+from tests.exporter.conftest import Machine, machine_of, start
 from tests.exporter.prometheus import Prometheus, running
 from tests.exporter.test_figures import run_for
 from tests.wait import wait_until
@@ -52,6 +52,14 @@ def queries() -> Iterator[tuple[str, str]]:
             yield f"{panel['title']}, {target['refId']}", target["expr"]
     for rule in rules():
         yield rule.get("record") or rule["alert"], rule["expr"]
+
+
+def variables() -> dict[str, tuple[str, str]]:
+    """Return the series of each variable of the dashboard, and the label whose values it has."""
+    listed = json.loads(DASHBOARD.read_text())["templating"]["list"]
+    of_series = [one for one in listed if one["type"] == "query"]
+    found = {one["name"]: re.fullmatch(r"label_values\((.+), (\w+)\)", one["query"]["query"]) for one in of_series}
+    return {name: (of[1], of[2]) for name, of in found.items() if of}
 
 
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -143,3 +151,21 @@ def _shortened(query: str) -> str:
         query = query.replace(variable, value)
     query = re.sub(r"\[(5m|15m|1h)\]", "[30s]", query)
     return re.sub(r"\s(==|>|<) (on \(job, instance\) .*|[0-9.]+)\s*\Z", "", query)
+
+
+def test_variables_have_values_on_a_machine_without_energy(tmp_path: Path) -> None:
+    assert variables().keys() == {"job", "instance", "namespace"}
+    with machine_of(tmp_path, "intel-rdt") as machine, contextlib.ExitStack() as stack:
+        machine.start()
+        run_for(machine, "ended", loops=1000, namespace="shop")
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        options = ("--manager-socket", machine.socket, "--timeout", "60")
+        stack.callback(end, start(listener, machine.top / "exporter.log", *options))
+        port = listener.getsockname()[1]
+        server = stack.enter_context(running(machine.top / "prometheus", port, 1))
+        wait_until(lambda: server.series("resctrlmond_ends_total", quality="exact"))
+        found = {}
+        for name, (series, label) in variables().items():
+            query = f"group by ({label}) ({series.replace('$job', VARIABLES['$job'])})"
+            found[name] = {labels[label] for labels, _ in server.query(query, time.time())}
+    assert found == {"job": {"resctrlmond"}, "instance": {f"127.0.0.1:{port}"}, "namespace": {"shop"}}
