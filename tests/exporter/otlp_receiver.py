@@ -7,6 +7,8 @@ import contextlib
 import gzip
 import http.server
 import socket
+import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -158,21 +160,31 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def over_http() -> Iterator[tuple[str, Received]]:
+def over_http(tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, Received]]:
     """Run a receiver over HTTP. Return its address, and what it receives."""
     received = Received()
     handler = type("Handler", (_Handler,), {"received": received})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with _HttpServer(("127.0.0.1", 0), handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", received
+            place = f"127.0.0.1:{server.server_address[1]}"
+            yield f"http://{place}" if tls is None else f"https://localhost:{server.server_address[1]}", received
         finally:
             server.shutdown()
             thread.join()
 
 
-class _Servicer(MetricsServiceServicer):
+class _HttpServer(http.server.ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that ends the connection, as one does that does not accept the certificate."""
+        if not isinstance(sys.exception() if hasattr(sys, "exception") else None, OSError):
+            super().handle_error(request, client_address)
+
+
+class Servicer(MetricsServiceServicer):
     def __init__(self, received: Received) -> None:
         self._received = received
 
@@ -189,7 +201,7 @@ def over_grpc() -> Iterator[tuple[str, Received]]:
     received = Received()
     with ThreadPoolExecutor(4) as pool:
         server = grpc.server(pool)
-        add_MetricsServiceServicer_to_server(_Servicer(received), server)  # type: ignore[no-untyped-call]
+        add_MetricsServiceServicer_to_server(Servicer(received), server)  # type: ignore[no-untyped-call]
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:

@@ -380,11 +380,11 @@ def test_port_in_use_is_reported(tmp_path: Path) -> None:
 # -- TLS
 
 
-def authority(folder: Path, name: str) -> tuple[Path, Path]:
-    """Create a certificate for localhost that signs itself; return its file and that of its key."""
+def authority(folder: Path, name: str, host: str = "localhost") -> tuple[Path, Path]:
+    """Create a certificate for a host that signs itself; return its file and that of its key."""
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
+    command += ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{host}", "-days", "2"]
     subprocess.run([*command, "-out", certificate, "-keyout", key], check=True, capture_output=True)
     return certificate, key
 

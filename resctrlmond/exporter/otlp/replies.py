@@ -18,6 +18,8 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager, ProxyM
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
+from resctrlmond.exporter.otlp import tls
+
 # A reply has some hundred bytes.
 _MAX_REPLY = 64 * 1024
 _PROTOBUF = "application/x-protobuf"
@@ -65,7 +67,10 @@ class Stub:
                 code = error.code().name
                 self._replies.is_refusal = code in _GRPC_REFUSALS
                 # The SDK does not log a message again within some seconds, whatever the code is.
-                self._replies.failure = f"{code}: {error.details() or 'no reason was given'}"
+                # The last attempt may have had no time, and the one before had a reason.
+                if code != "DEADLINE_EXCEEDED" or not self._replies.failure:
+                    details = error.details() or "no reason was given"
+                    self._replies.failure = f"{code}: {tls.reason_of_grpc(details)}"
             raise
         self._replies.report(reply)
         return reply
@@ -131,6 +136,11 @@ class Session(requests.Session):
         self.mount("http://", adapter)
         self.mount("https://", adapter)
 
+    def merge_environment_settings(self, *arguments: Any, **options: Any) -> Any:
+        """Return the settings of a request. REQUESTS_CA_BUNDLE does not replace the authority of the receiver."""
+        found = super().merge_environment_settings(*arguments, **options)
+        return found if self.verify is True else {**found, "verify": self.verify}
+
     def _note(self, connection: _Interruptible) -> None:
         self._connection = connection
 
@@ -141,6 +151,7 @@ class Session(requests.Session):
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         """Send a request, and return the reply, whose text has arrived. Raises RequestException."""
+        before = self._replies.failure
         self._replies.clear()
         given = options.get("timeout")
         limit_s = min(given, self._replies.limit_s) if isinstance(given, int | float) else self._replies.limit_s
@@ -156,9 +167,10 @@ class Session(requests.Session):
                 data = self._read(response, begun + limit_s)
         except requests.RequestException as error:
             if time.monotonic() - begun < limit_s:
-                self._replies.failure = str(error)
+                self._replies.failure = tls.reason(error, request.url or "")
                 raise
-            self._replies.failure = f"it did not answer within {limit_s:.3g} s"
+            # The last attempt may have had no time, and the one before had a reason.
+            self._replies.failure = before or f"it did not answer within {limit_s:.3g} s"
             raise requests.ReadTimeout(self._replies.failure) from error
         finally:
             limit.cancel()

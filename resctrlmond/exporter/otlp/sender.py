@@ -27,6 +27,7 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from resctrlmond import __version__
+from resctrlmond.exporter.otlp import tls
 from resctrlmond.exporter.otlp.figures import Attributes
 from resctrlmond.exporter.otlp.ledger import Temporality
 from resctrlmond.exporter.otlp.points import Name, Part, Point
@@ -116,6 +117,7 @@ class Sender:
         self._rejected = ""
         timeout = next(filter(None, map(os.environ.get, _TIMEOUTS)), None)
         self._replies = Replies(self._report, float(timeout or _TIMEOUT_S))
+        tls.check_files(needs_key=protocol is Protocol.GRPC)
         self._exporter = _exporter(url, protocol, self._replies)
 
     @property
@@ -173,6 +175,8 @@ def _merged(parts: Iterable[Part]) -> Iterable[tuple[Attributes, list[Point]]]:
 
 def _exporter(url: str | None, protocol: Protocol, replies: Replies) -> MetricExporter:
     if protocol is Protocol.GRPC:
+        # It writes three lines for each attempt to connect that fails.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (  # noqa: PLC0415 - one of two is imported
             OTLPMetricExporter as OverGrpc,
         )
