@@ -66,11 +66,23 @@ class Exporter:
         self._first_classes: dict[str, tuple[str, str]] = {}
         self._has_failed = False
 
-    def render(self, encode: Callable[[CollectorRegistry], T], timeout_s: float, *, with_start_times: bool) -> T:
-        """Read from the daemon, for ``timeout_s`` at most, and return what ``encode`` makes of all metrics."""
+    def render(
+        self,
+        encode: Callable[[CollectorRegistry], T],
+        timeout_s: float,
+        *,
+        with_start_times: bool,
+        with_process: bool = True,
+    ) -> T:
+        """Read from the daemon, for ``timeout_s`` at most, and return what ``encode`` makes of all metrics.
+
+        ``with_process``: with the memory, CPU time and descriptors of the exporter itself.
+        """
         observation = self._source.observe(timeout_s)
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Scrape(lambda: self._collect(observation, with_start_times=with_start_times)))
+        own = self._process.collect() if with_process else ()
+        shown = [family for family in own if family.name != _PROCESS_LEFT_OUT]
+        registry.register(_Scrape(lambda: [*self._collect(observation, with_start_times=with_start_times), *shown]))
         with self._guard:
             return encode(registry)
 
@@ -85,8 +97,7 @@ class Exporter:
             families = self._converted(nothing, with_start_times=with_start_times)
         else:
             self._has_failed = False
-        own = (family for family in self._process.collect() if family.name != _PROCESS_LEFT_OUT)
-        return [*families, *own]
+        return families
 
     def _converted(self, observation: Observation, *, with_start_times: bool) -> Families:
         families = Families(with_start_times=with_start_times)

@@ -31,7 +31,7 @@ class Textfile:
     def write(self) -> bool:
         """Replace the file by the present figures. Log a failure once, and return whether there was none."""
         try:
-            self._replace(self._exporter.render(generate_latest, self._timeout_s, with_start_times=False))
+            self._replace(self._render())
         except OSError as error:
             failure = f"cannot write {self._path}: {error.strerror or error}"
             if failure != self._failure:
@@ -43,6 +43,10 @@ class Textfile:
             log.info("%s is written again", self._path)
         self._failure = ""
         return True
+
+    def _render(self) -> bytes:
+        # node_exporter has metrics of its own process, and reports an error for each second one with the same name.
+        return self._exporter.render(generate_latest, self._timeout_s, with_start_times=False, with_process=False)
 
     def _replace(self, data: bytes) -> None:
         """Write another file beside the file, and rename it."""

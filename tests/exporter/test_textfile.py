@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import http.client
 import os
 import resource
 import signal
@@ -20,7 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from resctrlmond.exporter.collector import Exporter
 from resctrlmond.exporter.source import Source
 from resctrlmond.exporter.textfile import Textfile
-from tests.exporter.conftest import Machine
+from tests.exporter.conftest import Machine, request
+from tests.exporter.node_exporter import node_exporter
+from tests.exporter.test_figures import run_for
 from tests.wait import wait_until
 
 
@@ -62,6 +65,41 @@ def test_file_is_replaced_and_removed(machine: Machine) -> None:
         process.kill()
         process.wait()
     assert os.listdir(folder) == []
+
+
+def test_node_exporter_serves_the_file_without_an_error(machine: Machine) -> None:
+    """It has metrics of its own process, and reports an error at each scrape for a second one with the same name."""
+    machine.start()
+    run_for(machine, "ended", namespace="shop")
+    folder = machine.top / "textfiles"
+    folder.mkdir()
+    process = spawn(folder, machine.socket, machine.top / "log")
+    try:
+        wait_until((folder / "resctrlmond.prom").exists)
+        with node_exporter(machine.top, folder) as server:
+            reply = request(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60))
+    finally:
+        process.kill()
+        process.wait()
+    assert reply.status == 200
+    assert "level=error" not in server.log.read_text()
+    served = parsed(reply.text)
+    assert served["node_textfile_scrape_error", frozenset()] == 0
+    written = parsed((folder / "resctrlmond.prom").read_text())
+    of = frozenset({"by": "namespace", "name": "shop"}.items())
+    assert written["resctrlmond_accounted_core_energy_joules_total", of] > 0
+    # The figures of a run that has ended do not change between two readings.
+    ended = {of: value for of, value in written.items() if ("key", "ended") in of[1] or ("name", "shop") in of[1]}
+    assert ended
+    assert {of: served.get(of) for of in ended} == ended
+
+
+def parsed(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {
+        (one.name, frozenset(one.labels.items())): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
 
 
 def test_directory_that_is_missing_is_reported(tmp_path: Path) -> None:

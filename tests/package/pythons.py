@@ -42,6 +42,7 @@ TOOLS = (
     "intel-cmt-cat",
     "protobuf-compiler",
     "prometheus",
+    "prometheus-node-exporter",
     "openssl",
     "systemd",
     "openssh-client",
