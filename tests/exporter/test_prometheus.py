@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.exporter.churn import churn
 from tests.exporter.conftest import Exporter, machine_of
 from tests.exporter.test_figures import run_for
 
+PAGE = Path(__file__).parents[2] / "man" / "resctrlmon-exporter.8.scd"
 # Some scrapes and kills. In the hour of make churn, ended workloads expire too.
 _SECONDS = 25.0
 
@@ -50,3 +52,31 @@ def test_prometheus_misses_no_end_and_sees_no_counter_fall(tmp_path: Path) -> No
     assert outcome.starts
     assert outcome.samples > outcome.workloads
     assert outcome.ended == outcome.workloads + 3
+
+
+def test_page_has_an_exact_query_and_the_error_of_increase(tmp_path: Path) -> None:
+    """In an hour, one namespace used 1000 J at once, and a new one 500 J before its first scrape."""
+    page = PAGE.read_text(encoding="utf-8")
+    estimate = next(line for line in page.splitlines() if line.startswith("sum by (name) (increase("))
+    exact = next(block for block in page.split("```\n") if " offset 1h" in block)
+    name = "resctrlmond_accounted_core_energy_joules_total"
+    values = {"shop": "7x100 1007x200", "new": "_x100 500x200"}
+    series = [
+        {"series": f'{name}{{by="namespace", name="{of}"}}', "values": numbers} for of, numbers in values.items()
+    ]
+
+    def query(expr: str, shop: float, new: float) -> dict[str, object]:
+        samples = [{"labels": f'{{name="{of}"}}', "value": value} for of, value in (("shop", shop), ("new", new))]
+        return {"expr": expr, "eval_time": "61m7s", "exp_samples": samples}
+
+    # The 240 samples of the hour span 3585 s.
+    error = 3600 / 3585
+    assert f"up to {error - 1:.2%} too high" in page
+    queries = [query(f"round({estimate}, 0.01)", round(1000 * error, 2), 0), query(exact, 1000, 500)]
+    tests = [{"interval": "15s", "input_series": series, "promql_expr_test": queries}]
+    file = tmp_path / "tests.yaml"
+    file.write_text(json.dumps({"tests": tests}))
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
