@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Short workloads without pause, with kills of the daemon and of the exporter, while a real Prometheus scrapes.
 
-The last value of each series in Prometheus is compared with what the daemon reported for each workload.
+The last value of each series in Prometheus is compared with what the daemon reported for each workload. Another
+Prometheus has the same figures from the file for node_exporter, without start times.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import http.client
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -18,7 +21,8 @@ from typing import Any
 
 from resctrlmond.exporter.metrics import EVENT_METRICS
 from tests.daemon.conftest import Machine, end
-from tests.exporter.conftest import machine_of, start
+from tests.exporter.conftest import machine_of, request, start
+from tests.exporter.node_exporter import node_exporter, write_file
 from tests.exporter.prometheus import Prometheus, Series, running
 from tests.wait import wait_until
 
@@ -62,7 +66,14 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
         options = (listener, top / "exporter.log", "--manager-socket", machine.socket)
         exporter = start(*options)
         stack.callback(lambda: end(exporter))
+        textfiles = top / "textfiles"
+        textfiles.mkdir()
+        writing = (textfiles, machine.socket, top / "textfile.log", 1.0)
+        writer = write_file(*writing)
+        stack.callback(lambda: end(writer))
+        node = stack.enter_context(node_exporter(top, textfiles))
         server = stack.enter_context(running(top / "prometheus", listener.getsockname()[1], interval_s))
+        of_file = stack.enter_context(running(top / "prometheus-file", node.port, interval_s))
         busy = subprocess.Popen(["sh", "-c", _BUSY])
         stack.callback(end, busy)
         machine.call("Assign", key="busy", pid=busy.pid, claim="me")
@@ -71,8 +82,9 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
         for namespace in _NAMESPACES:
             _run(machine, f"first-{namespace}", namespace)
             outcome.ended += 1
-        wait_until(lambda: server.series("resctrlmond_workload_end_time_seconds", key=f"first-{_NAMESPACES[-1]}"))
-        first = _sums(server)
+        for one in (server, of_file):
+            _await_end(one, f"first-{_NAMESPACES[-1]}")
+        first, first_of_file = _sums(server), _sums(of_file)
         deadline, key = time.monotonic() + seconds, ""
         while time.monotonic() < deadline or outcome.kills < 2:
             key, namespace = f"short-{outcome.workloads}", _NAMESPACES[outcome.workloads % len(_NAMESPACES)]
@@ -93,16 +105,29 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
                 exporter.kill()
                 exporter.wait()
                 exporter = start(*options)
+                writer.kill()
+                writer.wait()
+                writer = write_file(*writing)
                 outcome.kills += 1
             elif outcome.workloads % _KILL_EVERY == 0:
                 machine.kill()
                 machine.start()
                 _await_start(server, machine)
                 outcome.kills += 1
-        wait_until(lambda: server.series("resctrlmond_workload_end_time_seconds", key=key))
+        for one in (server, of_file):
+            _await_end(one, key)
         _check(server, ends, outcome)
         _check_sums(server, first, truth, outcome)
+        _check_file(of_file, ends, outcome)
+        _check_sums(of_file, first_of_file, truth, outcome)
+        outcome.faults += [line for line in node.log.read_text().splitlines() if "level=error" in line]
+        for port in (listener.getsockname()[1], node.port):
+            _check_text(port, outcome)
     return outcome
+
+
+def _await_end(server: Prometheus, key: str) -> None:
+    wait_until(lambda: server.series("resctrlmond_workload_end_time_seconds", key=key))
 
 
 def _run(machine: Machine, key: str, namespace: str) -> list[dict[str, Any]]:
@@ -163,12 +188,41 @@ def _check(server: Prometheus, ends: Ends, outcome: Outcome) -> None:
             outcome.samples += len(one.samples)
             outcome.starts += len(set(created[one.labels].values())) - 1
             outcome.faults += _falls(name, one, created[one.labels])
-        for labels, value in ends.get(name, {}).items():
-            last = found[labels].samples[-1][1] if labels in found else None
-            if last != value:
-                outcome.faults.append(f"{name}{dict(labels)} ended at {value!r}; Prometheus has {last!r}")
+        _check_ends(name, found, ends, outcome)
     missing = ends.keys() - set(counters)
     outcome.faults += [f"Prometheus does not have {name}" for name in missing]
+
+
+def _check_ends(name: str, found: Mapping[frozenset[tuple[str, str]], Series], ends: Ends, outcome: Outcome) -> None:
+    for labels, value in ends.get(name, {}).items():
+        last = found[labels].samples[-1][1] if labels in found else None
+        if last != value:
+            outcome.faults.append(f"{name}{dict(labels)} ended at {value!r}; Prometheus has {last!r}")
+
+
+def _check_file(server: Prometheus, ends: Ends, outcome: Outcome) -> None:
+    """Check the series from the file, which has no start timestamps: only the pools begin again with the daemon."""
+    (began,) = server.series("resctrlmond_machine_start_time_seconds")
+    counters = [name for name in server.metrics() if name.startswith("resctrlmond_") and name.endswith("_total")]
+    for name in counters:
+        found = {one.labels: one for one in server.series(name)}
+        is_pool = name.startswith("resctrlmond_machine_")
+        for one in found.values():
+            # Read after the start times, because scrapes go on.
+            known = dict(began.samples)
+            samples = tuple(of for of in one.samples if of[0] in known)
+            starts = {time: known[time] if is_pool else 0.0 for time, _ in samples}
+            outcome.faults += _falls(name, Series(one.labels, samples), starts)
+            outcome.samples += len(samples)
+        _check_ends(name, found, ends, outcome)
+    outcome.faults += [f"the file does not have {name}" for name in ends.keys() - set(counters)]
+
+
+def _check_text(port: int, outcome: Outcome) -> None:
+    """Check with promtool what Prometheus gets from an exporter."""
+    text = request(http.client.HTTPConnection("127.0.0.1", port, timeout=60)).body
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+    outcome.faults += [f"promtool: {remark}" for remark in (done.stdout + done.stderr).decode().splitlines()]
 
 
 def _falls(name: str, of: Series, created: dict[float, float]) -> list[str]:

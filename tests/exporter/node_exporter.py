@@ -5,12 +5,29 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.exporter.conftest import reserved_port
 from tests.wait import wait_until
+
+
+def write_file(folder: Path, manager: str, log: Path, interval_s: float = 0.05) -> subprocess.Popen[bytes]:
+    """Start an exporter that writes the file in a folder."""
+    options = [
+        "--textfile",
+        str(folder),
+        "--interval",
+        str(interval_s),
+        "--timeout",
+        "60",
+        "--manager-socket",
+        manager,
+    ]
+    with log.open("ab") as output:
+        return subprocess.Popen([sys.executable, "-m", "resctrlmond.exporter", *options], stderr=output, umask=0o077)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,6 @@ import os
 import resource
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,15 +20,9 @@ from resctrlmond.exporter.collector import Exporter
 from resctrlmond.exporter.source import Source
 from resctrlmond.exporter.textfile import Textfile
 from tests.exporter.conftest import Machine, request
-from tests.exporter.node_exporter import node_exporter
+from tests.exporter.node_exporter import node_exporter, write_file
 from tests.exporter.test_figures import run_for
 from tests.wait import wait_until
-
-
-def spawn(folder: Path, manager: str, log: Path) -> subprocess.Popen[bytes]:
-    options = ["--textfile", str(folder), "--interval", "0.05", "--timeout", "60", "--manager-socket", manager]
-    with log.open("wb") as output:
-        return subprocess.Popen([sys.executable, "-m", "resctrlmond.exporter", *options], stderr=output, umask=0o077)
 
 
 def test_file_is_replaced_and_removed(machine: Machine) -> None:
@@ -38,7 +30,7 @@ def test_file_is_replaced_and_removed(machine: Machine) -> None:
     folder = machine.top / "textfiles"
     folder.mkdir()
     file = folder / "resctrlmond.prom"
-    process = spawn(folder, machine.socket, machine.top / "log")
+    process = write_file(folder, machine.socket, machine.top / "log")
     try:
         wait_until(file.exists)
         assert stat.S_IMODE(file.stat().st_mode) == 0o644
@@ -73,7 +65,7 @@ def test_node_exporter_serves_the_file_without_an_error(machine: Machine) -> Non
     run_for(machine, "ended", namespace="shop")
     folder = machine.top / "textfiles"
     folder.mkdir()
-    process = spawn(folder, machine.socket, machine.top / "log")
+    process = write_file(folder, machine.socket, machine.top / "log")
     try:
         wait_until((folder / "resctrlmond.prom").exists)
         with node_exporter(machine.top, folder) as server:
@@ -103,7 +95,7 @@ def parsed(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 def test_directory_that_is_missing_is_reported(tmp_path: Path) -> None:
-    process = spawn(tmp_path / "none", "/nowhere", tmp_path / "log")
+    process = write_file(tmp_path / "none", "/nowhere", tmp_path / "log")
     assert process.wait(60) == os.EX_CANTCREAT
     log = (tmp_path / "log").read_text()
     assert "cannot write" in log
