@@ -150,7 +150,7 @@ class Reason(enum.Enum):
     MOVED_IN = Quality.ESTIMATED, "another program moved tasks into the group, and their use is counted"
     WRITTEN = (
         Quality.ESTIMATED,
-        "another program wrote to {file} of the group, and the use of other tasks may be counted",
+        "another program wrote to {file} of the group, or tried to, and the use of other tasks may be counted",
     )
     HAS_CPUS = (
         Quality.ESTIMATED,
@@ -160,8 +160,8 @@ class Reason(enum.Enum):
     # Another program may have moved tasks unseen.
     MOVED_UNSEEN = (
         Quality.ESTIMATED,
-        "another program wrote to {path}, and a task that it moved had ended before it could be seen; it may have"
-        " been one of this workload",
+        "another program wrote to {path}, or tried to, and may have moved a task of this workload that ended before "
+        "it could be seen",
     )
     REMOVED_UNSEEN = (
         Quality.ESTIMATED,

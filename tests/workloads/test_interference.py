@@ -33,7 +33,7 @@ from tests.workloads.conftest import Host, assignment, join
 Start = Callable[[], "subprocess.Popen[bytes]"]
 TAKEN = "another program moved tasks out of the group"
 WROTE = "another program wrote to {} of the group"
-ENDED = "a task that it moved had ended before it could be seen; it may have been one of this workload"
+ENDED = "or tried to, and may have moved a task of this workload that ended before it could be seen"
 GONE = "before resctrlmond could see which tasks were moved there"
 
 
