@@ -100,7 +100,7 @@ def assign(
         )
         workload = replace(txn.workload.with_member(member), is_active=True)
         if member.late or member.tasks_outside or why:
-            stayed = Reason.STAYED_OUTSIDE.text(member=member.id) if member.tasks_outside else ""
+            stayed = Reason.WERE_OUTSIDE.text(member=member.id) if member.tasks_outside else ""
             workload = workload.with_late(member, why or stayed)
         return Assigned(txn.save(_with_reasons(workload, member, assignment)), moved, member.descendants_outside)
     except Exception:

@@ -74,7 +74,7 @@ def _mark_missing_callers(ctx: Context, txn: Transaction) -> None:
     """Make a service late if a process in its control group was left to its call, and has ended without one."""
     services = [member for member in txn.workload.members if member.commands]
     if services and ctx.callers.take_missing(txn.key):
-        txn.save(txn.workload.with_late(services[0], Reason.STAYED_OUTSIDE.text(member=services[0].id)))
+        txn.save(txn.workload.with_late(services[0], Reason.WERE_OUTSIDE.text(member=services[0].id)))
 
 
 def sweep_last(ctx: Context, txn: Transaction) -> None:
@@ -264,7 +264,7 @@ def _sweep_and_record(ctx: Context, txn: Transaction, member: Member, *, is_last
     workload = workload.with_member(swept)
     if swept.tasks_outside:
         # They may end before they are moved.
-        workload = workload.with_late(swept, Reason.STAYED_OUTSIDE.text(member=swept.id))
+        workload = workload.with_late(swept, Reason.WERE_OUTSIDE.text(member=swept.id))
     try:
         workload = ctx.joiners.look(workload, swept)
     except NotRead as error:

@@ -49,7 +49,7 @@ class Reason(enum.Enum):
     # Tasks of a member are, or were, outside.
     RAN_OUTSIDE = Quality.LATE, "tasks of {member} ran outside until they were put into the group"
     OUTSIDE_UNTIL_AGAIN = Quality.LATE, "tasks of {member} were outside the group until it was assigned again"
-    STAYED_OUTSIDE = Quality.LATE, "tasks of {member} stayed outside"
+    WERE_OUTSIDE = Quality.LATE, "tasks of {member} were outside the group"
     IN_NO_GROUP = Quality.LATE, "tasks of {member} in class {class_} are in no group"
     NOT_SWEPT_AT_END = Quality.LATE, "tasks of {member} may have been outside the group at its end: {error}"
     TAKEN_OVER = Quality.LATE, "workload {key} took over one of its tasks"

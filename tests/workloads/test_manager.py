@@ -216,7 +216,7 @@ def test_tasks_of_other_groups_are_not_stolen(host: Host, process: Start, puppet
     done = host.manager.assign(assignment("partly", puppet.pid))
     assert done.moved.in_other_groups == {thread}
     assert (done.workload.members[0].tasks_outside, done.workload.first.baseline) == (1, Quality.LATE)
-    assert done.workload.first.baseline_reasons == (f"tasks of pid-{puppet.pid} stayed outside",)
+    assert done.workload.first.baseline_reasons == (f"tasks of pid-{puppet.pid} were outside the group",)
     assert host.tree.membership(thread).group == "foreign"
     host.manager.assign(assignment("other", child.pid, take_over=True))
     assert host.tree.membership(child.pid) == Membership("", "other")
@@ -235,6 +235,18 @@ def test_a_workload_whose_task_is_taken_over_is_late_at_once(host: Host, process
         (Quality.LATE, "workload thief took over one of its tasks")
     }
     assert {host.manager.get(key).first.baseline for key in ("second", "third")} == {Quality.EXACT}
+
+
+def test_reasons_after_a_take_over_do_not_state_that_a_task_stayed_where_it_was(host: Host, process: Start) -> None:
+    """The task was in the group until the other workload took it, and the next sweep finds it outside."""
+    pid = process().pid
+    for key in ("first", "thief"):
+        host.manager.assign(assignment(key, pid, take_over=True))
+    host.manager.maintenance.sweep("first")
+    assert host.manager.get("first").first.baseline_reasons == (
+        "workload thief took over one of its tasks",
+        f"tasks of pid-{pid} were outside the group",
+    )
 
 
 def test_two_workloads_that_take_tasks_from_each_other_do_not_wait_for_ever(host: Host, process: Start) -> None:
