@@ -280,7 +280,7 @@ def _assign(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> _Meas
         claim=CLAIM,
         # If resctrlctl is killed, no process is left that releases the claim.
         end_rule=EndRule.MEMBERS,
-        attributes={"command": attribute_value(shlex.join(map(text, args.command)))},
+        attributes={"command": attribute_value(printable(shlex.join(map(text, args.command))))},
         allow_pending=False,
     )
     try:

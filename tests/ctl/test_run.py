@@ -298,6 +298,13 @@ def test_report_as_json(ctl: Ctl, tmp_path: Path) -> None:
     assert (to_stderr.stdout, json.loads(to_stderr.stderr)["exitStatus"]) == ("", 0)
 
 
+def test_control_characters_are_escaped_in_the_command(manager: FakeManager, ctl: Ctl) -> None:
+    """Without the newline, two commands looked like one."""
+    assert ctl("run", "--", "sh", "-c", "true\n:\t-").returncode == 0
+    (request,) = manager.called("Assign")
+    assert request.attributes == {"command": r"sh -c 'true\n:\t-'"}
+
+
 def test_bytes_that_are_not_utf8_are_escaped_in_the_command(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("run", "--json", "--", "true", "\udcff\udcfe")
     assert json.loads(done.stderr)["command"] == ["true", r"\xff\xfe"]
