@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 
 from resctrlctl.daemon import daemon_of
 from resctrlctl.defaults import SOCKET
@@ -127,7 +129,11 @@ class Source:
     def _fall_back(self, error: DaemonDown) -> TreeView:
         # The daemon of another socket, such as that of a simulation, does not serve this machine's resctrl.
         if self._daemon.socket != SOCKET:
-            raise error
+            root = simulator_beside(self._daemon.socket) if isinstance(self._daemon.socket, str) else ""
+            hint = (
+                f". To read the groups of the simulation without it, use: --root {shlex.quote(root)}" if root else ""
+            )
+            raise DaemonDown(f"{error}{hint}", error.status, error.name)
         return self._open(None)
 
     def _open(self, root: str | None) -> TreeView:
@@ -144,3 +150,9 @@ class Source:
         for note in notes:
             self._output.note(note)
         return view
+
+
+def simulator_beside(socket: str) -> str:
+    """Return the mount point of the simulator whose daemon had this socket (daemon/simulated.py); "" if none is."""
+    root = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(socket))), "resctrl")
+    return root if os.path.ismount(root) else ""

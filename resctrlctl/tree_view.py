@@ -25,8 +25,8 @@ from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.api.levels import levels
 from resctrlmond.api.pods import pods_of
 from resctrlmond.resctrl.counters import Reading
-from resctrlmond.resctrl.errors import NotRead, ResctrlError
-from resctrlmond.resctrl.tree import DEFAULT_PATH, Found, Tree
+from resctrlmond.resctrl.errors import NotMounted, NotRead, ResctrlError
+from resctrlmond.resctrl.tree import DEFAULT_PATH, SIMULATION_FSTYPE, Found, Tree
 from resctrlmond.workloads import nested
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.model import Group, Workload, replace
@@ -41,6 +41,7 @@ MARK = "resctrlmon"
 # The machine's own resctrl filesystem, and the daemon's directory with its records.
 ROOT = DEFAULT_PATH
 RUN = "/run/resctrlmond"
+_NOT_A_ROOT = f"Name a mount point of resctrl or of a simulator. To list them: findmnt -t resctrl,{SIMULATION_FSTYPE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,9 @@ class TreeView:
         try:
             tree = Tree.open(root, allow_simulation=simulation)
         except ResctrlError as error:
+            if isinstance(error, NotMounted) and root != ROOT:
+                # To mount resctrl on a directory that was named by mistake would hide what is in it.
+                error.remedy = _NOT_A_ROOT
             raise _command_error("read the groups", error) from error
         if tree.simulation is not None:
             run = _run_beside(root)

@@ -295,6 +295,15 @@ def test_other_socket_does_not_fall_back_to_the_tree_of_the_machine(
     assert "/sys/fs/resctrl" not in done.stderr
 
 
+@pytest.mark.parametrize("name", ["", "none"])
+def test_remedy_for_a_wrong_root_is_not_to_mount_there(ctl: Ctl, tmp_path: Path, name: str) -> None:
+    """A mount would hide what is in the directory."""
+    done = ctl("list", "--root", str(tmp_path / name))
+    assert done.returncode == 3
+    assert "mount -t" not in done.stderr
+    assert "To list them: findmnt -t resctrl,fuse.resctrlmond-sim\n" in done.stderr
+
+
 def test_mark_is_the_owning_group_of_the_records(root: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The configuration can name another group than resctrlmon."""
     monkeypatch.setattr(Tree, "open", lambda path, **_: Tree(path, None))

@@ -393,6 +393,16 @@ def test_root_of_a_simulation_has_the_workloads_of_its_daemon(host: Host) -> Non
         host.ctl("release", "seen")
 
 
+@pytest.mark.parametrize("words", [("list",), ("show", "web")])
+def test_error_without_the_daemon_of_a_simulation_names_its_root(host: Host, words: tuple[str, ...]) -> None:
+    """README: list and show also work while the daemon is stopped."""
+    done = host.ctl(*words, "--socket", f"{host.top}/run/none")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.endswith(
+        f". To read the groups of the simulation without it, use: --root {host.top}/resctrl\n"
+    ), done.stderr
+
+
 @pytest.mark.parametrize("source", ["daemon", "tree"])
 def test_show_prints_the_foreign_groups_of_all_classes_with_that_name(host: Host, source: str) -> None:
     folders = [
