@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from decimal import Context, Decimal, localcontext
 from typing import Any
 
+from resctrlctl.defaults import SOCKET
 from resctrlctl.errors import OK, CommandError
 from resctrlctl.format import format_count, format_duration, format_time, shorten
 from resctrlctl.layout import Column, Row, Table
@@ -127,6 +128,8 @@ def report(args: argparse.Namespace, output: Output) -> int:
         _print_csv(found, legend=output.legend)
     else:
         output.print_blocks([table(found)])
+    if args.socket != SOCKET:
+        output.note(f"the journal has only the workloads of {UNIT}, not those of the daemon at {args.socket}")
     if invalid:
         output.note(f"not counted: {format_count(invalid, 'entry', 'entries')} of the journal with invalid fields")
     return OK

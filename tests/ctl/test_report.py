@@ -238,6 +238,20 @@ def test_volatile_journal_is_stated(
     )
 
 
+def test_daemon_of_another_socket_is_not_in_the_journal(
+    journalctl: Journalctl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the socket of a simulation, the report was empty without a reason."""
+    journalctl()
+    assert main(["report", "--socket", "/tmp/sim/run/org.resctrlmon.Manager"]) == 0
+    assert capsys.readouterr().err == (
+        "resctrlctl: the journal has only the workloads of resctrlmond.service, not those of the daemon at "
+        "/tmp/sim/run/org.resctrlmon.Manager\n"
+    )
+    assert main(["report"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 # -- a real journald, in a mount namespace of its own
 
 
