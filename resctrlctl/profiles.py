@@ -20,7 +20,7 @@ from resctrlmond import profile_files
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.config_file import ConfigError
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.unit_globs import TYPES, has_open_bracket, service_near
+from resctrlmond.unit_globs import TYPES, has_open_bracket, remedy_for_type
 from resctrlmond.workloads.companion_settings import Companion
 from resctrlmond.workloads.memory_settings import MemorySettings, Swap, text_of
 from resctrlmond.workloads.owners import SYSTEMD
@@ -138,8 +138,7 @@ def _notes(rule: Rule) -> Iterable[str]:
         elif "!" in glob.replace("[!", ""):
             yield f"{printable(glob)!r} matches no unit: a rule cannot exclude units. Put a rule for these before it"
         elif not glob.endswith((*TYPES, "*", "?", "]")):
-            near = printable(service_near(glob))
-            yield f"{printable(glob)!r} matches no service, scope or slice. Did you mean {near}?"
+            yield f"{printable(glob)!r} matches no service, scope or slice. {printable(remedy_for_type(glob))}"
     for glob in rule.globs.get("cgroup", ()):
         if not glob.startswith(("/", "*", "?", "[")):
             yield f"{printable(glob)!r} matches no control group: the path of each begins with '/'"

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 # The types of units with control groups of processes that belong together. A glob may also end with "*" or "]".
 TYPES = (".service", ".scope", ".slice")
 _OTHER_TYPES = frozenset(("automount", "device", "mount", "path", "socket", "swap", "target", "timer"))
+# Those of a type that starts the service of the same name, unless Unit= or Service= names another one.
+_STARTERS = frozenset(("path", "socket", "timer"))
 # A glob for units of users has the prefix "user-UID:". The characters of a name are those of systemd.unit(5).
 _NAME = re.compile(r"[A-Za-z0-9:_.\\@-]{1,248}\.(service|scope|slice)", re.ASCII)
 _GLOB = re.compile(r"[A-Za-z0-9:_.\\@*?\[\]!-]{1,255}")
@@ -36,14 +38,27 @@ def problem_of(glob: str) -> str:
     if text in NEVER:
         return "never watched: it has the tasks of the whole host, or process 1, which starts all services"
     if not text.endswith((*TYPES, "*", "]")):
-        return f"not a glob of services, scopes or slices. Did you mean {service_near(glob)}?"
+        return f"not a glob of services, scopes or slices. {remedy_for_type(glob)}"
     return ""
 
 
+def remedy_for_type(glob: str) -> str:
+    """Return what to write in the place of a glob that does not end with one of TYPES."""
+    near = service_near(glob)
+    return f"Did you mean {near}?" if near else "Units of other types are not watched"
+
+
 def service_near(glob: str) -> str:
-    """Return the glob with the type of a service, in the place of another type of units if it has one."""
+    """Return the glob with the type that was probably meant; "" if it names a type without a service."""
+    import difflib  # noqa: PLC0415 - only a wrong glob needs it
+
     stem, dot, kind = glob.rpartition(".")
-    return f"{stem if dot and stem and kind in _OTHER_TYPES else glob}.service"
+    if kind.removeprefix("!") in _OTHER_TYPES:
+        return f"{stem}.service" if stem and kind in _STARTERS else ""
+    # The part after a dot may also belong to the name, as in org.example.Server.
+    types = [name.removeprefix(".") for name in TYPES]
+    close = difflib.get_close_matches(kind[:64], types, n=1, cutoff=0.8) if dot and stem else []
+    return f"{stem}.{close[0]}" if close else f"{glob}.service"
 
 
 def has_open_bracket(glob: str) -> bool:
