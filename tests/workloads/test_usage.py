@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,10 @@ from resctrlmond.api.verbs import VERBS
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
+from resctrlmond.workloads import group_ops, machine
 from resctrlmond.workloads import usage as usages
 from resctrlmond.workloads.accounting import Quality, worst
+from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.usage import SharedPass, Usage
 from tests.wait import wait_until
@@ -330,3 +334,45 @@ def test_workloads_that_come_and_go_during_passes(host: Host) -> None:
         keys = [usage.workload.key for usage in found]
         assert keys == sorted(set(keys))
         assert all(usage.totals or usage.error or not usage.workload.state.has_group for usage in found)
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        (group_ops, "readings", Manager.read_all),
+        (machine, "read_class", Manager.read_machine),
+        (group_ops, "readings", Manager.read_sums),
+    ],
+    ids=["ReadAll", "Machine", "Sums"],
+)
+def test_reading_for_a_scrape_that_hangs_delays_no_start_and_no_end(
+    host: Host,
+    process: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    reading: tuple[ModuleType, str, Callable[[Manager], object]],
+) -> None:
+    """A file of a simulation that hangs stops the whole simulation, so the reading stops before the file."""
+    reached, go_on = threading.Event(), threading.Event()
+    module, function, read = reading
+    original = getattr(module, function)
+
+    def hang(*arguments: Any) -> Any:
+        if threading.current_thread() is scrape:
+            reached.set()
+            go_on.wait()
+        return original(*arguments)
+
+    host.manager.assign(assignment("a", process().pid))
+    read(host.manager)  # the pools of the machine begin with the first reading
+    monkeypatch.setattr(module, function, hang)
+    scrape = threading.Thread(target=read, args=(host.manager,))
+    scrape.start()
+    try:
+        assert reached.wait(60)
+        for key in ("b", "a"):
+            assert host.manager.assign(assignment(key, process().pid)).moved.moved == 1
+            assert host.manager.release(key, owner="test").completed
+        assert scrape.is_alive()
+    finally:
+        go_on.set()
+        scrape.join()
