@@ -406,6 +406,22 @@ def test_exported_value_is_the_float_of_the_kernels_decimal(text: str, is_openme
     assert any("_created" in line for line in lines) == is_openmetrics
 
 
+def test_domains_add_up_to_the_total_with_sub_numa_clustering(tmp_path: Path) -> None:
+    with machine_of(tmp_path, "intel-snc2") as machine:
+        machine.start()
+        totals = {total["event"]: total["value"] for total in run_for(machine, "short")["totals"]}
+        with contextlib.closing(Exporter(machine.top, machine.socket)) as exporter:
+            exporter.start()
+            scraped = exporter.scrape()
+    of = {"key": "short", "scope": "total"}
+    values = {
+        one["domain"]: scraped.value("memory_bandwidth_bytes_total", **one)
+        for one in scraped.having("memory_bandwidth_bytes_total", **of)
+    }
+    assert values.keys() == {"0", "1"}
+    assert sum(value or 0 for value in values.values()) == float(totals["mbm_total_bytes"]) > 0
+
+
 def test_machine_without_energy_has_no_joules(tmp_path: Path) -> None:
     with machine_of(tmp_path, "intel-rdt") as machine:
         machine.start()
