@@ -796,7 +796,7 @@ def _words(text: str) -> list[str]:
 
 
 def _filter(text: str) -> tuple[str, str]:
-    name, pattern = _name_and_value(text)
+    name, pattern = _name_and_value(text, "NAME=PATTERN")
     if name not in _FILTERS:
         raise argparse.ArgumentTypeError(f"there is no filter {name!r}; choose from {', '.join(_FILTERS)}")
     return name, pattern
@@ -843,10 +843,10 @@ def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else 0
 
 
-def _name_and_value(text: str) -> tuple[str, str]:
+def _name_and_value(text: str, form: str = "NAME=VALUE") -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+        raise argparse.ArgumentTypeError(f"{text!r} is not {form}")
     return name, value
 
 

@@ -83,7 +83,7 @@ _resctrlctl() {
         [report]='--since --until --by --csv'
         [run]='--key --pid --cgroup --unit --class --take-over --best-effort --output --append --repeat --interval-print --events --field-separator'
     )
-    local socket='' host=''
+    local socket='' host='' profiles_dir=''
     local verbs='list top watch record plot show status doctor classes machine sums create assign release move hooks units profiles report run'
     local typed=${COMP_LINE:0:COMP_POINT} verb='' action='' count=0 index word
     local -a words
@@ -109,12 +109,17 @@ _resctrlctl() {
                 ((index++))
                 host=${words[index]}
                 ;;
+            --profiles-dir=*) profiles_dir=${word#*=} ;;
+            --profiles-dir)
+                ((index++))
+                profiles_dir=${words[index]}
+                ;;
             # The value of these options is the next word.
             --socket)
                 ((index++))
                 socket=${words[index]}
                 ;;
-            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --html | --pid | --cgroup | --unit | --hooks-dir | --profiles-dir | --columns | --sort | --change | --filter | --since | --until | --by | -n | --iterations | --count | -d | --delay | -r | --repeat | -I | --interval-print | -e | --events | -x | --field-separator | -p | --property)
+            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --html | --pid | --cgroup | --unit | --hooks-dir | --columns | --sort | --change | --filter | --since | --until | --by | -n | --iterations | --count | -d | --delay | -r | --repeat | -I | --interval-print | -e | --events | -x | --field-separator | -p | --property)
                 ((index++))
                 ;;
             -*) ;;
@@ -185,14 +190,26 @@ _resctrlctl() {
             return
             ;;
         --filter)
-            __resctrlctl_words "$(printf '%s=\n' state class owner quality namespace pod container unit key)" "$current"
+            case $current in
+                state=*) __resctrlctl_words "$(printf 'state=%s\n' pending active idle ending completed lost failed)" "$current" ;;
+                quality=*) __resctrlctl_words "$(printf 'quality=%s\n' exact late estimated unknown)" "$current" ;;
+                class=*) __resctrlctl_words "$(__resctrlctl_classes | sed 's/^/class=/')" "$current" ;;
+                *) __resctrlctl_words "$(printf '%s=\n' state class owner quality namespace pod container unit key)" "$current" ;;
+            esac
+            return
+            ;;
+        --events | -e)
+            local names='llc_occupancy mbm_total_bytes mbm_local_bytes core_energy activity stalls_llc_hit stalls_llc_miss c1_res c6_res unhalted_core_cycles unhalted_ref_cycles uops_retired'
+            local before=''
+            [[ $current == *,* ]] && before=${current%,*},
+            __resctrlctl_words "$(printf "$before%s\n" $names)" "$current"
             return
             ;;
         --since | --until)
             __resctrlctl_words $'today\nyesterday\nnow' "$current"
             return
             ;;
-        --claim | --priority | --attribute | --member | --reason | --key | --unit | -n | --iterations | --count | -d | --delay | -r | --repeat | -I | --interval-print | -e | --events | -x | --field-separator | -p | --property)
+        --claim | --priority | --attribute | --member | --reason | --key | --unit | -n | --iterations | --count | -d | --delay | -r | --repeat | -I | --interval-print | -x | --field-separator | -p | --property)
             return
             ;;
     esac
@@ -239,7 +256,7 @@ _resctrlctl() {
                 ;;
             profiles:1)
                 case $action in
-                    show) __resctrlctl_words "$(resctrlctl profiles list --quiet 2>/dev/null)" "$current" ;;
+                    show) __resctrlctl_words "$(resctrlctl profiles ${profiles_dir:+--profiles-dir "$profiles_dir"} list --quiet 2>/dev/null)" "$current" ;;
                     check) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
                     explain) __resctrlctl_words "$(__resctrlctl_keys "$socket" "$host" --all)" "$current" ;;
                 esac

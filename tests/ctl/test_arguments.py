@@ -16,8 +16,10 @@ from resctrlctl.arguments import MAX_PRIORITY, VERBS, Parser, build, parse
 from resctrlctl.defaults import SOCKET
 from resctrlmond import __version__
 from resctrlmond.api.errors import ERRORS
+from resctrlmond.resctrl.counters import EVENTS
 from resctrlmond.workloads import validation
 from resctrlmond.workloads.model import State
+from resctrlmond.workloads.states import Quality
 from tests.ctl.conftest import ROOT, Ctl
 from tests.ctl.fake_manager import FakeManager
 
@@ -343,6 +345,26 @@ def complete(line: str, *, keys: str = "", breaks: str = "@:=", path: str = "/us
     return done.stdout.split()
 
 
+def test_states_and_events_are_completed() -> None:
+    assert set(complete("resctrlctl list --filter state=")) == set(State)
+    assert set(complete("resctrlctl list --filter quality=")) == set(Quality)
+    assert set(complete("resctrlctl run -e ")) == set(EVENTS)
+
+
+def test_profiles_are_completed_from_the_directory_of_the_line(tmp_path: Path) -> None:
+    (tmp_path / "resctrlctl").write_text('#!/bin/sh\ncase "$*" in *"--profiles-dir /p "*) echo mine ;; esac\n')
+    (tmp_path / "resctrlctl").chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    assert complete("resctrlctl profiles --profiles-dir /p show m", path=path) == ["mine"]
+    assert complete("resctrlctl profiles --profiles-dir=/p show m", path=path) == ["mine"]
+
+
+def test_filter_that_is_not_valid_gets_the_form_of_a_filter(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["list", "--filter", "web"])
+    assert "'web' is not NAME=PATTERN" in capsys.readouterr().err
+
+
 def test_completion_has_every_verb_and_option() -> None:
     # Short options are not completed.
     def long(parser: argparse.ArgumentParser) -> set[str]:
@@ -375,6 +397,10 @@ def test_completion_has_every_verb_and_option() -> None:
         ("resctrlctl list --sort en", ["energy"]),
         ("resctrlctl list --columns key,age,p", ["key,age,power", "key,age,pod"]),
         ("resctrlctl list --filter na", ["namespace="]),
+        ("resctrlctl list --filter state=c", ["completed"]),
+        ("resctrlctl list --filter quality=e", ["exact", "estimated"]),
+        ("resctrlctl run -e core", ["core_energy"]),
+        ("resctrlctl run --events llc_occupancy,mbm_t", ["llc_occupancy,mbm_total_bytes"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
