@@ -99,8 +99,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with _report_file(args.output, is_appended=args.append) as file, opened(args) as target:
         reports: list[Report] = []
         is_hidden = _is_hidden(args, output, file)
-        on_interval = None if is_hidden else _interval_writer(args, output, file)
-        for _ in range(args.repeat):
+        for number in range(1, args.repeat + 1):
+            run_number = number if args.repeat > 1 else 0
+            on_interval = None if is_hidden else _interval_writer(args, output, file, run_number)
             report = _run_once(args, target, output, on_interval, is_hidden=is_hidden)
             if isinstance(report, int):
                 return report
@@ -221,8 +222,10 @@ def _sampler(
     )
 
 
-def _interval_writer(args: argparse.Namespace, output: Output, file: TextIO) -> Callable[[Interval], None] | None:
-    """Return the function that writes an interval; None if none is to be written."""
+def _interval_writer(
+    args: argparse.Namespace, output: Output, file: TextIO, run_number: int
+) -> Callable[[Interval], None] | None:
+    """Return the function that writes an interval; None if none is to be written. ``run_number``: Interval.run."""
     if args.interval_ms is None:
         return None
     form = "json" if output.json is not Json.OFF else "text"
@@ -232,6 +235,7 @@ def _interval_writer(args: argparse.Namespace, output: Output, file: TextIO) -> 
             interval,
             totals=[total for total in interval.totals if is_selected(total.event, args.events)],
             levels=[level for level in interval.levels if is_selected(level.event, args.events)],
+            run=run_number,
         )
         if form == "json":
             file.write(encode(chosen, Json.SHORT) + "\n")

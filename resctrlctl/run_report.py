@@ -205,18 +205,28 @@ def _rate(value: Decimal, unit: str) -> str:
 def interval_lines(interval: Interval, separator: str | None) -> str:
     """Return a line for each event: the time, the event, its value, and the quality of a total.
 
-    With a separator, the value has all digits and is followed by its unit; else it is scaled.
+    With a separator, the value has all digits and is followed by its unit; else it is scaled. The number of the run,
+    if there are several, is the last field, or comes first.
     """
     rows = [(total.event, total.value, total.unit, str(total.quality)) for total in interval.totals]
     rows += [(level.event, level.value, level.unit, "") for level in interval.levels]
     time = f"{interval.time:.6f}"
     if separator is not None:
         fields = (
-            (time, printable(event), value or "", printable(unit), quality) for event, value, unit, quality in rows
+            (
+                time,
+                printable(event),
+                value or "",
+                printable(unit),
+                quality,
+                *([str(interval.run)] if interval.run else []),
+            )
+            for event, value, unit, quality in rows
         )
         return "".join(separator.join(row) + "\n" for row in fields)
+    run = f"run {interval.run:<3}" if interval.run else ""
     return "".join(
-        f"{time:>14}  {_label(event):<14}  {format_value(value, unit):>18}  {quality}".rstrip() + "\n"
+        f"{run}{time:>14}  {_label(event):<14}  {format_value(value, unit):>18}  {quality}".rstrip() + "\n"
         for event, value, unit, quality in rows
     )
 

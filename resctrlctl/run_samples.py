@@ -26,12 +26,16 @@ class LevelSummary(Struct):
     samples: int
 
 
-class Interval(Struct):
-    """The use in one interval, which ended ``time`` seconds after the command began, and the levels at that time."""
+class Interval(Struct, omit_defaults=True):
+    """The use in one interval, which ended ``time`` seconds after the command began, and the levels at that time.
+
+    ``run`` is the number of the run, from 1, if the command runs several times; 0 otherwise.
+    """
 
     time: float
     totals: list[replies.Total]
     levels: list[replies.Level]
+    run: int = 0
 
 
 class Sampler:

@@ -637,6 +637,21 @@ def test_intervals_are_printed_while_the_command_runs(ctl: Ctl, tmp_path: Path) 
     assert (last["time"], last["levels"]) == (report["elapsed"], [])
 
 
+def test_intervals_of_repeated_runs_have_the_number_of_the_run(ctl: Ctl) -> None:
+    options = ["-r", "2", "-I", "60000", "-e", "core*,llc*"]
+    text = ctl("run", *options, "--", "true").stderr
+    assert re.findall(r"^run ([0-9]+) .*core energy", text, re.MULTILINE) == ["1", "2"]
+    fields = ctl("run", *options, "-x", ";", "--", "true").stderr.splitlines()
+    assert [line.split(";")[1:2] + line.split(";")[5:] for line in fields[:2]] == [
+        ["core_energy", "1"],
+        ["core_energy", "2"],
+    ]
+    lines = [json.loads(line) for line in ctl("run", *options, "--json", "--", "true").stderr.splitlines()]
+    assert [line.get("run") for line in lines] == [1, 2, None]
+    once = json.loads(ctl("run", *options[2:], "--json", "--", "true").stderr.splitlines()[0])
+    assert "run" not in once
+
+
 def test_cache_occupancy_is_sampled_while_the_command_runs(manager: FakeManager, environment: dict[str, str]) -> None:
     for options in ([], ["--json"]):
         manager.calls.clear()
