@@ -24,7 +24,8 @@ from tests.ctl.fake_manager import ALL_EVENTS, NOW, FakeManager, error, serving
 from tests.wait import wait_until
 
 PYTHON = sys.executable
-WAIT = "import time; print('ready', flush=True); time.sleep(60)"
+# Short sleeps: Python handles a signal that arrives just before a sleep begins only at the end of that sleep.
+WAIT = "import time; print('ready', flush=True)\nfor _ in range(1200): time.sleep(0.05)"
 
 
 def start_time(pid: int) -> int:
