@@ -246,12 +246,22 @@ def _show(output: Output) -> None:
     if output.json is not Json.OFF:
         output.print_json(Units(found, exact))
         return
-    if not found:
+    blocks: list[Block] = []
+    if found:
+        columns = (Column("GLOB"), Column("SET IN"))
+        blocks.append(Table(columns, tuple(Row((printable(of.glob), printable(of.path))) for of in found)))
+    else:
         output.confirm("no units are watched. Watch some: resctrlctl units enable '*.service'")
-        return
-    columns = (Column("GLOB"), Column("SET IN"))
-    blocks: list[Block] = [Table(columns, tuple(Row((printable(of.glob), printable(of.path))) for of in found))]
     if exact:
         columns = (Column("EXACT SERVICE"), Column("DROP-IN"))
         blocks.append(Table(columns, tuple(Row((printable(of.unit), printable(of.path))) for of in exact)))
-    output.print_blocks(blocks)
+    if blocks:
+        output.print_blocks(blocks)
+    globs = UnitGlobs([of.glob for of in found])
+    unwatched = [of.unit for of in exact if globs.rank(exact_units.sample_of(of.unit)) is None]
+    if unwatched:
+        names = " ".join(printable(shlex.quote(exact_units.glob_of(unit))) for unit in unwatched)
+        output.note(
+            "exact services that no glob selects start through resctrlmon-unit-exec, and are in no group. To watch "
+            f"them: resctrlctl units enable {names}"
+        )

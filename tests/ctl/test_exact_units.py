@@ -201,6 +201,24 @@ def test_service_that_no_glob_selects_is_not_called_watched(
     assert capsys.readouterr().out == "web.service: inexact\n"
 
 
+def test_status_shows_exact_services_that_no_glob_selects(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They start through the program all the same, and it said only that no units are watched."""
+    for name in ("s@.service", "t.service"):
+        unit(machine, name, "[Service]\nExecStart=/bin/a\n")
+    assert main(["units", "exact", "s@.service", "t.service"]) == 0
+    assert main(["units", "disable", "s@*.service", "t.service"]) == 0
+    capsys.readouterr()
+    assert main(["units", "status"]) == 0
+    printed = capsys.readouterr()
+    assert "no units are watched" in printed.out
+    assert f"t.service      {machine}/etc/t.service.d/{exact_units.FILE}" in printed.out
+    assert "are in no group. To watch them: resctrlctl units enable 's@*.service' t.service" in printed.err
+    assert main(["units", "enable", "s@*.service", "t.service"]) == 0
+    capsys.readouterr()
+    assert main(["units", "status"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_template_stands_for_its_instances(machine: Path) -> None:
     unit(machine, "job@.service", "[Service]\nType=oneshot\nExecStart=/bin/a %i\nExecStart=-/bin/b ; /bin/c\n")
     assert main(["units", "exact", "job@.service"]) == 0
