@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import subprocess
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -219,3 +220,32 @@ def test_address_without_a_path_gets_that_of_metrics(url: str, whole: str) -> No
 def test_password_in_the_address_is_not_logged() -> None:
     assert without_user("http://user:secret@h:4318/v1/metrics") == "http://h:4318/v1/metrics"
     assert without_user("http://h:4318/a@b") == "http://h:4318/a@b"
+
+
+def run_of(key: str) -> Figures:
+    return Figures(Run(key, START), START, LATER, False, False, {}, [], [])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of 64 KiB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(path)], check=True)
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_full_disk_leaves_the_last_state_and_no_part_of_another(small_disk: Path) -> None:
+    """The part of the new file kept the disk full."""
+    file = small_disk / "state"
+    of = ledger.Ledger(Temporality.DELTA, str(file))
+    of.known(run_of("first"))
+    of.save()
+    before = file.read_bytes()
+    for number in range(2000):
+        of.known(run_of(f"workload-{number}"))
+    with pytest.raises(OSError, match=r"No space left on device\. Free some space there"):
+        of.save()
+    assert file.read_bytes() == before
+    assert os.listdir(small_disk) == ["state"]

@@ -165,6 +165,22 @@ def test_time_limit_of_a_request_does_not_depend_on_the_clock() -> None:
         Session(Replies(lambda _: None, 0.5)).post(url, b"x", timeout=3600)
 
 
+def test_attempt_without_time_leaves_the_reason_of_the_one_before() -> None:
+    """The SDK tries again until the end of the time: the last attempt can have none, which urllib3 refuses."""
+
+    def busy(request: Handler) -> None:
+        request.send_response(503, "Out of disk")
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    replies = Replies(lambda _: None, 5)
+    with answering(busy) as url:
+        Session(replies).post(url, b"x", timeout=3.0)
+        with pytest.raises(ValueError, match="timeout"):
+            Session(replies).post(url, b"x", timeout=0.0)
+    assert replies.failure == "it answered 503 Out of disk"
+
+
 @pytest.mark.parametrize("reply", [b"Content-Length: 99\r\n\r\nabc", b"Transfer-Encoding: chunked\r\n\r\n9\r\nabc"])
 def test_message_is_accepted_although_the_rest_of_the_reply_is_lost(reply: bytes) -> None:
     """A delta would be counted twice."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import enum
+import errno
 import os
 import stat
 import time
@@ -180,10 +181,12 @@ class Ledger:
                 file.write(data)
             os.replace(temporary, self._path)
         except OSError as error:
-            raise OSError(
-                f"cannot write the state {self._path}: {error.strerror or error}. Check that its directory exists and"
-                " can be written to"
-            ) from error
+            # On a full disk, a part of it would take the space of the next one.
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "Free some space there" if is_full else "Check that its directory exists and can be written to"
+            raise OSError(f"cannot write the state {self._path}: {error.strerror or error}. {remedy}") from error
 
 
 def _content(path: str) -> bytes:

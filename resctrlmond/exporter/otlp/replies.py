@@ -151,8 +151,7 @@ class Session(requests.Session):
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         """Send a request, and return the reply, whose text has arrived. Raises RequestException."""
-        before = self._replies.failure
-        self._replies.clear()
+        self._replies.is_refusal = False
         given = options.get("timeout")
         limit_s = min(given, self._replies.limit_s) if isinstance(given, int | float) else self._replies.limit_s
         options |= {"timeout": limit_s, "stream": True, "allow_redirects": False}
@@ -170,7 +169,7 @@ class Session(requests.Session):
                 self._replies.failure = tls.reason(error, request.url or "")
                 raise
             # The last attempt may have had no time, and the one before had a reason.
-            self._replies.failure = before or f"it did not answer within {limit_s:.3g} s"
+            self._replies.failure = self._replies.failure or f"it did not answer within {limit_s:.3g} s"
             raise requests.ReadTimeout(self._replies.failure) from error
         finally:
             limit.cancel()
