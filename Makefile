@@ -29,7 +29,7 @@ INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
 .PHONY: bench churn crash exact-all flood fuzz mutants nri-all soak record starved truth views interfaces proto lint man
-.PHONY: starved-units units-budget units-budget-kernel pictures deb wheel install install-modules install-files clean
+.PHONY: panels starved-units units-budget units-budget-kernel pictures deb wheel install install-modules install-files clean
 .PHONY: check-host hook unit-exec uninstall uninstall-files
 
 all: setup hook unit-exec
@@ -182,6 +182,12 @@ soak: setup
 # exporter are killed: no counter may fall, and no end may be missed. CHURN="--minutes 5" is shorter.
 churn: setup
 	$(BIN)/python -m tests.exporter $(CHURN)
+
+# Draw the panels of the Grafana dashboard in build/panels.png, from a Prometheus that scrapes a simulated machine for two
+# minutes. Look at them when the dashboard has changed.
+panels: setup
+	mkdir -p build
+	$(BIN)/python -m tests.exporter.panels build/panels.png
 
 # Measure speed and memory as ratios within one run: a table, and every sample in build/bench.json. About 10 minutes.
 # BENCH="hook groups" selects sections; tests/bench/README.md lists them, and figures.

@@ -23,6 +23,8 @@ scrape_configs:
     static_configs: [{{targets: {targets}}}]
 """
 _WAIT_S = 60.0
+# Times (seconds since the epoch) and values.
+Curve = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,14 @@ class Prometheus:
         with urllib.request.urlopen(f"{self._url}/api/v1/query?{parameters}", timeout=_WAIT_S) as reply:
             found = json.load(reply)["data"]["result"]
         return [(one["metric"], float(one["value"][1])) for one in found]
+
+    def curves(self, query: str, begin: float, until: float) -> list[tuple[dict[str, str], Curve]]:
+        """Return the labels and the points of each series of a query between two times (seconds since the epoch)."""
+        step_s = max((until - begin) / 200, 1.0)
+        parameters = urllib.parse.urlencode({"query": query, "start": begin, "end": until, "step": step_s})
+        with urllib.request.urlopen(f"{self._url}/api/v1/query_range?{parameters}", timeout=_WAIT_S) as reply:
+            found = json.load(reply)["data"]["result"]
+        return [(one["metric"], [(float(at), float(value)) for at, value in one["values"]]) for one in found]
 
     def metrics(self) -> list[str]:
         """Return the names of all metrics."""

@@ -21,24 +21,16 @@ from resctrlmond.exporter.metrics import EVENT_METRICS, Metric
 from resctrlmond.sim.control.client import Control
 from tests.daemon.conftest import end
 from tests.exporter.conftest import Machine, machine_of, start
+from tests.exporter.panels import BUSY, DASHBOARD, EXAMPLES, VARIABLES, draw, panels
 from tests.exporter.prometheus import Prometheus, running
 from tests.exporter.test_figures import run_for
 from tests.wait import wait_until
 
-EXAMPLES = Path(__file__).parents[2] / "packaging" / "examples" / "prometheus"
-RULES, DASHBOARD = EXAMPLES / "resctrlmond.rules.yaml", EXAMPLES / "resctrlmond.dashboard.json"
+RULES = EXAMPLES / "resctrlmond.rules.yaml"
 TESTS = Path(__file__).parent / "resctrlmond.rules.test.yaml"
-BUSY = ["nice", "sh", "-c", "while :; do :; done"]
 POD = "c0ffee00-0000-4000-8000-000000000001"
-# The values of the variables of the dashboard: the first three are those of "All".
-VARIABLES = {"$job": ".*", "$instance": ".*", "$namespace": ".*", "$__rate_interval": "30s", "$__range": "15m"}
 # Without a sum of them, Prometheus would count the other scope twice.
 SCOPED = re.compile(r"resctrlmond_(?:machine_|accounted_)?memory_bandwidth_bytes_total(\{[^}]*\})?")
-
-
-def panels() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
-    return [panel for panel in found if panel["type"] != "row"]
 
 
 def rules() -> list[dict[str, Any]]:
@@ -138,11 +130,19 @@ def test_each_query_has_data(server: Prometheus) -> None:
     assert [name for name, found in by_name.items() if not found] == []
     (pod,) = by_name["Power by pod, the 10 largest, A"]
     assert pod[0] == {"namespace": "shop", "pod": "web-0"}
-    assert {labels.get("name", "") for labels, _ in by_name["Power by namespace, A"]} == {"shop", ""}
+    assert {labels.get("name", "") for labels, _ in by_name["Power by namespace, A"]} == {"shop", "no namespace"}
     units = by_name["Bandwidth by unit, the 10 largest, A"]
     assert [labels["unit"] for labels, _ in units] == ["web.service"]
     for name in ("Power by pod, the 10 largest, A", "Power of the cores, A", "Bandwidth by pool, A"):
         assert any(value > 0 for _, value in by_name[name]), name
+
+
+def test_each_panel_can_be_drawn(server: Prometheus, tmp_path: Path) -> None:
+    until = time.time()
+    drawn = draw(server, tmp_path / "panels.png", until - 60, until)
+    assert drawn.keys() == {panel["title"] for panel in panels()}
+    assert [title for title, series in drawn.items() if not series] == []
+    assert (tmp_path / "panels.png").read_bytes().startswith(b"\x89PNG")
 
 
 def _shortened(query: str) -> str:
