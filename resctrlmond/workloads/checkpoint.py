@@ -82,15 +82,25 @@ def with_readings(
 
 
 def newest(last_read: Checkpoint, readings: Iterable[Reading]) -> list[Reading]:
-    """Return readings that may be older than the checkpoint ``last_read``, with its count in place of a lower one."""
-    return [_not_below(reading, last_read.get(reading.domain)) for reading in readings]
+    """Return readings that may be older than the checkpoint ``last_read``, with its count in place of each older one.
+
+    Both were taken at about the same time. A lower count is older. If a counter has restarted, a higher one may be
+    older too, and would be added to the count before the restart, which is the same.
+    """
+    return [_newer(reading, last_read.get(reading.domain)) for reading in readings]
 
 
-def _not_below(reading: Reading, last: LastRead | None) -> Reading:
-    known = parse_value(last.values.get(reading.event, "") if last else "")
-    if event(reading.event).kind is not Kind.CUMULATIVE or known.number is None or reading.value.number is None:
+def _newer(reading: Reading, last: LastRead | None) -> Reading:
+    if last is None or reading.event not in last.values:
         return reading
-    return msgspec.structs.replace(reading, value=known) if reading.value.number < known.number else reading
+    inode = last.inode or reading.inode
+    same = msgspec.structs.replace(reading, inode=inode)
+    if event(reading.event).kind is not Kind.CUMULATIVE:
+        return same
+    known, number = parse_value(last.values[reading.event]), reading.value.number
+    has_restarted = reading.event in last.carried or (reading.inode and inode != reading.inode)
+    is_lower = number is not None and known.number is not None and number < known.number
+    return msgspec.structs.replace(same, value=known) if has_restarted or is_lower else same
 
 
 def with_gaps(before: Checkpoint, gaps: Mapping[str, Iterable[str]]) -> Checkpoint:

@@ -189,6 +189,31 @@ def test_delayed_read_does_not_replace_newer_values(host: Host, process: Start) 
     assert last_read(host, "k") == newer
 
 
+def test_overtaken_read_of_a_domain_that_came_back_does_not_count_it_twice(machine: Host, puppet: Puppet) -> None:
+    """Its higher count of before looked like use since then, and the count before was added to it."""
+    group = machine.manager.assign(assignment("k", puppet.pid)).workload.first
+    puppet.do("burn 0.4")
+    snapshots, begun_ns = machine.manager.context.snapshots, time.monotonic_ns()
+    old = machine.tree.read(group.ref)
+    machine.manager.read("k")
+    for domain in ("mon_L3_00", DOMAIN):
+        Control(machine.mountpoint).offline(domain)
+        Control(machine.mountpoint).online(domain)
+    puppet.do("burn 0.1")
+    machine.manager.read("k")
+    newer = last_read(machine, "k")
+    assert sum(last.carried.get(TRAFFIC, 0) for last in newer.values()) > 0
+    kept = snapshots.keep_read(group.created_at, begun_ns, "k", old, group.inodes).checkpoint
+    assert kept is not None
+    for domain, last in newer.items():
+        now = kept[domain]
+        assert (now.inode, now.carried, now.values.get(TRAFFIC)) == (
+            last.inode,
+            last.carried,
+            last.values.get(TRAFFIC),
+        )
+
+
 @pytest.mark.parametrize("step", ["before it is kept", "after it is kept"])
 def test_another_reader_between_two_steps_of_a_read_leaves_it_exact(
     host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch, step: str
