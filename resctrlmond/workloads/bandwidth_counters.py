@@ -22,7 +22,7 @@ def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) ->
     No group loses a counter. ``guard`` handles the errors of one workload, by its key. Keys that a call has locked
     are skipped.
     """
-    lacking = lacking_counters(ctx.store.lacking_counters())
+    lacking = lacking_counters(ctx.store.without_counters())
     if not lacking:
         return True
     with guard(ALL_COUNTERS):

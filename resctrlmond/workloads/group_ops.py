@@ -766,7 +766,7 @@ def assign_counters(ctx: Context, txn: Transaction, group: Group) -> Group:
 
 def _is_first_for_counters(ctx: Context, workload: Workload) -> bool:
     """Whether no other group of the same or a higher priority lacks bandwidth counters."""
-    first = next(iter(lacking_counters(ctx.store.lacking_counters())), None)
+    first = next(iter(lacking_counters(ctx.store.without_counters())), None)
     return first is None or first.workload.priority < workload.priority
 
 

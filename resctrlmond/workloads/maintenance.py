@@ -307,7 +307,7 @@ class Maintenance:
                 case "counters":
                     # A failure to read the counters of the host has a key that no workload has.
                     is_of_host = key == bandwidth_counters.ALL_COUNTERS
-                    asking = [workload] if workload else self._store.lacking_counters() if is_of_host else []
+                    asking = [workload] if workload else self._store.without_counters() if is_of_host else []
                     is_over = not lacking_counters(asking)
                 case "pruning":
                     is_over = key != "completed" and not self._ctx.snapshots.has_set_aside(key)

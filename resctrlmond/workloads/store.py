@@ -182,7 +182,7 @@ class Store:
         # The keys of the workloads with a group that waits for an RMID, or is being created.
         self._pending: set[str] = set()
         # Those of the workloads with a group that lacks bandwidth counters.
-        self._lacking: set[str] = set()
+        self._without_counters: set[str] = set()
         # Runs are kept for a time after their end, thousands on a busy host: what is done each second, or for each
         # verb, must not walk over them. The others; and these, as a dictionary without values, in the order in which
         # they finished.
@@ -282,9 +282,9 @@ class Store:
         found = (self._workloads.get(key) for key in sorted(self._pending.copy()))
         return [workload for workload in found if workload is not None]
 
-    def lacking_counters(self) -> list[Workload]:
+    def without_counters(self) -> list[Workload]:
         """Return the workloads with a group that lacks bandwidth counters, in order of the key."""
-        found = (self._workloads.get(key) for key in sorted(self._lacking.copy()))
+        found = (self._workloads.get(key) for key in sorted(self._without_counters.copy()))
         return [workload for workload in found if workload is not None]
 
     def nested_memberships(self, workload: Workload) -> frozenset[Membership]:
@@ -362,9 +362,9 @@ class Store:
             else:
                 self._pending.discard(key)
             if any(group.unassigned for group in workload.existing_groups):
-                self._lacking.add(key)
+                self._without_counters.add(key)
             else:
-                self._lacking.discard(key)
+                self._without_counters.discard(key)
             if workload.is_finished:
                 if key not in self._finished:
                     self._finished[key] = None
@@ -395,7 +395,7 @@ class Store:
             self._remove_owner(key, self._refs(key))
             self._bytes -= self._sizes.pop(key, 0)
             self._pending.discard(key)
-            self._lacking.discard(key)
+            self._without_counters.discard(key)
             self._unfinished.discard(key)
             self._finished.pop(key, None)
             self._ended.add(key)

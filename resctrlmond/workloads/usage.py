@@ -63,7 +63,7 @@ class _Pass(msgspec.Struct, Generic[T], frozen=True):
 
 
 class SharedPass(Generic[T]):
-    """Reads all workloads with ``read``, for all callers that ask until INTERVAL_S later.
+    """Reads all workloads with ``read``, and serves other callers with the same pass for a time (INTERVAL_S).
 
     The pass is consistent for each workload, not between workloads: each has its own time.
     """
@@ -75,7 +75,7 @@ class SharedPass(Generic[T]):
         self._last: _Pass[T] | None = None
 
     def get(self) -> T:
-        """Return the last pass if it ended within the interval, else read all workloads. Raises NotRead."""
+        """Return the last pass if it is recent, else read all workloads. Raises NotRead."""
         return self.get_with_begin()[1]
 
     def get_with_begin(self) -> tuple[float, T]:

@@ -502,9 +502,9 @@ def test_workloads_that_lack_counters_are_listed_until_they_have_them_or_are_dro
     again = Store(store.folder)
     assert again.load() == []
     for daemon in (store, again):
-        assert daemon.lacking_counters() == [lacking("lacks")]
+        assert daemon.without_counters() == [lacking("lacks")]
         save(daemon, workload("lacks"))
-        assert daemon.lacking_counters() == []
+        assert daemon.without_counters() == []
         save(daemon, lacking("lacks"))
 
 
