@@ -170,8 +170,8 @@ def over_http(tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, Received
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
-            place = f"127.0.0.1:{server.server_address[1]}"
-            yield f"http://{place}" if tls is None else f"https://localhost:{server.server_address[1]}", received
+            place = "http://127.0.0.1" if tls is None else "https://localhost"
+            yield f"{place}:{server.server_address[1]}", received
         finally:
             server.shutdown()
             thread.join()
@@ -180,7 +180,7 @@ def over_http(tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, Received
 class _HttpServer(http.server.ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a client that ends the connection, as one does that does not accept the certificate."""
-        if not isinstance(sys.exception() if hasattr(sys, "exception") else None, OSError):
+        if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 

@@ -19,6 +19,7 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import add_MetricsServiceServicer_to_server
 
+from resctrlmond.exporter.otlp import tls
 from resctrlmond.exporter.otlp.ledger import Temporality
 from resctrlmond.exporter.otlp.sender import Failure, Protocol, Sender
 from tests.exporter.conftest import Machine
@@ -130,6 +131,12 @@ def test_certificate_of_the_receiver(tmp_path: Path, protocol: Protocol, monkeyp
             found = failure(url, protocol, monkeypatch, **{_AUTHORITY: own.certificate})
             assert re.match(f"{refused}.*({why})", found)
             assert received.points == []
+
+
+def test_name_of_a_host_is_not_taken_for_an_unknown_authority() -> None:
+    error = ssl.SSLCertVerificationError()
+    error.verify_message = "Hostname mismatch, certificate is not valid for 'issuer-itself'."
+    assert _AUTHORITY not in tls.reason(error, "https://issuer-itself")
 
 
 def test_certificate_of_the_client(tmp_path: Path, protocol: Protocol, monkeypatch: pytest.MonkeyPatch) -> None:

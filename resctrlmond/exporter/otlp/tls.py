@@ -18,9 +18,11 @@ _WRONG_KEY = "the certificate and the key of the client do not belong together (
 _NO_ANSWER = "it closed the connection without an answer"
 # gRPC states it in the middle of a longer text.
 _UNTRUSTED_GRPC = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:]+)")
+# The words of OpenSSL for a certificate whose authority is not known.
+_UNKNOWN = re.compile("self.signed|issuer certificate")
 
 
-def setting(name: str) -> tuple[str, str]:
+def _setting(name: str) -> tuple[str, str]:
     """Return the variable that sets the file of that name for metrics, and its path; two times "" if none does."""
     variables = (template.format(name) for template in _SETTINGS)
     return next(((variable, path) for variable in variables if (path := os.environ.get(variable))), ("", ""))
@@ -32,7 +34,7 @@ def check_files(*, needs_key: bool) -> None:
     ``needs_key``: the key of the client must be in a file of its own. Raises ValueError.
     """
     for name in (_AUTHORITY, _CERTIFICATE, _KEY):
-        variable, path = setting(name)
+        variable, path = _setting(name)
         if not path:
             continue
         try:
@@ -42,8 +44,8 @@ def check_files(*, needs_key: bool) -> None:
             raise ValueError(f"cannot read {path} ({variable}): {error.strerror}") from error
         if is_empty:
             raise ValueError(f"{path} ({variable}) is empty")
-    certificate, _ = setting(_CERTIFICATE)
-    if certificate and needs_key and not setting(_KEY)[1]:
+    certificate, _ = _setting(_CERTIFICATE)
+    if certificate and needs_key and not _setting(_KEY)[1]:
         raise ValueError(f"{certificate} needs {certificate.replace(_CERTIFICATE, _KEY)} with gRPC")
 
 
@@ -56,7 +58,7 @@ def reason(error: Exception, url: str) -> str:
         if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
             return _with_client(_NO_ANSWER)
         if isinstance(cause, ssl.SSLError):
-            return _failed_greeting(cause.reason or "")
+            return _failed_handshake(cause.reason or "")
     for cause in causes:
         if isinstance(cause, ConnectionResetError):
             is_plain = url.partition(":")[0].lower() == "http"
@@ -73,7 +75,7 @@ def reason_of_grpc(details: str) -> str:
     if "Hostname Verification Check failed" in details:
         return _untrusted("it is not for the name in the address")
     if "Failed to create security handshaker" in details:
-        return _WRONG_KEY.format(_variable(_CERTIFICATE), _variable(_KEY))
+        return _WRONG_KEY.format(*_of_client())
     if "Socket closed" in details:
         return _with_client(f"{_NO_ANSWER}: it may expect TLS (https://), or no TLS")
     return details
@@ -81,30 +83,32 @@ def reason_of_grpc(details: str) -> str:
 
 def _untrusted(why: str) -> str:
     text = f"its certificate is not accepted: {why.strip().rstrip('.')}"
-    is_unknown = "self" in why or "issuer" in why
-    return f"{text}. {_variable(_AUTHORITY)} names the file of its authority" if is_unknown else text
+    return f"{text}. {_variable(_AUTHORITY)} names the file of its authority" if _UNKNOWN.search(why) else text
 
 
-def _failed_greeting(name: str) -> str:
+def _failed_handshake(name: str) -> str:
     """Return the reason for an error of OpenSSL (openssl/sslerr.h)."""
     words = name.lower().replace("_", " ")
     if name in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
-        return _WRONG_KEY.format(_variable(_CERTIFICATE), _variable(_KEY))
+        return _WRONG_KEY.format(*_of_client())
     if "ALERT" in name:
-        alert = words.partition("alert ")[2]
-        return _with_client(f"it refuses the connection: {alert}")
+        return _with_client(f"it refuses the connection: {words.partition('alert ')[2]}")
     if name in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
         return "it does not use TLS (http://)"
     return f"TLS failed: {words or 'no reason was given'}"
 
 
 def _with_client(text: str) -> str:
-    return f"{text}. It may require a certificate of the client ({_variable(_CERTIFICATE)}, {_variable(_KEY)})"
+    return f"{text}. It may require a certificate of the client ({', '.join(_of_client())})"
+
+
+def _of_client() -> tuple[str, str]:
+    return _variable(_CERTIFICATE), _variable(_KEY)
 
 
 def _variable(name: str) -> str:
     """Return the variable that sets the file of that name now, or could."""
-    return setting(name)[0] or _SETTINGS[-1].format(name)
+    return _setting(name)[0] or _SETTINGS[-1].format(name)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
