@@ -35,7 +35,7 @@ VARIABLES = {"$job": ".*", "$instance": ".*", "$namespace": ".*", "$__rate_inter
 # Grafana's grid has 24 columns.
 _COLUMNS, _ROW_INCHES = 24, 0.42
 _UNITS = {"watt": "W", "joule": "J", "Bps": "B/s", "bytes": "B", "s": "s"}
-_SHORT = re.compile(r"\[(5m|15m|1h)\]")
+_LONG = re.compile(r"\[(5m|15m|1h)\]")
 
 
 def panels() -> list[dict[str, Any]]:
@@ -44,15 +44,18 @@ def panels() -> list[dict[str, Any]]:
     return [panel for panel in found if panel["type"] != "row"]
 
 
+def shortened(query: str) -> str:
+    """Return a query of some seconds, without its variables: a run of minutes has no rate over an hour."""
+    for variable, value in VARIABLES.items():
+        query = query.replace(variable, value)
+    return _LONG.sub("[30s]", query)
+
+
 def curves(server: Prometheus, panel: dict[str, Any], begin: float, until: float) -> dict[str, Curve]:
     """Return the points of each series of a panel, by the name that its legend has."""
     found: dict[str, Curve] = {}
     for target in panel["targets"]:
-        query = target["expr"]
-        for variable, value in VARIABLES.items():
-            query = query.replace(variable, value)
-        # A run of minutes has no rate over an hour.
-        for labels, points in server.curves(_SHORT.sub("[30s]", query), begin, until):
+        for labels, points in server.curves(shortened(target["expr"]), begin, until):
             found[_name(target.get("legendFormat") or "", labels)] = points
     return found
 

@@ -21,7 +21,7 @@ from resctrlmond.exporter.metrics import EVENT_METRICS, Metric
 from resctrlmond.sim.control.client import Control
 from tests.daemon.conftest import end
 from tests.exporter.conftest import Machine, machine_of, start
-from tests.exporter.panels import BUSY, DASHBOARD, EXAMPLES, VARIABLES, draw, panels
+from tests.exporter.panels import BUSY, DASHBOARD, EXAMPLES, VARIABLES, draw, panels, shortened
 from tests.exporter.prometheus import Prometheus, running
 from tests.exporter.test_figures import run_for
 from tests.wait import wait_until
@@ -147,10 +147,7 @@ def test_each_panel_can_be_drawn(server: Prometheus, tmp_path: Path) -> None:
 
 def _shortened(query: str) -> str:
     """Return a query of some seconds, without its variables and the condition of an alert: none fires here."""
-    for variable, value in VARIABLES.items():
-        query = query.replace(variable, value)
-    query = re.sub(r"\[(5m|15m|1h)\]", "[30s]", query)
-    return re.sub(r"\s(==|>|<) (on \(job, instance\) .*|[0-9.]+)\s*\Z", "", query)
+    return re.sub(r"\s(==|>|<) (on \(job, instance\) .*|[0-9.]+)\s*\Z", "", shortened(query))
 
 
 def test_variables_have_values_on_a_machine_without_energy(tmp_path: Path) -> None:
