@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from resctrlmond.resctrl.errors import printable
@@ -23,6 +23,9 @@ from resctrlmond.workloads.reasons import Reason
 _AT_START = ("ExecCondition", "ExecStartPre", "ExecStart", "ExecStartPost")
 # Those of a stop, which systemd also runs without a job: when the main process has ended.
 _AT_STOP = ("ExecStop", "ExecStopPost")
+# The states (ActiveState) of a unit that is not active, and also of one that is being stopped.
+_OVER = ("inactive", "failed")
+_STOPPING = (*_OVER, "deactivating")
 # The setting of commands that may run several times.
 _REPEATED = "ExecReload"
 
@@ -68,13 +71,16 @@ class Command:
 class Service:
     """A service: its name, its control group relative to the root, and its commands.
 
-    ``is_delegated``: the service has control groups of its own below that one (Delegate=).
+    ``is_delegated``: the service has control groups of its own below that one (Delegate=). ``job`` is the number of
+    its job, 0 for none, and ``job_type`` the type of that (systemctl(1), list-jobs).
     """
 
     name: str
     cgroup: str
     is_delegated: bool
     commands: tuple[Command, ...]
+    job: int = 0
+    job_type: str = ""
 
     def with_callers(self, now_s: float) -> Service:
         """Return the service with the commands of which a process may still call at this time (``time.monotonic``).
@@ -103,9 +109,11 @@ class Service:
         running = (one for one in self.commands if one.pid == pid and not one.has_ended and is_program(one.program))
         return next(running, None)
 
-    def is_end_of_reload(self, command: Command) -> bool:
-        """Return whether the command is the last one of a reload: a later one could be missed."""
-        return [one.name for one in self.commands if one.is_repeated][-1:] == [command.name]
+    def is_last_of_job(self, command: Command) -> bool:
+        """Return whether the command is the last one that the job of the service runs: a later one may be missed."""
+        at_reload = [one for one in self.commands if one.is_repeated]
+        in_order = {"start": _in_order(self, _AT_START), "reload": at_reload}.get(self.job_type, [])
+        return [one.name for one in in_order][-1:] == [command.name]
 
     @property
     def at_stop(self) -> int:
@@ -117,11 +125,17 @@ class Service:
 class _Jobs:
     """The numbers of the jobs of a service: those that have ended since all its commands were known, those that have
     begun and not ended, and those of the latter of which a process has called.
+
+    ``stops`` are those of ``ended`` that have stopped the service, ``starts`` those of ``open`` that have begun while
+    it was not active. ``state`` is the last ActiveState that systemd has reported.
     """
 
     ended: set[int] = field(default_factory=set[int])
+    stops: set[int] = field(default_factory=set[int])
     open: set[int] = field(default_factory=set[int])
     called: set[int] = field(default_factory=set[int])
+    starts: set[int] = field(default_factory=set[int])
+    state: str = ""
 
 
 class CallsSeen:
@@ -134,6 +148,10 @@ class CallsSeen:
     systemd runs commands in jobs only, apart from those of a stop, and reports each job (JobNew, JobRemoved) before
     its reply to a later question. So a job that has ended, and of which no process has called, may have run a command
     that is not known, until a statement of systemd shows all processes as known (``explain``).
+
+    Systemd reports the number of a job and its result, and not its type. But it reports a change of the unit before
+    the next job that begins or ends (bus_job_send_removed_signal in its dbus-job.c). So the job that has stopped a
+    service is one that ends with success while the unit is no longer active: a reload with success leaves it active.
     """
 
     def __init__(self) -> None:
@@ -194,24 +212,43 @@ class CallsSeen:
         self._stops += 1
         self._jobs.clear()
 
+    def watch(self, name: str) -> None:
+        """Note the jobs of a service from now on."""
+        self._jobs.setdefault(name, _Jobs())
+
     def begin_job(self, name: str, job: int) -> None:
         """Record that systemd has a new job for a unit."""
         if (jobs := self._jobs.get(name)) is not None:
             jobs.open.add(job)
+            if jobs.state in _OVER:
+                jobs.starts.add(job)
 
-    def end_job(self, name: str, job: int) -> None:
-        """Record that systemd has removed a job for a unit."""
+    def end_job(self, name: str, job: int, *, is_done: bool) -> None:
+        """Record that systemd has removed a job for a unit. ``is_done``: with success."""
         if (jobs := self._jobs.get(name)) is None:
             return
-        jobs.open.discard(job)
         if job not in jobs.called:
             jobs.ended.add(job)
+            if is_done and jobs.state in _STOPPING and job in jobs.open - jobs.starts:
+                jobs.stops.add(job)
+        jobs.open.discard(job)
         jobs.called.discard(job)
+        jobs.starts.discard(job)
+
+    def change_state(self, name: str, state: str) -> None:
+        """Record the ActiveState of a unit that systemd has reported."""
+        if (jobs := self._jobs.get(name)) is not None:
+            jobs.state = state
 
     def ended_jobs(self, name: str) -> frozenset[int]:
         """Return the jobs that have ended, and may have run commands that are not known."""
         jobs = self._jobs.get(name)
         return frozenset(jobs.ended if jobs is not None else ())
+
+    def is_stop(self, name: str, jobs: Collection[int]) -> bool:
+        """Return whether these jobs, which have ended, are no more than one that has stopped the service."""
+        own = self._jobs.get(name)
+        return not jobs or (len(jobs) == 1 and own is not None and own.stops.issuperset(jobs))
 
     def open_jobs(self, name: str) -> frozenset[int]:
         """Return the jobs that have begun and not ended, of which no process has called."""
@@ -221,8 +258,16 @@ class CallsSeen:
     def explain(self, name: str, jobs: Collection[int]) -> None:
         """Record that all commands are known that these jobs, which have begun, have run or are running."""
         own = self._jobs.setdefault(name, _Jobs())
-        own.ended.difference_update(jobs)
         own.called.update(own.open.intersection(jobs))
+        own.ended.difference_update(jobs)
+        own.stops.difference_update(jobs)
+
+    def explain_running(self, name: str, job: int) -> None:
+        """Do the same for the job that runs, as systemd has stated since ``watch``. It may have begun before that."""
+        own = self._jobs.setdefault(name, _Jobs())
+        if job not in own.ended:
+            own.open.add(job)
+        self.explain(name, [job])
 
     def keep(self, names: Collection[str]) -> None:
         """Forget all other services."""
@@ -282,8 +327,7 @@ def has_forgotten_before(service: Service, command: Command) -> bool:
 
     A daemon-reload makes it forget the processes of all commands. They run one after another, so each has run.
     """
-    in_order = [other for setting in _AT_START for other in service.commands if other.setting == setting]
-    before = itertools.takewhile(lambda other: other.name != command.name, in_order)
+    before = itertools.takewhile(lambda other: other.name != command.name, _in_order(service, _AT_START))
     return command.setting in _AT_START and any(not other.pid and is_program(other.program) for other in before)
 
 
@@ -291,3 +335,8 @@ def kept(service: Service, known: Iterable[str], more: Command) -> tuple[str, ..
     """Return the names of the known processes that systemd still states, and of one more."""
     current = {command.name for command in service.commands}
     return (*(name for name in known if name in current and name != more.name), more.name)
+
+
+def _in_order(service: Service, settings: Sequence[str]) -> list[Command]:
+    """Return the commands of these settings in the order in which systemd runs them."""
+    return [one for setting in settings for one in service.commands if one.setting == setting]

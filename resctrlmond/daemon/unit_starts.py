@@ -96,6 +96,7 @@ class UnitStarts:
             if len(self._seen) >= _MOST_SEEN:
                 self._seen.keep({one.key for one in self._manager.unfinished()})
             has_all = name in self._seen
+            self._seen.watch(name)
             self._seen.remove(name)
             state = self._seen.state(name)
             known = member.commands if member is not None else ()
@@ -116,8 +117,9 @@ class UnitStarts:
             knows_all = member is not None and service.knows_all(member.commands)
             self._seen.handle(name, state, knows_all=knows_all)
             if knows_all:
-                # The job of a reload runs now. That of a start may have ended, and the next one may be waiting.
-                self._seen.explain(name, jobs[0] | jobs[1] if service.is_end_of_reload(command) else jobs[0])
+                self._seen.explain(name, jobs[0])
+                if service.is_last_of_job(command):
+                    self._seen.explain_running(name, service.job)
             return workload
 
     async def _is_inside(self, workload: Workload, pid: int) -> bool:

@@ -190,18 +190,22 @@ class UnitWatch:
             search.cancel()
         await asyncio.gather(*self._searches, return_exceptions=True)
 
-    def _report_job(self, name: str, job: int, is_new: bool) -> None:
-        (self.seen.begin_job if is_new else self.seen.end_job)(name, job)
+    def begin_job(self, name: str, job: int) -> None:
+        """Note a job that systemd has reported."""
+        self.seen.begin_job(name, job)
+
+    def end_job(self, name: str, job: int, *, is_done: bool) -> None:
+        """Note the end of a job that systemd has reported."""
+        self.seen.end_job(name, job, is_done=is_done)
         # A scope begins with processes of other units. That of a container is left to its hook.
-        if (
-            not is_new
-            and name.endswith(".scope")
-            and container_in(name) is None
-            and len(self._searches) < _MAX_SEARCHES
-        ):
+        if name.endswith(".scope") and container_in(name) is None and len(self._searches) < _MAX_SEARCHES:
             search = asyncio.create_task(self._search_scope(name))
             self._searches.add(search)
             search.add_done_callback(self._searches.discard)
+
+    def change_state(self, name: str, state: str) -> None:
+        """Note the state of a unit that systemd has reported."""
+        self.seen.change_state(name, state)
 
     async def _search_scope(self, name: str) -> None:
         """Find the processes that exact services have started, and that are in a new scope. They may end soon."""
@@ -228,7 +232,7 @@ class UnitWatch:
             self._loop.succeeded()
             await self._loop.wait()
             return
-        async with await Systemd.open(self._address, self._folder, self._look_at, on_job=self._report_job) as systemd:
+        async with await Systemd.open(self._address, self._folder, self._look_at, observer=self) as systemd:
             self._systemd = systemd
             self.seen.forget_all()
             self._connected.set()
@@ -335,8 +339,7 @@ class UnitWatch:
         found = [] if service is None else reasons(service, key, known)
         if service is None or unit_commands.states_none(service, known):
             found += unit_commands.reasons_of_stop(member)
-        # One job may have stopped the service.
-        is_known = key in self.seen and len(jobs) <= 1
+        is_known = key in self.seen and self.seen.is_stop(key, jobs)
         if not is_known and (service is None or unit_commands.has_forgotten(service, known)):
             found.append(Reason.COMMAND_UNSEEN.text(member=key))
         await self._downgrade(workload, Quality.LATE, found)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from resctrlmond.unit_exec import SOCKET
+
 from .host import Host
 from .install import RELOAD_DBUS
 from .machine import Guest
@@ -112,6 +114,21 @@ def test_service_that_restarts_without_a_pause_stays_exact(host: Host) -> None:
     # While a process is being put into the group, which the next start begins, a reply is late.
     host.until(lambda: total(host, "x-loop.service")["quality"] == "exact", "a reply between two starts")
     host.run("systemctl stop x-loop.service")
+
+
+def test_short_service_is_exact_unless_a_command_did_not_reach_the_daemon(host: Host) -> None:
+    """systemd unloads both when they have ended, and then states nothing about their commands any more."""
+    for name, first in (("x-short", "true"), ("x-lost", f"mv {SOCKET} {SOCKET}.away")):
+        text = f"[Service]\nType=oneshot\nExecStart={first}\nExecStart=true\n"
+        host.guest.write(f"{UNITS}/{name}.service", text)
+    host.run("systemctl daemon-reload; resctrlctl units exact x-short.service x-lost.service", timeout=100)
+    host.run(
+        f"systemctl start x-short.service; systemctl start x-lost.service; mv {SOCKET}.away {SOCKET}", timeout=100
+    )
+    for name, quality in (("x-short.service", "exact"), ("x-lost.service", "late")):
+        host.until(lambda name=name: host.state(name) == "completed", name)  # type: ignore[misc]
+        assert (name, total(host, name)["quality"]) == (name, quality)
+    assert "may have missed a command" in total(host, "x-lost.service")["reason"]
 
 
 def test_daemon_reload_hides_no_command_that_was_missed(host: Host) -> None:

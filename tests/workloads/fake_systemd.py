@@ -59,7 +59,8 @@ class FakeSystemd:
     It does not reply while ``hangs``. ``calls`` are the names of the methods that were called. ``transient`` are the
     properties of the transient units that were created, in their order, with their names, and ``changes`` those that
     SetUnitProperties has set. Both calls fail with the D-Bus error ``refusal`` if that is set, and StopUnit for units
-    that are ``unstoppable``. ``files`` are the units that LoadUnit loads.
+    that are ``unstoppable``. ``files`` are the units that LoadUnit loads, ``jobs`` the number and the type of the job
+    of a unit.
     """
 
     def __init__(self, address: str) -> None:
@@ -70,6 +71,7 @@ class FakeSystemd:
         self.refusal = ""
         self.unstoppable: set[str] = set()
         self.files: dict[str, Unit] = {}
+        self.jobs: dict[str, tuple[int, str]] = {}
         self.transient: list[tuple[str, dict[str, Any]]] = []
         self.changes: list[tuple[str, dict[str, int]]] = []
 
@@ -105,11 +107,17 @@ class FakeSystemd:
         body = [f"{NAME}.Unit", {"ActiveState": dbus_fast.Variant("s", self.units[name].active)}, []]
         self.signal("PropertiesChanged", "sa{sv}as", *body, path=path_of(name), interface=PROPERTIES)
 
-    def job(self, name: str, number: int) -> Callable[[], None]:
-        """Send the signal of a new job for a unit, and return a function that sends the signal of its end."""
+    def job(self, name: str, number: int, kind: str = "start") -> Callable[[], None]:
+        """Begin a job of this type for a unit, and return a function that ends it."""
         body = (number, f"{ROOT}/job/{number}", name)
+        self.jobs[name] = (number, kind)
         self.signal("JobNew", "uos", *body)
-        return lambda: self.signal("JobRemoved", "uoss", *body, "done")
+
+        def end() -> None:
+            self.jobs.pop(name, None)
+            self.signal("JobRemoved", "uoss", *body, "done")
+
+        return end
 
     def signal(self, member: str, signature: str, *body: Any, path: str = ROOT, interface: str = MANAGER) -> None:
         self._bus.send(dbus_fast.Message.new_signal(path, interface, member, signature, [*body]))
@@ -188,8 +196,9 @@ class FakeSystemd:
         return dbus_fast.Message.new_method_return(message, "o", ["/"])
 
     def _listed(self, patterns: list[str]) -> list[list[Any]]:
+        jobs = {name: (1, unit.job) for name, unit in self.units.items() if unit.job} | self.jobs
         return [
-            [name, "", "loaded", unit.active, unit.sub, "", path_of(name), int(bool(unit.job)), unit.job, "/"]
+            [name, "", "loaded", unit.active, unit.sub, "", path_of(name), *jobs.get(name, (0, "")), "/"]
             for name, unit in self.units.items()
             if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
         ]

@@ -566,7 +566,7 @@ def test_reload_that_did_not_reach_the_daemon_makes_the_service_late(site: Servi
                 reload = (site.spawn if is_outside else site.through)(SHOP, "/bin/true")
                 commands = {"ExecStart": [started(main)], "ExecReload": [started(reload)]}
                 site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands=commands)
-                end = site.systemd.job(SHOP, number)
+                end = site.systemd.job(SHOP, number, "reload")
                 go(reload)
                 await ended(reload)
                 end()
@@ -591,7 +591,7 @@ def test_second_command_of_a_reload_that_did_not_reach_the_daemon_makes_the_serv
             go(main)
             await site.until(lambda: has_begun(main))
             await site.looked()
-            end = site.systemd.job(SHOP, 1)
+            end = site.systemd.job(SHOP, 1, "reload")
             done = list[Command]()
             for is_outside in (False, is_missed):
                 reload = (site.spawn if is_outside else site.through)(SHOP, "/bin/true")
@@ -800,6 +800,98 @@ def test_command_that_was_missed_makes_the_service_late_after_it_is_unloaded(sit
             site.systemd.set(SHOP)
             await site.until(lambda: not site.claimed())
             assert site.quality() is Quality.LATE
+
+    run(test)
+
+
+@pytest.mark.parametrize("end", ["stop", "by itself"])
+@pytest.mark.parametrize("is_missed", [True, False])
+def test_reload_that_did_not_reach_the_daemon_makes_the_service_late_after_it_is_unloaded(
+    site: Services, is_missed: bool, end: str
+) -> None:
+    """Its process and the service end before the watch looks. Nothing else tells a reload from a stop then."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            begun = site.systemd.job(SHOP, 1)
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)], ExecReload=[Command(PROGRAM)])
+            go(main)
+            await site.until(lambda: has_begun(main))
+            begun()
+            await site.looked()
+            assert site.quality() is Quality.EXACT
+            reload = (site.spawn if is_missed else site.through)(SHOP, "/bin/true")
+            commands = {"ExecStart": [started(main)], "ExecReload": [started(reload)]}
+            site.systemd.units[SHOP] = Unit(site.inner(SHOP), active="reloading", commands=commands)
+            reloaded = site.systemd.job(SHOP, 2, "reload")
+            go(reload)
+            await ended(reload)
+            # No signal of the state active: systemd would send one only if it has the time before the end.
+            reloaded()
+            stopped = site.systemd.job(SHOP, 3, "stop") if end == "stop" else None
+            main.terminate()
+            await ended(main)
+            site.systemd.set(SHOP, active="deactivating", sub="stop-sigterm")
+            if stopped:
+                stopped()
+            site.systemd.set(SHOP, active="inactive", sub="dead")
+            site.systemd.set(SHOP)
+            await site.until(lambda: not site.claimed())
+            assert site.quality() is (Quality.LATE if is_missed else Quality.EXACT)
+            assert site.reasons() == ((Reason.COMMAND_UNSEEN.text(member=SHOP),) if is_missed else ())
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_missed", [True, False])
+def test_command_of_a_start_that_did_not_reach_the_daemon_makes_the_service_late_after_it_is_unloaded(
+    site: Services, is_missed: bool
+) -> None:
+    """Type=oneshot with two commands, which systemd unloads when the second one has ended."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            begun = site.systemd.job(SHOP, 1)
+            one = site.through(SHOP, "/bin/true")
+            unit = Unit(site.inner(SHOP), active="activating", sub="start")
+            site.systemd.set(SHOP, replace(unit, commands={"ExecStart": [started(one), Command(PROGRAM)]}))
+            go(one)
+            await ended(one)
+            two = (site.spawn if is_missed else site.through)(SHOP, "/bin/true")
+            commands = {"ExecStart": [started(one, ended=True), started(two)]}
+            site.systemd.units[SHOP] = replace(unit, commands=commands)
+            go(two)
+            await ended(two)
+            begun()
+            site.systemd.set(SHOP, active="inactive", sub="dead")
+            site.systemd.set(SHOP)
+            await site.until(lambda: not site.claimed())
+            assert site.quality() is (Quality.LATE if is_missed else Quality.EXACT)
+            assert site.reasons() == ((Reason.COMMAND_UNSEEN.text(member=SHOP),) if is_missed else ())
+
+    run(test)
+
+
+@pytest.mark.parametrize("signals", ["before the job ends", "after it"])
+def test_service_that_is_stopped_and_unloaded_at_once_is_exact(site: Services, signals: str) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            begun = site.systemd.job(SHOP, 1)
+            main = await site.begin()
+            begun()
+            stopped = site.systemd.job(SHOP, 2, "stop")
+            site.systemd.set(SHOP, active="deactivating", sub="stop-sigterm")
+            main.terminate()
+            await ended(main)
+            if signals == "after it":
+                stopped()
+            site.systemd.set(SHOP, active="inactive", sub="dead")
+            if signals != "after it":
+                stopped()
+            site.systemd.set(SHOP)
+            await site.until(lambda: not site.claimed())
+            assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
 
     run(test)
 
