@@ -29,8 +29,9 @@
 #define PARAMETERS "\"parameters\":{\"stage\":\""
 #define QUEUE_TIMEOUT "\"queueTimeoutMs\":"
 #define LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-// The longest message with its NUL, the longest reply, one read, and the longest reason in the journal.
-enum { MAX_MESSAGE = 1 << 20, MAX_REPLY = 1 << 16, CHUNK = 1 << 16, REASON = 16384 };
+// The longest state, string in it, message with its NUL, and reply; one read, and the longest reason in the journal.
+enum { MAX_STATE = 1 << 23, MAX_STRING = 1 << 15, MAX_MESSAGE = 1 << 21, MAX_REPLY = 1 << 16, CHUNK = 1 << 16 };
+enum { REASON = 16384 };
 // The longest time in seconds that the daemon can make the hook wait in its queue (resctrlmond.config.HookTimeout).
 static const double MAX_QUEUE_TIMEOUT = 60;
 // Seconds between two looks at the clock, and in the queue, where hundreds of hooks would keep the daemon from its work.
@@ -46,7 +47,7 @@ static const char *journal_path = "/run/systemd/journal/socket";
 static bool strict, has_stderr, is_sent;
 // queue_timeout is 0 until the daemon replies that the call is queued.
 static double timeout = 2.0, start_timeout = 10.0, queue_timeout, begin, counted;
-static char mistake[REASON], state[MAX_MESSAGE + CHUNK + 1], message[MAX_MESSAGE], reply[MAX_REPLY + CHUNK + 1];
+static char mistake[REASON], state[MAX_STATE + CHUNK + 1], message[MAX_MESSAGE], reply[MAX_REPLY + CHUNK + 1];
 static size_t state_size, message_size, reply_size;
 static volatile sig_atomic_t rang, interrupted, code = -1;
 
@@ -181,7 +182,7 @@ static bool has_state(void)
 {
     static int most = MORE_TICKS;
     struct pollfd input = {.fd = 0, .events = POLLIN};
-    return step == READING && state_size <= MAX_MESSAGE && poll(&input, 1, 0) > 0 && most-- > 0;
+    return step == READING && state_size <= MAX_STATE && poll(&input, 1, 0) > 0 && most-- > 0;
 }
 
 /* Give up if the time is up. Called before each system call that can block. */
@@ -273,10 +274,10 @@ static void read_state(void)
 {
     for (ssize_t count = 1; count != 0;) {
         check_time();
-        count = read(0, state_size <= MAX_MESSAGE ? state + state_size : message, CHUNK);
+        count = read(0, state_size <= MAX_STATE ? state + state_size : message, CHUNK);
         if (count < 0 && errno != EINTR)
             fail(errno);
-        if (count > 0 && state_size <= MAX_MESSAGE)
+        if (count > 0 && state_size <= MAX_STATE)
             state_size += (size_t)count;
     }
 }
@@ -289,6 +290,27 @@ static void append(const char *text, size_t size)
     message_size += size;
 }
 
+/* Replace each longer string of the state by "...". resctrlmond uses no such text, and the annotations that the user
+ * of a pod writes must not keep its container from being counted. */
+static void shorten_strings(void)
+{
+    size_t size = 0, first = 0;
+    bool is_string = false, is_escaped = false;
+    for (size_t i = 0; i < state_size; i++) {
+        char letter = state[size++] = state[i];
+        if (!is_escaped && letter == '"') {
+            if (is_string && size - 1 - first > MAX_STRING) {
+                memcpy(state + first, "...\"", 4);
+                size = first + 4;
+            }
+            is_string = !is_string;
+            first = size;
+        }
+        is_escaped = is_string && !is_escaped && letter == '\\';
+    }
+    state_size = size;
+}
+
 /* Write the varlink call, with the state as a JSON string: it cannot end the string, and so can neither add nor
  * replace a member of the message. */
 static void write_message(void)
@@ -297,8 +319,10 @@ static void write_message(void)
     const char *end = state + state_size;
     if (strspn(state, " \t\n\r\v\f") == state_size)
         give_up("the runtime wrote no state to stdin");
-    if (state_size > MAX_MESSAGE)
-        give_up("the state is longer than %d bytes", MAX_MESSAGE);
+    if (state_size > MAX_STATE)
+        give_up("the state is longer than %d bytes", MAX_STATE);
+    shorten_strings();
+    end = state + state_size;
     for (const char *text = state; text < end; text++)
         if ((unsigned char)*text < ' ' && *text != '\t' && *text != '\n' && *text != '\r')
             give_up("the state contains control characters");

@@ -33,8 +33,12 @@ START_LOCK = ".starting"
 # resctrlmond.message_ids.MessageId.UNMONITORED: the journal's catalogue explains it.
 MESSAGE_ID = "47f76e48a28c4accae8c5c9183767327"
 
-# The longest message to the daemon, its closing NUL included, and the longest answer.
-MAX_MESSAGE = 1 << 20
+# The longest state, string in it, message to the daemon with its closing NUL, and answer. A pod has up to 256 KiB of
+# annotations, and JSON has up to six bytes for one of them, such as "<". CRI-O includes all annotations once more, in
+# one string.
+MAX_STATE = 1 << 23
+MAX_STRING = 1 << 15
+MAX_MESSAGE = 1 << 21
 MAX_REPLY = 1 << 16
 _CHUNK = 1 << 16
 
@@ -131,13 +135,13 @@ class Run:
 def read_state(run: Run) -> None:
     """Read all of stdin. Bytes past the limit are read and dropped: a runtime may fail on a closed pipe."""
     while chunk := posix.read(0, _CHUNK):
-        if len(run.state) <= MAX_MESSAGE:
+        if len(run.state) <= MAX_STATE:
             run.state += chunk
 
 
 def has_state(run: Run) -> bool:
     """Whether more of the state can be read without waiting. Not for ever: a stdin may never pause."""
-    if run.step != _READING or len(run.state) > MAX_MESSAGE or not run.more_ticks:
+    if run.step != _READING or len(run.state) > MAX_STATE or not run.more_ticks:
         return False
     run.more_ticks -= 1
     import select  # noqa: PLC0415  (only if the time is up)
@@ -153,8 +157,10 @@ def request(stage: str, state: bytes) -> bytes:
     """
     if not state.strip():
         raise HookError("the runtime wrote no state to stdin")
-    if len(state) > MAX_MESSAGE:
-        raise HookError(f"the state is longer than {MAX_MESSAGE} bytes")
+    if len(state) > MAX_STATE:
+        raise HookError(f"the state is longer than {MAX_STATE} bytes")
+    if len(state) > MAX_STRING:
+        state = shortened(state)
     if len(state.translate(None, _CONTROL)) != len(state):
         raise HookError("the state contains control characters")
     try:
@@ -170,6 +176,19 @@ def request(stage: str, state: bytes) -> bytes:
     if len(message) > MAX_MESSAGE:
         raise HookError(f"the message with the state is longer than {MAX_MESSAGE} bytes")
     return message
+
+
+def shortened(state: bytes) -> bytes:
+    """Return the state with "..." in the place of each string that is longer than MAX_STRING.
+
+    resctrlmond uses no such text, and the annotations that the user of a pod writes must not keep its container from
+    being counted.
+    """
+    import re  # noqa: PLC0415  (only for long states)
+
+    # The quantifiers are possessive: otherwise, each escape would take memory.
+    string = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+    return string.sub(lambda found: found[0] if len(found[0]) <= MAX_STRING + 2 else b'"..."', state)
 
 
 def is_refusal(reply: bytes) -> bool:

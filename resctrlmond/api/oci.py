@@ -13,8 +13,8 @@ from resctrlmond.workloads.profiles import annotation_names
 from resctrlmond.workloads.reports import Facts
 from resctrlmond.workloads.validation import attribute_value, canonical_key, check_member_id, is_pod_uid
 
-# A pod has up to 256 KiB of annotations, and CRI-O includes them twice. The hook has the same limit.
-MAX_STATE_LENGTH = 1 << 20
+# The limit of the hook, which shortens long strings: then all states of Kubernetes fit.
+MAX_STATE_LENGTH = 1 << 21
 
 # The annotations with the pod's UID: of CRI-O, of containerd. The first one that exists is used.
 _POD_UID = ("io.kubernetes.pod.uid", "io.kubernetes.cri.sandbox-uid")
@@ -70,7 +70,7 @@ _decoder = msgspec.json.Decoder(State)
 
 
 def parse_state(text: str) -> State:
-    """Decode the state from JSON of at most 1 MiB. Raises InvalidOciState, which names the invalid field."""
+    """Decode the state from JSON of at most 2 MiB. Raises InvalidOciState, which names the invalid field."""
     if len(text) > MAX_STATE_LENGTH:
         raise InvalidOciState(f"the OCI state is longer than {MAX_STATE_LENGTH} characters")
     try:

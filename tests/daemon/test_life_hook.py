@@ -114,6 +114,22 @@ def test_restarted_container_is_a_new_run(machine: Machine, init: StartProcess) 
     assert os.listdir(machine.run / "completed" / CONTAINER) == ["1"]
 
 
+def test_annotations_of_any_length_do_not_hide_a_container_from_its_pod(
+    machine: Machine, init: StartProcess, move_to_cgroup: MoveToCgroup
+) -> None:
+    """The user of a pod chose what its exact total lacked."""
+    machine.start()
+    for id_, text in ((CONTAINER, ""), ("5e" * 32, "<" * 250_000)):
+        child = init()
+        move_to_cgroup(f"hook-{os.getpid()}-pod{UID}/{id_}", child.pid)
+        given = state(child.pid, id_, io__kubernetes__pod__uid=UID, text=text)
+        # As Go writes it.
+        written = json.dumps(given).replace("<", "\\u003c").encode()
+        assert hook(machine, "createRuntime", written) == (0, "")
+        assert child.pid in machine.tasks(UID)
+    assert machine.group(UID)["baseline"] == "exact"
+
+
 @pytest.mark.parametrize("spelling", [UID, UID.upper(), UID.replace("-", "_")])
 def test_container_in_the_control_group_of_its_pod_is_in_the_pods_group(
     machine: Machine, init: StartProcess, move_to_cgroup: MoveToCgroup, spelling: str

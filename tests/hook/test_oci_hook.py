@@ -29,6 +29,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resctrlmond import oci_hook
+from resctrlmond.api.oci import parse_state
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.frames import VarlinkError
 from resctrlmond.start_lock import SUFFIX, StartLock
@@ -311,9 +312,49 @@ def test_both_forms_read_the_same_numbers(both: tuple[Host, Host], number: str) 
 
 def test_a_long_state_is_handed_over(host: Host) -> None:
     host.serve(OK)
-    state = json.dumps({"annotations": {"a": '"' * 200_000}}).encode()
+    state = json.dumps({"annotations": {str(number): '"' * 10_000 for number in range(40)}}).encode()
     assert host.run(state=state).code == 0
     assert host.parameters()["state"] == state.decode()
+
+
+def as_crio_writes(annotations: dict[str, str]) -> dict[str, Any]:
+    """Return a state with the annotations of a pod, and all of them once more in one annotation."""
+    again = {"io.kubernetes.cri-o.Annotations": as_go_writes(annotations).decode()}
+    return {"ociVersion": "1.0.2", "id": "4d4d", "status": "created", "pid": 4711, "annotations": annotations | again}
+
+
+def as_go_writes(document: object) -> bytes:
+    """Return the JSON of Go, which escapes "<"."""
+    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c").encode()
+
+
+@pytest.mark.parametrize("length", [200, 250_000])
+@pytest.mark.parametrize("letter", ["<", "\x01", '"', "\\", "a"], ids=ascii)
+def test_annotations_of_a_pod_do_not_keep_its_state_from_the_daemon(host: Host, letter: str, length: int) -> None:
+    """256 KiB of them, the limit of Kubernetes, made the state too long, and the container unmonitored."""
+    left = 256 * 1024 - 100
+    given = {f"a.example/{number}": letter * length for number in range(left // (length + 16))}
+    given["io.kubernetes.pod.uid"] = "0f8fad5b-d9cb-469f-a165-70867728950e"
+    host.serve(OK)
+    assert host.run(state=as_go_writes(as_crio_writes(given))).code == 0
+    assert host.lines() == []
+    sent = parse_state(host.parameters()["state"])
+    assert (sent.id, sent.pid) == ("4d4d", 4711)
+    assert sent.annotations["io.kubernetes.cri-o.Annotations"] == "..."
+    expected = letter * length if length == 200 else "..."
+    assert sent.annotations["a.example/0"] == expected
+    assert sent.annotations["io.kubernetes.pod.uid"] == given["io.kubernetes.pod.uid"]
+
+
+@pytest.mark.parametrize("tail", [b'"', b'\\""', b'\\\\"'], ids=ascii)
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_only_strings_above_the_limit_are_shortened(host: Host, tail: bytes, more: int) -> None:
+    text = b"x" * (oci_hook.MAX_STRING + more - len(tail) + 1) + tail
+    host.serve(OK)
+    assert host.run(state=b'{"a\\"":"' + text + b',"b":"' + text + b',"id":"\\\\"}').code == 0
+    text = text if more <= 0 else b'..."'
+    sent = b'{"a\\"":"' + text + b',"b":"' + text + b',"id":"\\\\"}'
+    assert host.parameters()["state"] == sent.decode()
 
 
 @pytest.mark.parametrize(
@@ -325,8 +366,8 @@ def test_a_long_state_is_handed_over(host: Host) -> None:
         (b"\x1b" + STATE, "control characters"),
         (b'{"id":"\xff"}', "not UTF-8"),
         (b'{"id":"\xed\xa0\x80"}', "not UTF-8"),
-        (b"x" * (1 << 20), "longer"),
-        (b'"' * (1 << 19), "longer"),
+        (b"x" * (1 << 23) + b"x", "longer than 8388608"),
+        (b'""' * (1 << 19), "longer than 2097152"),
     ],
     ids=["empty", "blank", "nul", "escape", "latin-1", "surrogate", "too long", "too long once escaped"],
 )
@@ -342,7 +383,7 @@ def test_the_runtime_can_write_all_of_an_over_long_state(host: Host) -> None:
     hook = subprocess.Popen(host.argv("createRuntime"), stdin=subprocess.PIPE, env={})
     assert hook.stdin
     with hook.stdin as pipe:
-        pipe.write(b"x" * (3 << 20))  # a BrokenPipeError would end the test here
+        pipe.write(b"x" * (10 << 20))  # a BrokenPipeError would end the test here
     assert hook.wait(60) == 0
     assert "longer" in host.the_line()
 

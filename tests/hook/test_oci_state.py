@@ -89,7 +89,7 @@ def test_a_stopped_container_has_no_pid() -> None:
         state(annotations=[]),
         state(annotations={"a": 1}),
         state()[:-1] + ',"x":' + "[" * 100_000,
-        state(bundle="x" * (1 << 20)),
+        state(bundle="x" * (1 << 21)),
         state()[:-1] + ',"bundle":"\ud800"}',
     ],
     ids=lambda text: ascii(text)[-40:],
