@@ -212,7 +212,7 @@ class Companions:
                 self._loaded[key] = run
                 await self._observe(systemd, key, unit)
             else:
-                await _stop(systemd, unit)
+                await self._stop(systemd, key, unit, is_followed=bool(run))
         elif workload is None or companion is None:
             await self._forget(key)
         elif not is_ready(workload):
@@ -265,6 +265,17 @@ class Companions:
         rendered = render(companion, values)
         self._files.write(key, run_of(workload), companion.format.file_name, rendered.text)
         return rendered
+
+    async def _stop(self, systemd: Systemd, key: str, unit: Unit, *, is_followed: bool) -> None:
+        """Stop a companion that is not that of this run. ``is_followed``: this run is to have one too.
+
+        A process that ignores SIGTERM runs on for a while. Raises BusUnavailable, DBusError.
+        """
+        await _stop(systemd, unit)
+        if is_followed:
+            self._report(key, CompanionState.WAITING, "systemd stops the companion of an earlier run")
+        elif not unit.has_ended:
+            self._report(key, CompanionState.STOPPING)
 
     async def _forget(self, key: str) -> None:
         """Remove the files of a companion whose unit is gone."""

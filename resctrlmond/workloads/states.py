@@ -121,13 +121,16 @@ class CompanionState(enum.StrEnum):
     """Where a companion is in its life."""
 
     WAITING = "waiting"
-    """It has not been started: the workload has no group yet, or systemd cannot be reached."""
+    """It has not been started: the workload has no group yet, systemd cannot be reached, or the companion of an
+    earlier run has not ended."""
     STARTING = "starting"
     """systemd starts it, perhaps again."""
     RUNNING = "running"
     """Its process runs."""
     EXITED = "exited"
     """Its process has ended with success."""
+    STOPPING = "stopping"
+    """systemd stops it: the workload has ended, or its profile has no companion any more."""
     STOPPED = "stopped"
     """Another program has stopped it."""
     FAILED = "failed"

@@ -59,8 +59,8 @@ class FakeSystemd:
     It does not reply while ``hangs``. ``calls`` are the names of the methods that were called. ``transient`` are the
     properties of the transient units that were created, in their order, with their names, and ``changes`` those that
     SetUnitProperties has set. Both calls fail with the D-Bus error ``refusal`` if that is set, and StopUnit for units
-    that are ``unstoppable``. ``files`` are the units that LoadUnit loads, ``jobs`` the number and the type of the job
-    of a unit.
+    that are ``unstoppable``. Units that are ``slow`` are deactivating after StopUnit. ``files`` are the units that
+    LoadUnit loads, ``jobs`` the number and the type of the job of a unit.
     """
 
     def __init__(self, address: str) -> None:
@@ -70,6 +70,7 @@ class FakeSystemd:
         self.hangs = False
         self.refusal = ""
         self.unstoppable: set[str] = set()
+        self.slow: set[str] = set()
         self.files: dict[str, Unit] = {}
         self.jobs: dict[str, tuple[int, str]] = {}
         self.transient: list[tuple[str, dict[str, Any]]] = []
@@ -170,7 +171,10 @@ class FakeSystemd:
         if name in self.unstoppable:
             text = f"Operation refused, unit {name} may be requested by dependency only."
             return dbus_fast.Message.new_error(message, f"{NAME}.OnlyByDependency", text)
-        self.set(name)
+        if message.member == "StopUnit" and name in self.slow:
+            self.set(name, active="deactivating", sub="stop-sigterm", job="stop")
+        else:
+            self.set(name)
         reply = dbus_fast.Message.new_method_return
         return reply(message, "o", ["/"]) if message.member == "StopUnit" else reply(message)
 

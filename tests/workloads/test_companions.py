@@ -347,6 +347,38 @@ def test_new_run_under_the_key_gets_a_companion_of_its_own(site: Site, process: 
     run(test)
 
 
+def test_companion_that_ignores_sigterm_is_shown_as_stopping_until_systemd_has_killed_it(
+    site: Site, process: Start
+) -> None:
+    unit = unit_of(FIRST)
+    first, second = process(), process()
+
+    async def test() -> None:
+        async with site.systemd as systemd, site.running():
+            systemd.slow.add(unit)
+            site.start(FIRST, first, "simple")
+            await site.until_status(FIRST, "running")
+            site.end(FIRST)
+            assert site.host.manager.get(FIRST).state == "completed"
+            await site.until_status(FIRST, "stopping")
+            site.start(FIRST, second, "simple")
+            assert site.host.manager.get(FIRST).state == "active"
+            await site.until_status(FIRST, "waiting: systemd stops the companion of an earlier run")
+            assert systemd.calls.count("StopUnit") == 1
+            systemd.slow.clear()
+            systemd.set(unit, active="failed", sub="failed", job="", result="timeout", code=2, status=9)
+            await site.until_status(FIRST, "running")
+            assert len(systemd.transient) == 2
+            systemd.slow.add(unit)
+            site.end(FIRST)
+            await site.until_status(FIRST, "stopping")
+            systemd.set(unit, active="failed", sub="failed", job="", result="timeout", code=2, status=9)
+            await site.until_status(FIRST, "")
+            assert not systemd.units
+
+    run(test)
+
+
 def test_companion_without_a_value_for_a_variable_fails_with_the_reason(site: Site, process: Start) -> None:
     async def test() -> None:
         async with site.systemd as systemd, site.running():
