@@ -304,8 +304,11 @@ class Companions:
                 self._report(key, CompanionState.STARTING, f"again: {await _failure(systemd, unit)}")
             case "activating", _:
                 self._report(key, CompanionState.STARTING)
-            case "deactivating", _:
+            case "deactivating", _ if unit.job_type:
                 self._report(key, CompanionState.STOPPED, "another program stops its unit")
+            case "deactivating", _:
+                # Its main process has failed, and systemd ends the others.
+                self._fail(key, await _failure(systemd, unit), is_retried=False)
             case _:
                 self._report(key, CompanionState.RUNNING)
 

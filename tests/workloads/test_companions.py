@@ -379,6 +379,25 @@ def test_companion_that_ignores_sigterm_is_shown_as_stopping_until_systemd_has_k
     run(test)
 
 
+def test_companion_whose_main_process_fails_before_its_others_has_failed(site: Site, process: Start) -> None:
+    """systemd gives the other processes 10 seconds; another program would stop the unit by a job."""
+    failed: dict[str, Any] = {"result": "exit-code", "code": 1, "status": 7}
+
+    async def test() -> None:
+        async with site.systemd as systemd, site.running():
+            site.start(FIRST, process(), "simple")
+            await site.until_status(FIRST, "running")
+            systemd.set(unit_of(FIRST), active="deactivating", sub="stop-sigterm", **failed)
+            await site.until_status(FIRST, "failed: it exited with status 7")
+            systemd.set(unit_of(FIRST), active="failed", sub="failed", **failed)
+            site.start(SECOND, process(), "simple")
+            await site.until_status(SECOND, "running")
+            systemd.set(unit_of(SECOND), active="deactivating", sub="stop-sigterm", job="stop")
+            await site.until_status(SECOND, "stopped: another program stops its unit")
+
+    run(test)
+
+
 def test_companion_without_a_value_for_a_variable_fails_with_the_reason(site: Site, process: Start) -> None:
     async def test() -> None:
         async with site.systemd as systemd, site.running():
