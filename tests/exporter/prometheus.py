@@ -87,10 +87,17 @@ class Prometheus:
 @contextlib.contextmanager
 def running(folder: Path, target: int, interval_s: int, *others: int) -> Iterator[Prometheus]:
     """Run a server that scrapes the port ``target``, and the ``others``, while the block runs."""
+    targets = json.dumps([f"127.0.0.1:{port}" for port in (target, *others)])
+    with running_with(folder, CONFIGURATION.format(targets=targets, interval_s=interval_s)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running_with(folder: Path, text: str) -> Iterator[Prometheus]:
+    """Run a server with this configuration while the block runs."""
     folder.mkdir()
     configuration = folder / "prometheus.yml"
-    targets = json.dumps([f"127.0.0.1:{port}" for port in (target, *others)])
-    configuration.write_text(CONFIGURATION.format(targets=targets, interval_s=interval_s))
+    configuration.write_text(text)
     log = folder / "log"
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(reserved_port("127.0.0.1"))

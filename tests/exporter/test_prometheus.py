@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -13,10 +15,13 @@ import pytest
 from resctrlmond.exporter.metrics import Names
 from resctrlmond.sim.profiles import PROFILES
 from tests.exporter.churn import churn
-from tests.exporter.conftest import Exporter, machine_of
+from tests.exporter.conftest import Exporter, machine_of, start
+from tests.exporter.prometheus import running_with
 from tests.exporter.test_figures import run_for
+from tests.wait import wait_until
 
-PAGE = Path(__file__).parents[2] / "man" / "resctrlmon-exporter.8.scd"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "man" / "resctrlmon-exporter.8.scd"
 # Some scrapes and kills. In the hour of make churn, ended workloads expire too.
 _SECONDS = 25.0
 
@@ -52,6 +57,42 @@ def test_prometheus_misses_no_end_and_sees_no_counter_fall(tmp_path: Path) -> No
     assert outcome.starts
     assert outcome.samples > outcome.workloads
     assert outcome.ended == outcome.workloads + 3
+
+
+def _blocks(page: str, heading: str) -> list[str]:
+    """Return the literal blocks below a line of the page."""
+    _, found, rest = page.partition(heading)
+    assert found
+    return [block.replace("\\\\", "\\") for block in rest.split("```\n")[1::2]]
+
+
+def test_prometheus_scrapes_over_tls_with_the_files_of_the_page(tmp_path: Path) -> None:
+    """The commands for the certificates, the options of the service, the job and the rules, as copied."""
+    page = PAGE.read_text(encoding="utf-8").replace("node1.example", "localhost")
+    for folder in ("/etc/ssl/private", "/etc/ssl", "/etc/prometheus"):
+        page = page.replace(folder, str(tmp_path))
+    certificates, _, service, _, job, *_ = _blocks(page, "\nListen on all addresses over TLS")
+    commands = certificates.replace("# openssl", "openssl")
+    subprocess.run(["sh", "-e", "-c", commands], check=True, timeout=60, capture_output=True)
+    credentials = dict(re.findall(r"LoadCredential=(\w+):(\S+)", service))
+    options = service.split("ExecStart=/usr/bin/resctrlmon-exporter ")[1].split()
+    for name, file in credentials.items():
+        options = [option.replace(f"${{CREDENTIALS_DIRECTORY}}/{name}", file) for option in options]
+    [rules, *_] = _blocks(page, "\n_/usr/share/doc/resctrlmond/examples/prometheus_. Each alert")
+    rules = rules.replace("/usr/share/doc/resctrlmond/examples", str(ROOT / "packaging" / "examples"))
+    with contextlib.ExitStack() as stack:
+        machine = stack.enter_context(machine_of(tmp_path, "intel-aet"))
+        machine.start()
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        log = tmp_path / "log"
+        exporter = start(listener, log, "--manager-socket", machine.socket, *options)
+        stack.callback(exporter.wait)
+        stack.callback(exporter.kill)
+        job = job.replace("localhost:10133", f"localhost:{listener.getsockname()[1]}")
+        configuration = "global: {scrape_interval: 1s, scrape_timeout: 1s}\n" + rules + job
+        server = stack.enter_context(running_with(tmp_path / "prometheus", configuration))
+        wait_until(lambda: 1.0 in [value for one in server.series("resctrlmond_up") for _, value in one.samples])
+        assert {value for one in server.series("up", job="resctrlmond") for _, value in one.samples} >= {1.0}
 
 
 def test_page_has_an_exact_query_and_the_error_of_increase(tmp_path: Path) -> None:
