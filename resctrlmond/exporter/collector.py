@@ -24,6 +24,7 @@ from resctrlmond import __version__
 from resctrlmond.api.monotone import Monotone
 from resctrlmond.api.types import Latency, MachineReply, NameSums, StatusReply, Sum, SumsReply, Usage, Workload
 from resctrlmond.exporter import metrics
+from resctrlmond.exporter.failures import Failures
 from resctrlmond.exporter.families import Families, cut
 from resctrlmond.exporter.metrics import EventMetrics, Names, Type
 from resctrlmond.exporter.source import VERBS, Observation, Source
@@ -54,6 +55,7 @@ class Exporter:
         names: Iterable[Names] = metrics.DEFAULT_NAMES,
         node: str = "",
     ) -> None:
+        self.failures = Failures()
         self._source = source
         self._events = metrics.selected(events)
         self._names = frozenset(names)
@@ -76,15 +78,21 @@ class Exporter:
     ) -> T:
         """Read from the daemon, for ``timeout_s`` at most, and return what ``encode`` makes of all metrics.
 
-        ``with_process``: with the memory, CPU time and descriptors of the exporter itself.
+        ``with_process``: with the memory, CPU time, descriptors and failed connections of the exporter itself.
         """
         observation = self._source.observe(timeout_s)
         registry = CollectorRegistry(auto_describe=False)
-        own = self._process.collect() if with_process else ()
+        own = (*self._process.collect(), *self._failed(with_start_times)) if with_process else ()
         shown = [family for family in own if family.name != _PROCESS_LEFT_OUT]
         registry.register(_Scrape(lambda: [*self._collect(observation, with_start_times=with_start_times), *shown]))
         with self._guard:
             return encode(registry)
+
+    def _failed(self, with_start_times: bool) -> Iterable[Family]:
+        families = Families(with_start_times=with_start_times)
+        for failure, count in self.failures.counts().items():
+            families.counter(metrics.CONNECTIONS_FAILED, (failure,), count, self.failures.since)
+        return families
 
     def _collect(self, observation: Observation, *, with_start_times: bool) -> Iterable[Family]:
         try:

@@ -20,9 +20,10 @@ from resctrlmond.exporter import listening, metrics
 from resctrlmond.exporter.collector import Exporter
 from resctrlmond.exporter.otlp.ends import Ends
 from resctrlmond.exporter.otlp.ledger import Ledger, Temporality
-from resctrlmond.exporter.server import MAX_CONNECTIONS, Application, Room, Server, tls_context
+from resctrlmond.exporter.server import MAX_CONNECTIONS, Application, Room, Server
 from resctrlmond.exporter.source import Source
 from resctrlmond.exporter.textfile import NAME, Textfile
+from resctrlmond.exporter.tls import server_context
 from resctrlmond.notify import Notify
 
 log = logging.getLogger("resctrlmond.exporter")
@@ -264,8 +265,8 @@ def _otlp(parser: argparse.ArgumentParser, options: argparse.Namespace) -> _Push
 
 
 def _serve(options: argparse.Namespace, exporter: Exporter) -> int:
-    tls = tls_context(options.certfile, options.keyfile, options.client_cafile) if options.certfile else None
-    application, room = Application(exporter, options.timeout), Room(MAX_CONNECTIONS)
+    tls = server_context(options.certfile, options.keyfile, options.client_cafile) if options.certfile else None
+    application, room = Application(exporter, options.timeout), Room(MAX_CONNECTIONS, exporter.failures)
     with contextlib.ExitStack() as stack:
         for listener in _listeners(options.listen or listening.parse(listening.DEFAULT)):
             server = stack.enter_context(Server(listener, application, room, tls))

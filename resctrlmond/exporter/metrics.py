@@ -232,3 +232,9 @@ READ_SUCCESS = _gauge("exporter_read_success", "Whether the call of resctrlmond 
 READ_DURATION = _gauge(
     "exporter_read_duration_seconds", "How long the calls of resctrlmond took for this scrape.", unit="seconds"
 )
+CONNECTIONS_FAILED = Metric(
+    "exporter_connections_failed",
+    Type.COUNTER,
+    "The connections to the exporter that got no reply.",
+    ("reason",),
+)

@@ -21,7 +21,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
+from resctrlmond.exporter import tls
 from resctrlmond.exporter.collector import Exporter
+from resctrlmond.exporter.failures import Failure, Failures
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
@@ -40,6 +42,8 @@ _PLACE_S = 1.0
 _READING_S = 1.0
 # The part of the time-out of Prometheus that the calls of the daemon may take.
 _SHARE = 0.8
+_FULL = f"{MAX_CONNECTIONS} connections are open"
+_SLOW = f"the client took more than {_CLIENT_S:g} s for its request, or to read the reply"
 _OPENMETRICS = "application/openmetrics-text"
 _TEXT = [("Content-Type", "text/plain; charset=utf-8")]
 
@@ -108,10 +112,13 @@ class Room:
     new connection.
     """
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, failures: Failures | None = None) -> None:
+        self.failures = failures or Failures()
         self._places = threading.BoundedSemaphore(places)
         # Until when the client may take. It can be interrupted in the last _CLIENT_S of this time.
         self._waiting: dict[int, tuple[socket.socket, float]] = {}
+        # The threads whose connections were interrupted, which are counted already.
+        self._interrupted: set[int] = set()
         self._guard = threading.Lock()
 
     def enter(self) -> bool:
@@ -121,12 +128,20 @@ class Room:
         with self._guard:
             oldest = min(self._waiting, key=lambda thread: self._waiting[thread][1], default=None)
             if oldest is None or self._waiting[oldest][1] - _CLIENT_S > time.monotonic():
+                self.failures.add(Failure.FULL, _FULL)
                 return False
-            _interrupt(self._waiting.pop(oldest)[0])
-        return self._places.acquire(timeout=_PLACE_S)
+            self._interrupt(oldest, Failure.FULL, _FULL)
+            del self._waiting[oldest]
+        if self._places.acquire(timeout=_PLACE_S):
+            return True
+        self.failures.add(Failure.FULL, _FULL)
+        return False
 
     def leave(self) -> None:
-        """Give back the place."""
+        """Give back the place of this thread, or of a thread that could not be started."""
+        with self._guard:
+            self._waiting.pop(threading.get_ident(), None)
+            self._interrupted.discard(threading.get_ident())
         self._places.release()
 
     def wait_for_client(self, connection: socket.socket, until: float) -> None:
@@ -144,19 +159,28 @@ class Room:
         with self._guard:
             self._waiting.pop(threading.get_ident(), None)
 
+    def fail(self, failure: Failure, reason: str, client: str) -> None:
+        """Count the failure of this thread's connection, unless it was interrupted."""
+        with self._guard:
+            is_counted = threading.get_ident() in self._interrupted
+        if not is_counted:
+            self.failures.add(failure, reason, client)
+
     def interrupt_late(self) -> None:
         """Interrupt the clients that were too slow: the time-out of a socket is that of each byte."""
         now = time.monotonic()
         with self._guard:
-            for connection, until in self._waiting.values():
+            for thread, (_, until) in self._waiting.items():
                 if now > until:
-                    _interrupt(connection)
+                    self._interrupt(thread, Failure.SLOW, _SLOW)
 
-
-def _interrupt(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        # Not shutdown() of ssl, which another thread uses.
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+    def _interrupt(self, thread: int, failure: Failure, reason: str) -> None:
+        if thread not in self._interrupted:
+            self._interrupted.add(thread)
+            self.failures.add(failure, reason)
+        with contextlib.suppress(OSError):
+            # Not shutdown() of ssl, which another thread uses.
+            socket.socket.shutdown(self._waiting[thread][0], socket.SHUT_RDWR)
 
 
 class _Lines:
@@ -205,7 +229,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class Server(socketserver.ThreadingMixIn, WSGIServer):
-    """Serves ``application`` on a listening socket, which it owns; over TLS with ``tls``."""
+    """Serves ``application`` on a listening socket, which it owns; over TLS with ``secure``."""
 
     daemon_threads = True
 
@@ -214,7 +238,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         listener: socket.socket,
         application: Callable[[WSGIEnvironment, StartResponse], Iterable[bytes]],
         room: Room,
-        tls: ssl.SSLContext | None = None,
+        secure: ssl.SSLContext | None = None,
     ) -> None:
         # Not that of TCPServer, which creates a socket: the unit allows none of the internet.
         socketserver.BaseServer.__init__(self, listener.getsockname(), _Handler)
@@ -223,7 +247,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
         self.set_app(self._answer)
         self._application = application
-        self._tls = tls
+        self._tls = secure
         self._room = room
         # The connection of each thread.
         self._connections = threading.local()
@@ -251,7 +275,6 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.has_acted()
             self._room.leave()
 
     def has_request(self) -> None:
@@ -274,35 +297,28 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
             return
         until = self._room.until()
         request.settimeout(_CLIENT_S)
-        # The time-out is that of the whole handshake.
-        with self._tls.wrap_socket(request, server_side=True) as secured:
+        # The handshake is not that of wrap_socket(), which takes the descriptor away from the socket that can be
+        # interrupted, so that silent clients would keep their places.
+        with self._tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False) as secured:
             self._connections.own = secured
             self._room.wait_for_client(secured, until)
+            try:
+                # The time-out is that of the whole handshake.
+                secured.do_handshake()
+            except TimeoutError:
+                raise
+            except OSError as error:
+                self._room.fail(Failure.TLS, tls.reason(error), client_address[0])
+                return
             super().finish_request(secured, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Log the failure of a connection."""
-        if isinstance(sys.exc_info()[1], OSError):
-            log.debug("a connection failed: %s", sys.exc_info()[1])
-        else:
-            log.exception("a request failed")
-
-
-def tls_context(certfile: str, keyfile: str | None, client_cafile: str | None) -> ssl.SSLContext:
-    """Return the context of a server; with ``client_cafile``, clients need a certificate that it signed.
-
-    Raises OSError that names the file.
-    """
-    context, file = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certfile
-    try:
-        context.load_cert_chain(certfile, keyfile)
-        if client_cafile is not None:
-            file = client_cafile
-            context.load_verify_locations(client_cafile)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except OSError as error:
-        raise OSError(
-            f"cannot use the certificate {file}, or its key: {error.strerror or error}. Check that the files are in "
-            "PEM, and name the key with --keyfile if it is in another file"
-        ) from error
-    return context
+        """Count and log the failure of a connection."""
+        match sys.exc_info()[1]:
+            case TimeoutError():
+                self._room.fail(Failure.SLOW, _SLOW, client_address[0])
+            case OSError() as error:
+                reason = f"it failed before the reply was read: {error.strerror or error}"
+                self._room.fail(Failure.CLOSED, reason, client_address[0])
+            case _:
+                log.exception("a request failed")

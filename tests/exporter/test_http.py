@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from resctrlmond.exporter import listening, server
 from resctrlmond.exporter.server import MAX_CONNECTIONS
+from resctrlmond.exporter.tls import server_context
 from tests.exporter.conftest import OPENMETRICS, Exporter, Reply, request, reserved_port, start, start_all
 from tests.wait import wait_until
 
@@ -244,7 +245,7 @@ def test_client_that_sends_its_request_too_slowly_is_disconnected(
     tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch, is_tls: bool
 ) -> None:
     certificate, key = authority(tmp_path, "server")
-    tls = server.tls_context(str(certificate), str(key), None) if is_tls else None
+    tls = server_context(str(certificate), str(key), None) if is_tls else None
     room = server.Room(1)
     with server.Server(listener, lambda _environment, _start: [], room, tls) as serving:
         thread = threading.Thread(target=serving.serve_forever)
