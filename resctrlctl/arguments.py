@@ -234,6 +234,8 @@ def _check_combination(args: argparse.Namespace) -> None:
             f"{args.action}: "
             + ("an argument is not allowed" if args.subject else f"{missing[args.action]} is missing")
         )
+    if args.verb == "profiles" and args.root is not None and args.action != "check":
+        args.parser.error(f"argument --root: not allowed with {args.action}: only check needs the classes")
     if args.verb == "report" and args.csv and args.json != "off":
         args.parser.error("argument --csv: not allowed with --json")
     if args.verb == "plot" and args.json != "off":
@@ -712,6 +714,12 @@ def _profiles(verb: argparse.ArgumentParser) -> None:
         type=not_empty,
         metavar="PATH",
         help="the directory to read instead of those of the daemon",
+    )
+    verb.add_argument(
+        "--root",
+        type=not_empty,
+        metavar="PATH",
+        help="check: the resctrl filesystem (or simulator) whose classes the profiles can name",
     )
 
 

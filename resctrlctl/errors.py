@@ -17,6 +17,8 @@ PROGRAM = "resctrlctl"
 
 # The other exit statuses are in resctrlmond.api.exit_codes.
 OK = 0
+# The verb profiles: the daemon accepts a file that names a class that does not exist.
+MISSING_CLASS = 8
 # The verb doctor: the severity of its worst finding.
 DOCTOR_WARNING = 8
 DOCTOR_ERROR = 9

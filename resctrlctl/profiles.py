@@ -9,22 +9,24 @@ from collections.abc import Iterable, Sequence
 
 from resctrlctl import host_replies, replies
 from resctrlctl.daemon import Daemon, daemon_of
-from resctrlctl.errors import OK, CommandError
+from resctrlctl.defaults import SOCKET
+from resctrlctl.errors import MISSING_CLASS, OK, CommandError
 from resctrlctl.format import format_class, format_count, format_duration, format_message
 from resctrlctl.layout import Block, Column, Row, Sheet, Table
 from resctrlctl.output import Json, Output
 from resctrlctl.render import companion_text
 from resctrlctl.selectors import matching
 from resctrlctl.structs import Struct
-from resctrlmond import profile_files
-from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
+from resctrlmond import config, profile_files
+from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD, NOT_RUNNING
 from resctrlmond.config_file import ConfigError
-from resctrlmond.resctrl.errors import printable
+from resctrlmond.resctrl.errors import ResctrlError, printable
+from resctrlmond.resctrl.tree import Tree
 from resctrlmond.unit_globs import TYPES, has_open_bracket, remedy_for_type
 from resctrlmond.workloads.companion_settings import Companion
 from resctrlmond.workloads.memory_settings import MemorySettings, Swap, text_of
 from resctrlmond.workloads.owners import SYSTEMD
-from resctrlmond.workloads.profiles import Profile, Profiles, Rule
+from resctrlmond.workloads.profiles import Profile, Profiles, Rule, missing_classes
 
 _PROFILE_COLUMNS = (
     *map(Column, ("PROFILE", "WATCH", "CLASS", "LINGER", "SNAPSHOT TTL", "PRIORITY", "DEFAULT")),
@@ -116,15 +118,55 @@ def profiles(args: argparse.Namespace, output: Output) -> int:
         case "show":
             _show(found, args.subject, output)
         case _:
-            profile_count = format_count(len(found.by_name), "profile")
-            rule_count = format_count(len(found.rules), "rule")
-            output.confirm(
-                f"{printable(args.subject)}: correct. Together with the other files: {profile_count}, {rule_count}"
-            )
-            for number, rule in enumerate(found.rules):
-                for note in (*_notes(rule), *_notes_on_order(rule, found.rules[:number])):
-                    output.note(f"{printable(rule.origin)}: {note}")
+            return _report_check(found, args, output)
     return OK
+
+
+def _report_check(found: Profiles, args: argparse.Namespace, output: Output) -> int:
+    """Print that a file is accepted, and what is probably a mistake in it; return the exit status."""
+    missing, why_unknown = _missing_classes(found, args)
+    profile_count = format_count(len(found.by_name), "profile")
+    rule_count = format_count(len(found.rules), "rule")
+    verdict = "accepted, but a class does not exist" if missing else "correct"
+    output.confirm(
+        f"{printable(args.subject)}: {verdict}. Together with the other files: {profile_count}, {rule_count}"
+    )
+    for problem in missing:
+        output.note(problem)
+    if why_unknown:
+        output.note(f"cannot check whether the classes exist: {why_unknown}")
+    for number, rule in enumerate(found.rules):
+        for note in (*_notes(rule), *_notes_on_order(rule, found.rules[:number])):
+            output.note(f"{printable(rule.origin)}: {note}")
+    return MISSING_CLASS if missing else OK
+
+
+def _missing_classes(found: Profiles, args: argparse.Namespace) -> tuple[list[str], str]:
+    """Return a message for each class that does not exist, and why this is unknown, "" if it is known."""
+    if not any(profile.class_ for profile in found.by_name.values()):
+        return [], ""
+    try:
+        path, allow_simulation = _place(args)
+        existing = Tree.open(path, allow_simulation=allow_simulation).classes()
+    except (ResctrlError, CommandError) as error:
+        if args.root is None:
+            return [], str(error)
+        raise CommandError(f"cannot check the classes: {error}", NOT_RUNNING) from error
+    return [*missing_classes(found, existing)], ""
+
+
+def _place(args: argparse.Namespace) -> tuple[str, bool]:
+    """Return where resctrl is, and whether it may be a simulator. Raises CommandError, ConfigError."""
+    if args.root is not None:
+        return args.root, True
+    daemon = daemon_of(args)
+    if daemon.socket == SOCKET:
+        # Not asked, because systemd would start it, perhaps before its configuration is complete.
+        return config.load().resctrl, False
+    status = daemon.call(
+        "ask where resctrl is mounted", "Status", host_replies.NoParameters(), host_replies.StatusReply
+    )
+    return status.mount, status.simulation is not None
 
 
 def _notes(rule: Rule) -> Iterable[str]:

@@ -184,6 +184,7 @@ def _profile(key: yaml.Node, node: yaml.Node, path: str) -> Profile:
         events=_events(values["events"], path) if "events" in values else (),
         companion=_companion(values["companion"], path) if "companion" in values else None,
         exposes=exposes,
+        class_origin=_origin(values["class"], path) if "class" in values else "",
     )
 
 

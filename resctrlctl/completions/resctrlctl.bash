@@ -79,7 +79,7 @@ _resctrlctl() {
         [move]=''
         [hooks]='--hooks-dir'
         [units]=''
-        [profiles]='--profiles-dir'
+        [profiles]='--profiles-dir --root'
         [report]='--since --until --by --csv'
         [run]='--key --pid --cgroup --unit --class --take-over --best-effort --output --append --repeat --interval-print --events --field-separator'
     )

@@ -41,7 +41,7 @@ from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.start_lock import StartLock
 from resctrlmond.workloads.event_globs import unmatched
 from resctrlmond.workloads.model import Workload
-from resctrlmond.workloads.profiles import Profiles
+from resctrlmond.workloads.profiles import Profiles, missing_classes
 
 if TYPE_CHECKING:
     from resctrlmond.api.dbus.server import DBusServer
@@ -497,8 +497,21 @@ class Daemon:
             problem = f"the profiles are wrong, and {otherwise}: {error}"
             log.error("%s", problem, extra=journal.fields(error, message_id=MessageId.CONFIG_REFUSED))
         else:
+            self._warn_of_missing_classes()
             self._warn_of_unknown_events()
         self._manager.alerts["profiles"] = problem
+
+    def _warn_of_missing_classes(self) -> None:
+        """Log the profiles whose class does not exist. They are used: another program may create the class later."""
+        profiles = self._manager.profiles
+        if not any(profile.class_ for profile in profiles.by_name.values()):
+            return
+        try:
+            existing = self._manager.tree.classes()
+        except ResctrlError:
+            return  # not mounted now
+        for problem in missing_classes(profiles, existing):
+            log.warning("%s", problem)
 
     def _warn_of_unknown_events(self) -> None:
         """Log the globs of events that match no event of this machine: hosts with the same profiles differ."""

@@ -6,10 +6,11 @@ from __future__ import annotations
 import enum
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
+from resctrlmond.resctrl.errors import printable
 from resctrlmond.unit_globs import is_of_user
 from resctrlmond.workloads.companion_settings import Companion
 from resctrlmond.workloads.label_selector import Requirement
@@ -47,7 +48,7 @@ class Profile(msgspec.Struct, frozen=True):
     ``keeps_files``: the begin and end files of a run stay until ``snapshot_ttl`` after its end. ``events`` are the
     globs of the events in its files and figures (``event_globs``), () for all. ``exposes``: containers of the NRI
     plugin have the figures of their workload as a mount. ``origin`` is the file and the line,
-    for messages.
+    for messages; so is ``class_origin``, of the class.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Profile(msgspec.Struct, frozen=True):
     events: tuple[str, ...] = ()
     companion: Companion | None = None
     exposes: bool = False
+    class_origin: str = ""
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -153,6 +155,21 @@ class Profiles(msgspec.Struct, frozen=True):
     def find(self, name: str) -> Profile | None:
         """Return the profile of that name; None if there is none."""
         return self.by_name.get(name)
+
+
+def missing_classes(profiles: Profiles, existing: Collection[str]) -> Iterator[str]:
+    """Yield a message for each profile whose class is not one of those that exist, with the class most like it."""
+    for profile in profiles.by_name.values():
+        if profile.class_ and profile.class_ not in existing:
+            import difflib  # noqa: PLC0415 - only a wrong profile needs it
+
+            known = sorted(filter(None, existing))
+            close = difflib.get_close_matches(profile.class_, known, n=1)
+            others = f"Existing classes: {', '.join(('/', *known))}"
+            remedy = f"Did you mean {close[0]}?" if close else others
+            named = f"profile {profile.name} names the class {printable(profile.class_)}, which does not exist"
+            effect = "until it exists, containers and units with this profile stay in their class"
+            yield f"{profile.class_origin}: {named}: {effect}. {printable(remedy)}"
 
 
 class Choice(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from resctrlctl.command import main
+from resctrlmond.sim.fuse.mount import Simulation
 
 TEXT = """\
 profiles:
@@ -27,6 +28,13 @@ def directory(tmp_path: Path) -> Path:
     """A directory with profiles."""
     (tmp_path / "10-shop.yaml").write_text(TEXT)
     return tmp_path
+
+
+@pytest.fixture
+def without_class(directory: Path) -> Path:
+    """A directory with profiles that name no class, which a machine may have or not."""
+    (directory / "10-shop.yaml").write_text(TEXT.replace("class: batch, ", ""))
+    return directory
 
 
 def call(directory: Path, *words: str) -> int:
@@ -137,25 +145,68 @@ def test_show_names_the_existing_profiles(directory: Path, capsys: pytest.Captur
     assert "there is no profile 'other'. Existing profiles: batch, quiet, root" in capsys.readouterr().err
 
 
-def test_check_reports_the_mistake_with_its_line(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    new = directory / "20.yaml"
+def test_check_reports_the_mistake_with_its_line(without_class: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = without_class / "20.yaml"
     new.write_text("profiles: {new: }\nrules:\n  - {profile: nwe, image: x}\n")
-    assert call(directory, "check", str(new)) == 1
+    assert call(without_class, "check", str(new)) == 1
     assert f"{new}:3: there is no profile 'nwe'. Did you mean new?" in capsys.readouterr().err
     new.write_text("profiles: {new: }\nrules:\n  - {profile: quiet, image: x}\n")
-    assert call(directory, "check", str(new)) == 0
+    assert call(without_class, "check", str(new)) == 0
     assert capsys.readouterr().out == f"{new}: correct. Together with the other files: 4 profiles, 3 rules\n"
 
 
-def test_check_names_the_rules_that_select_no_unit(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    new = directory / "20.yaml"
+def test_check_names_a_class_that_does_not_exist(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    top, new = directory / "resctrl", directory / "20.yaml"
+    top.mkdir()
+    new.write_text(
+        "profiles:\n  nightly:\n    priority: 1\n    class: bacth\n  other: {class: zzz}\n  top: {class: /}\n"
+    )
+    with Simulation(str(top)):
+        (top / "batch").mkdir()
+        (top / "gold").mkdir()
+        assert call(directory, "check", str(new), "--root", str(top)) == 8
+        shown = capsys.readouterr()
+        counts = "Together with the other files: 6 profiles, 2 rules"
+        assert shown.out == f"{new}: accepted, but a class does not exist. {counts}\n"
+        effect = "until it exists, containers and units with this profile stay in their class"
+        assert shown.err.splitlines() == [
+            f"resctrlctl: {new}:4: profile nightly names the class bacth, which does not exist: {effect}. "
+            "Did you mean batch?",
+            f"resctrlctl: {new}:5: profile other names the class zzz, which does not exist: {effect}. "
+            "Existing classes: /, batch, gold",
+        ]
+        for name in ("bacth", "zzz"):
+            (top / name).mkdir()
+        assert call(directory, "check", str(new), "--root", str(top)) == 0
+        assert capsys.readouterr() == (f"{new}: correct. {counts}\n", "")
+
+
+def test_check_without_resctrl_states_that_classes_are_unknown(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    socket, file = str(directory / "no-socket"), str(directory / "10-shop.yaml")
+    assert call(directory, "check", file, "--socket", socket) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"{file}: correct. ")
+    assert shown.err.startswith("resctrlctl: cannot check whether the classes exist: cannot ask where resctrl is")
+    assert call(directory, "check", file, "--root", str(directory)) == 3
+    assert capsys.readouterr().err.startswith(f"resctrlctl: cannot check the classes: {directory}: ")
+
+
+def test_root_is_for_check_only(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(directory, "list", "--root", "/x") == 2
+    assert "argument --root: not allowed with list" in capsys.readouterr().err
+
+
+def test_check_names_the_rules_that_select_no_unit(without_class: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = without_class / "20.yaml"
     new.write_text(
         "rules:\n"
         "- {profile: quiet, unit: web.service}\n"
         "- {profile: quiet, unit: [a.timer, '!b.service', x, '[a.service', 'y*', 'z[12]', z.slice], owner: systemd}\n"
         "- {profile: quiet, cgroup: [system.slice/*, /system.slice/*, '*/x']}\n"
     )
-    assert call(directory, "check", str(new)) == 0
+    assert call(without_class, "check", str(new)) == 0
     notes = capsys.readouterr().err.splitlines()
     assert [note.partition(f"{new}:")[2] for note in notes] == [
         "2: the rule selects containers in that unit, not the unit itself. For the unit, add 'owner: systemd'",
@@ -183,13 +234,13 @@ def test_check_names_the_rules_that_select_no_unit(directory: Path, capsys: pyte
     ],
 )
 def test_check_names_a_rule_for_units_behind_one_that_selects_all(
-    directory: Path, capsys: pytest.CaptureFixture[str], before: str, rule: str, is_hidden: bool
+    without_class: Path, capsys: pytest.CaptureFixture[str], before: str, rule: str, is_hidden: bool
 ) -> None:
-    new = directory / "20.yaml"
+    new = without_class / "20.yaml"
     owner = "" if "owner" in before else ", owner: systemd"
     rules = f"- {{profile: quiet, {before}{owner}}}\n- {{profile: quiet, {rule}, owner: systemd}}\n"
     new.write_text(f"rules:\n{rules}")
-    assert call(directory, "check", str(new)) == 0
+    assert call(without_class, "check", str(new)) == 0
     note = f"{new}:3: the rule never matches: the rule at {new}:2 selects these units. Put it first"
     assert (note in capsys.readouterr().err) == is_hidden
 

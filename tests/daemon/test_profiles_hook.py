@@ -113,6 +113,34 @@ def test_class_that_does_not_exist_leaves_the_container_where_it_is(host: Host, 
     assert f"container {CONTAINER} stays in its class, although its profile missing names the class platinum" in log
 
 
+def test_class_that_does_not_exist_is_logged_when_the_profiles_are_read(host: Host, init: StartProcess) -> None:
+    host.write("profiles:\n  typo:\n    class: glod\ndefault_profile: plain", "20.yaml")
+    host.machine.reload()
+    log = host.machine.log.read_text()
+    effect = "until it exists, containers and units with this profile stay in their class"
+    typo = f"20.yaml:3: profile typo names the class glod, which does not exist: {effect}. Did you mean gold?"
+    assert log.count(typo) == 1
+    missing = f"10.yaml:6: profile missing names the class platinum, which does not exist: {effect}."
+    assert log.count(f"{missing} Existing classes: /, gold") == 2  # the start and the reload
+    assert "names the class gold," not in log
+    assert host.start(init())["profile"] == "plain"
+
+
+def test_check_asks_the_daemon_of_another_socket_for_its_classes(host: Host) -> None:
+    command = [sys.executable, "-m", "resctrlctl", "--socket", host.machine.socket, "profiles", "check"]
+    command += [str(host.directory / "10.yaml"), "--profiles-dir", str(host.directory)]
+
+    def check() -> tuple[int, str]:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stderr
+
+    status, said = check()
+    assert (status, said.count("\n")) == (8, 1)
+    assert "10.yaml:6: profile missing names the class platinum, which does not exist" in said
+    (host.machine.top / "resctrl" / "platinum").mkdir()
+    assert check() == (0, "")
+
+
 def test_container_that_is_not_watched_is_listed_with_the_reason_until_it_ends(
     host: Host, init: StartProcess
 ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -200,6 +201,18 @@ def test_wrong_configuration_is_not_written_and_stops_the_role(
     assert "--- again" not in done.stdout
     assert (copy / "resctrlmond").is_dir()
     assert not (copy / "resctrlmond" / missing).exists()
+
+
+@pytest.mark.parametrize(("status", "accepted"), [(0, True), (8, True), (1, False)])
+def test_role_accepts_profiles_that_name_a_class_of_later(tmp_path: Path, status: int, accepted: bool) -> None:
+    program, file = tmp_path / "resctrlctl", tmp_path / "profiles"
+    program.write_text(f'#!/bin/sh\n[ -s "$3" ] && exit {status}\n')
+    program.chmod(0o755)
+    file.write_text("profiles: {batch: {class: batch}}\n")
+    tasks = {task["name"]: task for task in loaded(ROLE / "tasks" / "main.yml")}
+    command = shlex.split(tasks["Write the profiles"]["ansible.builtin.copy"]["validate"] % file)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    assert (subprocess.run(command, env=environment, check=False).returncode == 0) == accepted
 
 
 def test_role_agrees_with_the_packages_the_daemonset_and_the_page() -> None:

@@ -31,7 +31,6 @@ def host(installed_guest: Guest) -> Host:
     host.make_root()
     host.enable_hooks()
     host.run(f"cat >/etc/resctrlmond/profiles.d/10-test.yaml <<'E'\n{PROFILES}E")
-    host.run("resctrlctl profiles check /etc/resctrlmond/profiles.d/10-test.yaml")
     host.start()
     host.run(f"mkdir {TREE}/gold")
     return host
@@ -56,6 +55,16 @@ def test_container_sees_the_class_of_its_profile_from_its_first_instruction(host
     assert group not in host.groups("gold")
     assert explained(host, group) == {"profile": "gold", "source": f"annotation {ANNOTATION}"}
     assert {total["quality"] for total in host.call("Read", key=group)["totals"]} == {"exact"}
+
+
+def test_check_reports_a_class_that_does_not_exist(host: Host) -> None:
+    path = "/etc/resctrlmond/profiles.d/10-test.yaml"
+    said = host.out(f"resctrlctl profiles check {path} 2>&1; echo $?").splitlines()
+    assert (said[-1], len(said)) == ("8", 3)
+    problem = "profile missing names the class platinum, which does not exist"
+    assert f"{path}:5: {problem}" in said[1]
+    assert problem in host.out("journalctl -u resctrlmond --no-pager -q")
+    assert "names the class gold, which" in host.out("journalctl -u resctrlmond --no-pager -q"), "it came later"
 
 
 def test_class_that_does_not_exist_is_reported_and_the_container_runs(host: Host) -> None:
