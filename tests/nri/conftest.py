@@ -123,7 +123,7 @@ class Node:
 
         ``has_group``: the runtime creates a monitoring group for it.
         """
-        container = self.container(pod, 0, state=1)
+        container = self.container(pod, 0, state=1, name=fields.get("name", "app"))
         plugin.send_event(Event.POST_CREATE_CONTAINER, pod, container)
         container = self.container(pod, self.process(), id=container.id, state=1, **fields)
         own = os.path.join(self._containers(), container.id)
