@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profiles that annotations of Podman's containers choose, on the real kernel."""
+"""Profiles that annotations of containers of Podman, and of pods of CRI-O, choose, on the real kernel."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from .host import BUSYBOX, TREE, WHERE, Host, parse_where
 from .machine import Guest
 
 ANNOTATION = "profile.resctrlmon.org"
+POD = "5f0c2d1e-1b2a-4c3d-9e8f-0a1b2c3d4e5f"
+# The ids of the containers of a pod: the sandbox, and those named app and sidecar.
+SANDBOX, APP, SIDECAR = ("01" * 32, "02" * 32, "03" * 32)
 PROFILES = """\
 profiles:
   usual: {snapshot_ttl: 1h}
@@ -18,6 +21,7 @@ profiles:
   gold: {class: gold}
   missing: {class: platinum}
   small: {memory_high: 64M}
+  apart: {watch: container}
 rules:
   - {profile: quiet, container: quiet-*}
 default_profile: usual
@@ -111,3 +115,76 @@ def test_empty_annotation_opts_out_and_an_unknown_one_gets_the_default(host: Hos
     assert explained(host, group)["profile"] == "usual"
     log = host.out("journalctl -u resctrlmond")
     assert f"{group}: annotation {ANNOTATION} names the profile 'glod', which does not exist" in log
+
+
+def start_in_pod(host: Host, id_: str, name: str, annotations: dict[str, str]) -> tuple[str, str]:
+    """Start a container of a pod with crun, as CRI-O does; return the class and group of its first instruction."""
+    crio = {
+        "io.kubernetes.pod.uid": POD,
+        "io.kubernetes.pod.name": "web-0",
+        "io.kubernetes.pod.namespace": "shop",
+        "io.kubernetes.container.name": name,
+        "io.kubernetes.cri-o.ContainerType": "container" if name else "sandbox",
+    }
+    where, output = f"/kubepods/burstable/pod{POD}/crio-{id_}", f"/run/{id_}.out"
+    bundle = host.bundle(id_, f"{WHERE}; exec sleep 600", crio | annotations, where)
+    host.run(f"crun run -d --bundle {bundle} {id_} </dev/null >{output} 2>&1")
+    host.until(lambda: "mon:" in host.out(f"cat {output}"), "the container's first line")
+    return parse_where(host.out(f"cat {output}"))
+
+
+def end_pod(host: Host, *ids: str) -> None:
+    """Delete the containers of the pod, and its control group."""
+    for id_ in ids:
+        host.run(f"crun delete --force {id_}")
+    host.run(f"rmdir /sys/fs/cgroup/kubepods/burstable/pod{POD}")
+
+
+def reasons(host: Host, key: str) -> set[tuple[str, str]]:
+    """Return the quality of each total of a workload, with its reason."""
+    return {(total["quality"], total.get("reason", "")) for total in host.call("Read", key=key)["totals"]}
+
+
+def test_container_of_a_pod_of_crio_has_a_group_of_its_own_from_its_first_instruction(host: Host) -> None:
+    annotations = {f"{ANNOTATION}/app": "apart"}
+    assert start_in_pod(host, SANDBOX, "", annotations) == ("/", POD)
+    assert host.call("Get", key=POD)["workload"]["baseline"] == "exact"
+    assert start_in_pod(host, APP, "app", annotations) == ("/", APP)
+    assert start_in_pod(host, SIDECAR, "sidecar", annotations) == ("/", POD)
+    own = host.call("Get", key=APP)["workload"]
+    assert (own["baseline"], own["attributes"]["pod.uid"], own["attributes"]["container.name"]) == (
+        "exact",
+        POD,
+        "app",
+    )
+    assert explained(host, APP) == {"profile": "apart", "source": f"annotation {ANNOTATION}/app"}
+    pid = json.loads(host.out(f"crun state {APP}"))["pid"]
+    assert host.membership(pid) == ("/", APP)
+    left_out = {("late", f"{APP} is not included, because of its profile apart")}
+    assert reasons(host, POD) == left_out
+    assert {member["id"] for member in host.call("Get", key=POD)["workload"]["members"]} == {SANDBOX, SIDECAR}
+
+    host.kill()
+    assert (host.membership(pid), reasons(host, POD)) == (("/", APP), left_out), "also after a kill of the daemon"
+    host.run(f"crun delete --force {APP}")
+    host.until(lambda: host.state(APP) == "completed", "the container's end")
+    assert reasons(host, APP) == {("exact", "")}
+    assert (host.state(POD), APP in host.groups()) == ("active", False)
+    end_pod(host, SIDECAR, SANDBOX)
+    host.until(lambda: host.state(POD) == "completed", "the end of the pod after its control group")
+    assert reasons(host, POD) == left_out
+
+
+def test_pod_of_crio_whose_containers_have_groups_of_their_own_has_none(host: Host) -> None:
+    annotations = {ANNOTATION: "apart"}
+    assert start_in_pod(host, SANDBOX, "", annotations) == ("/", "")
+    assert start_in_pod(host, APP, "app", annotations) == ("/", APP)
+    assert start_in_pod(host, SIDECAR, "sidecar", annotations) == ("/", SIDECAR)
+    (listed,) = host.call("ListUnwatched")["containers"]
+    assert (listed["id"], listed["pod"], listed["profile"]) == (SANDBOX, POD, "apart")
+    assert POD not in host.groups()
+    end_pod(host, APP, SIDECAR, SANDBOX)
+    for id_ in (APP, SIDECAR):
+        host.until(lambda key=id_: host.state(key) == "completed", "the container's end")  # type: ignore[misc]
+        assert reasons(host, id_) == {("exact", "")}
+    assert host.call("ListUnwatched")["containers"] == []
