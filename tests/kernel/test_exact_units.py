@@ -15,27 +15,11 @@ import pytest
 from resctrlmond.unit_exec import SOCKET
 
 from .host import Host
-from .install import RELOAD_DBUS
 from .machine import Guest
+from .services import OWNER, READY, write_programs
 
 UNITS = "/run/systemd/system"
 # Owns a name on the bus, which the policy allows.
-OWNER = """\
-import asyncio
-
-from dbus_fast import BusType
-from dbus_fast.aio import MessageBus
-
-
-async def main():
-    bus = await MessageBus(bus_type=BusType.SYSTEM).connect()
-    await bus.request_name("org.resctrlmon.Test")
-    await asyncio.sleep(600)
-
-
-asyncio.run(main())
-"""
-POLICY = "<busconfig><policy user='root'><allow own='org.resctrlmon.Test'/></policy></busconfig>"
 # The service tells systemd that it is ready, and remains the main process.
 NOTIFY = "sh -c 'systemd-notify --ready; exec sleep 600'"
 SANDBOX = (
@@ -48,13 +32,15 @@ FILES = {
     "x-fork.service": "Type=forking\nExecStart=sh -c 'sleep 600 & exit 0'",
     "x-hard.service": f"DynamicUser=yes\nExecStart=sh -c 'id -u; exec sleep 600'\n{SANDBOX}",
     "x-notify.service": f"Type=notify\nNotifyAccess=all\nExecStart={NOTIFY}",
+    "x-reload.service": f"Type=notify-reload\nSetCredential=word:given\nLoadCredential=host:/etc/hostname\n"
+    f"ExecStart=python3 {READY}",
     "x-once.service": "Type=oneshot\nExecStart=true\nExecStart=sh -c 'exit 0'\nExecStart=sleep 1\n"
     "RemainAfterExit=yes",
 }
 # Not in each run, because a slow guest takes seconds for each.
 MORE = {
     "x-exec.service": "Type=exec\nExecStart=sleep 600",
-    "x-dbus.service": "Type=dbus\nBusName=org.resctrlmon.Test\nExecStart=python3 /run/owner.py",
+    "x-dbus.service": f"Type=dbus\nBusName=org.resctrlmon.Test\nExecStart=python3 {OWNER}",
     "x-idle.service": "Type=idle\nExecStart=sleep 600",
     "x-post.service": "ExecStartPost=true\nExecStart=sleep 600\nExecStop=true\nExecStopPost=true",
     "x@.service": "ExecStart=sleep 60%i",
@@ -69,9 +55,8 @@ def host(installed_guest: Guest) -> Host:
     host = Host(installed_guest)
     for name, text in FILES.items():
         host.guest.write(f"{UNITS}/{name}", f"[Service]\n{text}\n")
-    host.guest.write("/run/owner.py", OWNER)
-    host.guest.write("/etc/dbus-1/system.d/org.resctrlmon.Test.conf", POLICY)
-    host.run(f"systemctl daemon-reload; {RELOAD_DBUS}")
+    write_programs(host)
+    host.run("systemctl daemon-reload")
     host.run(f"resctrlctl units exact {' '.join(FILES)}", timeout=100)
     host.start()
     return host
@@ -90,7 +75,12 @@ def test_services_of_all_types_are_exact(host: Host) -> None:
         host.run(f"systemctl start {' '.join(some)}", timeout=100)
         for name in some:
             host.until(lambda name=name: host.state(name) in ("active", "completed"), name)  # type: ignore[misc]
-    host.run("systemctl reload x-simple.service")
+    host.run("systemctl reload x-simple.service x-reload.service")
+    assert host.out("systemctl show -P StatusText x-reload.service") == "reloaded"
+    credentials = (
+        f"/proc/{host.out('systemctl show -P MainPID x-reload.service')}/root/run/credentials/x-reload.service"
+    )
+    assert host.out(f"cat {credentials}/word {credentials}/host") == "given" + host.out("cat /etc/hostname")
     found = {name: total(host, name) for name in names}
     assert {name: one.get("reason") for name, one in found.items()} == dict.fromkeys(names)
     assert {name: one["quality"] for name, one in found.items()} == dict.fromkeys(names, "exact")

@@ -13,6 +13,7 @@ from resctrlmond.message_ids import MessageId
 
 from .host import TREE, Host
 from .machine import Guest
+from .services import OWNER, READY, write_programs
 from .units_budget import DROP_IN as BUDGET_DROP_IN
 from .units_budget import OVERFLOW, RMIDS, Budget, play
 
@@ -28,6 +29,16 @@ FILES = {
     "shop-stays.service": "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=sleep 1",
     "shop-delegate.service": "[Service]\nDelegate=yes\nExecStart=sh -c 'cd /sys/fs/cgroup/system.slice/"
     "shop-delegate.service && mkdir below && (echo 0 >below/cgroup.procs; exec sleep 601) & exec sleep 600'",
+    **{
+        f"shop-{type_}.service": f"[Service]\nType={type_}\n{text}"
+        for type_, text in {
+            "exec": "ExecStart=sleep 600",
+            "idle": "ExecStart=sleep 600",
+            "notify": "NotifyAccess=all\nExecStart=sh -c 'systemd-notify --ready; exec sleep 600'",
+            "notify-reload": f"ExecStart=python3 {READY}",
+            "dbus": f"BusName=org.resctrlmon.Test\nExecStart=python3 {OWNER}",
+        }.items()
+    },
     "late@.service": "[Service]\nExecStart=sleep 60%i",
     "unseen.service": "[Service]\nExecStart=sleep 600\nSlice=shop.slice",
     "shop-socket.socket": "[Socket]\nListenStream=/run/shop.socket\nAccept=no",
@@ -116,6 +127,30 @@ def test_service_keeps_its_workload_over_reload_restart_and_failure_until_it_sto
     query = f"journalctl --no-pager -o json -u {simple} MESSAGE_ID={MessageId.ENDED}"
     (entry,) = map(json.loads, host.out(query).splitlines())
     assert (entry["RESCTRLMON_UNIT"], entry["OBJECT_SYSTEMD_UNIT"]) == (simple, simple)
+
+
+def test_services_of_the_other_types_keep_their_workloads_until_they_stop(host: Host) -> None:
+    units = [f"shop-{type_}.service" for type_ in ("exec", "idle", "notify", "notify-reload", "dbus")]
+    reloads, fails = "shop-notify-reload.service", "shop-dbus.service"
+    write_programs(host)
+    host.run(f"systemctl start {' '.join(units)}", timeout=100)
+    for unit in units:
+        until_in_its_group(host, unit)
+    for key in units:
+        totals = {total["event"]: total for total in host.call("Read", key=key)["totals"]}
+        assert totals["mbm_total_bytes"]["quality"] == "late"
+        assert "of CPU time before" in totals["mbm_total_bytes"]["reason"]
+    host.run(f"systemctl reload {reloads}")
+    assert "reloaded" in host.out(f"systemctl show -P StatusText {reloads}")
+    host.run(f"systemctl restart {' '.join(units)}", timeout=100)
+    for unit in units:
+        until_in_its_group(host, unit)
+    assert {workload(host, unit)["generation"] for unit in units} == {1}
+    host.run(f"systemctl kill --signal=KILL {fails}")
+    until_ended(host, fails)
+    assert host.out(f"systemctl is-failed {fails}") == "failed"
+    host.run(f"systemctl stop {' '.join(units)}; systemctl reset-failed {fails}", timeout=100)
+    until_ended(host, *units)
 
 
 def test_oneshot_socket_activated_template_and_delegated_services(host: Host) -> None:
