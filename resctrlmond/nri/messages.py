@@ -213,6 +213,10 @@ def _event_report(event: Event | None, request: nri_pb2.StateChangeEvent | nri_p
 # and paths are shorter. A label in Kubernetes has at most 381 characters.
 _TEXT_LENGTH = 4096
 _MAP_LENGTH = 65536
+# Kubernetes allows 256 KiB of annotations: those that choose a profile or an amount of memory must not displace each
+# other. The names of profiles, and amounts, are shorter than this value.
+_CHOOSING_LENGTH = 262_144
+_CHOICE_LENGTH = 256
 _MOUNTS = 2000
 _OPTIONS = 100
 
@@ -233,8 +237,8 @@ def _pod(pod: nri_pb2.PodSandbox) -> Pod:
         labels=_fitting(pod.labels),
         # Large annotations leave no room for others.
         annotations=_fitting(annotations)
-        | _fitting(memory_annotations(annotations))
-        | _fitting(annotation_names(annotations)),
+        | _choosing(memory_annotations(annotations))
+        | _choosing(annotation_names(annotations)),
         runtime_handler=pod.runtime_handler[:_TEXT_LENGTH],
         cgroup_parent=pod.linux.cgroup_parent[:_TEXT_LENGTH],
         pid=pod.pid,
@@ -245,10 +249,13 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-def _fitting(entries: Mapping[str, str]) -> dict[str, str]:
-    """Return the entries that fit into the limit, in the order of their names."""
+def _choosing(entries: Mapping[str, str]) -> dict[str, str]:
+    return _fitting({name: value[:_CHOICE_LENGTH] for name, value in entries.items()}, _CHOOSING_LENGTH)
+
+
+def _fitting(entries: Mapping[str, str], left: int = _MAP_LENGTH) -> dict[str, str]:
+    """Return the entries that fit into ``left`` characters, in the order of their names."""
     found: dict[str, str] = {}
-    left = _MAP_LENGTH
     for name in sorted(entries):
         length = len(name) + len(entries[name])
         if length <= left:

@@ -10,7 +10,7 @@ from resctrlmond.api.pods import ANNOTATION, LABEL
 from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES, Container, Pod
 from resctrlmond.nri.selection import Selection
 from resctrlmond.workloads.errors import InvalidAttributes, InvalidKey
-from resctrlmond.workloads.profiles import annotation_names
+from resctrlmond.workloads.profiles import annotation_names, choosing_names
 from resctrlmond.workloads.reports import Facts
 from resctrlmond.workloads.validation import (
     MAX_ATTRIBUTE_LENGTH,
@@ -252,9 +252,13 @@ def facts(sandbox: Sandbox, container: Container | None = None) -> Facts:
 
 
 def facts_of(pod: Pod, container: Container | None) -> Facts:
-    """Return the facts of a pod with all its annotations. See ``facts``."""
+    """Return the facts of a pod with all its annotations. See ``facts``.
+
+    They have only the annotations that can choose for this container: all of them may not fit into a message.
+    """
+    names = choosing_names(container.name if container else "")
     return Facts(
-        annotations=annotation_names(pod.annotations),
+        annotations={name: pod.annotations[name] for name in names if name in pod.annotations},
         labels=dict(pod.labels),
         namespace=pod.namespace,
         image=container.image if container else "",

@@ -199,7 +199,7 @@ def select(profiles: Profiles, facts: Facts, *, owner: str, cgroup: str) -> Choi
     An empty annotation selects no profile. One that names a profile that does not exist selects the default.
     ``cgroup`` is the path of the control group below the mount.
     """
-    for annotation in _annotations(facts.container):
+    for annotation in choosing_names(facts.container):
         value = facts.annotations.get(annotation)
         if value is None:
             continue
@@ -247,6 +247,14 @@ def annotation_names(annotations: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def choosing_names(container: str) -> Iterator[str]:
+    """Return the annotations that can name the profile of a container, "" for none, the most important first."""
+    for name in ANNOTATIONS:
+        if 0 < len(container) <= _MAX_CONTAINER_NAME:
+            yield f"{name}/{container}"
+        yield name
+
+
 def unit_of(cgroup: str) -> str:
     """Return the innermost service or scope of systemd in the path of a control group; "" if there is none."""
     return next((name for name in reversed(cgroup.split("/")) if _UNIT.search(name)), "")
@@ -266,13 +274,6 @@ def _all_match(globs: Mapping[str, tuple[str, ...]], known: Mapping[str, str]) -
         known.get(key) and any(fnmatch.fnmatchcase(known[key], pattern) for pattern in patterns)
         for key, patterns in globs.items()
     )
-
-
-def _annotations(container: str) -> Iterator[str]:
-    for name in ANNOTATIONS:
-        if 0 < len(container) <= _MAX_CONTAINER_NAME:
-            yield f"{name}/{container}"
-        yield name
 
 
 def _default(profiles: Profiles) -> Choice:

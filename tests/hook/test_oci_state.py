@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.api import oci
-from resctrlmond.workloads.validation import canonical_key, check_attributes, check_member_id
+from resctrlmond.workloads.profiles import Profile, Profiles, select
+from resctrlmond.workloads.validation import attribute_value, canonical_key, check_attributes, check_member_id
 
 ID = "4d" * 32
 UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -165,3 +166,31 @@ def test_workload_of_any_annotations_is_within_the_limits(annotations: dict[str,
     assert canonical_key(found.key) == found.key
     check_member_id(found.member)
     check_attributes(found.attributes)
+
+
+OURS, THEIRS = "profile.resctrlmon.org", "class.memtierd.nri.io"
+_NAMES = st.sampled_from(["", "app", "a/b", "../app", "app\x1b", "x" * 300]) | st.text(max_size=9)
+_KEYS = st.builds(str.__add__, st.sampled_from([OURS, THEIRS, "x"]), st.just("") | _NAMES.map("/{}".format))
+_VALUES = st.sampled_from(["gold", "quiet", "", "gold\n", "Gold", "../gold", "$KEY", "\u0261old"]) | st.text()
+
+
+@given(st.dictionaries(_KEYS, _VALUES, max_size=20), _NAMES)
+def test_any_annotations_only_choose_among_the_profiles(annotations: dict[str, str], name: str) -> None:
+    given_ = {**annotations, "io.kubernetes.container.name": name}
+    try:
+        read = oci.parse_state(state(annotations=given_))
+    except oci.InvalidOciState:
+        # JSON has no lone surrogates.
+        assert not json.dumps(given_, ensure_ascii=False).isprintable()
+        return
+    found = oci.facts_of(read, oci.container_of(read))
+    profiles = Profiles({known: Profile(known) for known in ("gold", "quiet", "usual")}, default="usual")
+    choice = select(profiles, found, owner="oci", cgroup="")
+    shown = attribute_value(name)
+    in_order = [
+        f"{kind}{of}" for kind in (OURS, THEIRS) for of in ([f"/{shown}", ""] if 0 < len(shown) < 254 else [""])
+    ]
+    first = next((annotations[key] for key in in_order if key in annotations), "usual")
+    assert choice.name == (first if first in ("gold", "quiet", "usual", "") else "usual")
+    assert attribute_value(choice.source) == choice.source
+    assert len(choice.source) < 1000

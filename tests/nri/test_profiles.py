@@ -4,22 +4,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from resctrlmond.api import types
 from resctrlmond.nri import nri_pb2
 from resctrlmond.nri.manager import Manager, Refused
-from resctrlmond.nri.messages import Container, Event, Pod, decode
-from resctrlmond.nri.pods import Pods
+from resctrlmond.nri.messages import Container, Event, EventReport, Pod, decode
+from resctrlmond.nri.pods import Pods, facts
 from resctrlmond.nri.updater import Updater
 from resctrlmond.workloads.pods import ContainerState
+from resctrlmond.workloads.profiles import Profile, Profiles, select
+from resctrlmond.workloads.reports import Facts
 from tests.nri.conftest import UID, Node
 from tests.nri.runtime import Plugin
 
 ANNOTATION = "profile.resctrlmon.org"
+KINDS = (ANNOTATION, "class.memtierd.nri.io")
 PROFILES = """\
 profiles:
   plain: {priority: 5}
@@ -199,6 +206,62 @@ def test_large_annotations_do_not_hide_the_profile() -> None:
     sandbox = Pods().add_sandbox(report.pod)  # type: ignore[union-attr, arg-type]
     assert sandbox.choosing == {ANNOTATION: "quiet"}
     assert sandbox.pod.annotations == {}, "only configured annotations become attributes"
+
+
+def facts_of_started(annotations: Iterable[tuple[bytes, bytes]], name: str = "app") -> Facts:
+    """Return the facts about a container of a pod with these annotations, as the adapter sends them."""
+    pod = nri_pb2.PodSandbox(id="p", uid=UID)
+    for key, value in annotations:
+        pod.annotations.add(name=key, value=value)
+    container = nri_pb2.Container(id="c", pod_sandbox_id="p", name=name)
+    request = nri_pb2.StateChangeEvent(event=int(Event.START_CONTAINER), pod=pod, container=container)
+    report = decode("StateChange", request.SerializeToString())
+    assert isinstance(report, EventReport)
+    assert report.pod
+    return facts(Pods().add_sandbox(report.pod), report.container)
+
+
+@pytest.mark.parametrize("others", ["class.memtierd.nri.io/c{:05}", "profile.resctrlmon.org/{:05}"])
+@pytest.mark.parametrize("mine", [ANNOTATION, f"{ANNOTATION}/app"])
+def test_other_annotations_do_not_displace_the_one_that_chooses(others: str, mine: str) -> None:
+    """A user of the pod replaced what a policy of the cluster had set."""
+    many = [(others.format(number).encode(), b"gold") for number in range(5000)]
+    found = facts_of_started([*many, (mine.encode(), b"quiet")])
+    assert found.annotations == {mine: "quiet"}
+
+
+@pytest.mark.parametrize("length", [64, 65, 70_000, 250_000])
+def test_annotation_that_is_too_long_for_a_name_is_not_ignored(length: int) -> None:
+    found = facts_of_started([(ANNOTATION.encode(), b"x" * length), (b"class.memtierd.nri.io", b"gold")])
+    profiles = Profiles({"gold": Profile("gold")})
+    choice = select(profiles, found, owner="nri", cgroup="")
+    assert choice.name == ""
+    assert choice.unknown == f"annotation {ANNOTATION} names the profile {'x' * 64!a}, which does not exist"
+
+
+NAMES = st.sampled_from([b"app", b"", b"other", b"a/b", b"../app", b"\xff", b"app\0"]) | st.binary(max_size=20)
+KEYS = st.builds(
+    lambda prefix, name: prefix + name,
+    st.sampled_from([b"profile.resctrlmon.org", b"class.memtierd.nri.io", b"memory.high.memtierd.nri.io", b"x"]),
+    st.just(b"") | NAMES.map(lambda name: b"/" + name),
+)
+VALUES = st.sampled_from([b"gold", b"quiet", b"", b"gold\n", b"../gold", b"$KEY", b"\xed\xa0\x80"]) | st.binary()
+
+
+@given(
+    st.lists(st.tuples(KEYS, VALUES), max_size=20), st.sampled_from(["app", "", "a/b", "../app", "\x1b", "x" * 300])
+)
+def test_any_annotations_only_choose_among_the_profiles(annotations: list[tuple[bytes, bytes]], name: str) -> None:
+    found = facts_of_started(annotations, name)
+    assert len(found.annotations) <= 4
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Facts) == found
+    profiles = Profiles({known: Profile(known) for known in ("gold", "quiet", "usual")}, default="usual")
+    choice = select(profiles, found, owner="nri", cgroup="")
+    given_ = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in annotations}
+    in_order = [f"{kind}{of}" for kind in KINDS for of in ([f"/{name}", ""] if 0 < len(name) < 254 else [""])]
+    first = next((given_[key] for key in in_order if key in given_), "usual")
+    assert choice.name == (first if first in ("gold", "quiet", "usual", "") else "usual")
+    assert choice.source.isprintable()
 
 
 class EarlierManager(Manager):
