@@ -14,12 +14,13 @@ from resctrlmond.api.oci import (
     InvalidOciState,
     OciContainer,
     State,
-    container_of,
+    claimed_container,
     container_without_pod,
     facts_of,
     parse_state,
 )
 from resctrlmond.api.types import RunReply, RunRequest
+from resctrlmond.rate_limit import RateLimit
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess, NotRead
 from resctrlmond.workloads.errors import NotWatched
@@ -31,6 +32,8 @@ from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.validation import attribute_value, is_pod_uid
 
 log = logging.getLogger(__name__)
+# A container that crashes in a loop repeats its message each time.
+log.addFilter(RateLimit())
 
 # Both run after the container's init is in its cgroup and RDT class, and before it executes the container's program
 # (OCI runtime specification, config.md, "POSIX-platform Hooks"; prestart is the older name).
@@ -45,7 +48,7 @@ def key_of(request: RunRequest) -> str | None:
     if request.stage not in (*_BEFORE_EXEC, _AFTER_END):
         return None
     try:
-        return container_of(parse_state(request.state)).key
+        return claimed_container(parse_state(request.state))[0].key
     except InvalidOciState:
         return None
 
@@ -57,7 +60,7 @@ def run(manager: Manager, request: RunRequest, caller: Caller) -> RunReply:
         return _assign(manager, state, caller)
     if request.stage == _AFTER_END:
         return _end(manager, state)
-    return RunReply(key=container_of(state).key)
+    return RunReply(key=claimed_container(state)[0].key)
 
 
 def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
@@ -69,12 +72,14 @@ def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
     if not caller.waits():
         _check_start(state.pid, caller)
     try:
-        container, own, pod = _placement(state)
+        container, own, pod, lacking = _placement(state)
     except NotRead as error:
         # The runtime starts the container all the same.
-        named = container_of(state)
+        named, _ = claimed_container(state)
         manager.note_rejected(named.key, named.member, state.pid, error)
         raise
+    if lacking:
+        manager.note_left_out(lacking, container.member)
     assignment = Assignment(
         key=container.key,
         owner=OCI,
@@ -100,7 +105,7 @@ def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
 
 
 def _end(manager: Manager, state: State) -> RunReply:
-    container = container_of(state)
+    container, _ = claimed_container(state)
     manager.unwatched.remove(container.member)
     if is_pod_uid(container.key) and not _is_member(manager, container):
         # At its start, the control group of the container was not in that pod.
@@ -145,16 +150,22 @@ def _is_member(manager: Manager, container: OciContainer) -> bool:
         return False
 
 
-def _placement(state: State) -> tuple[OciContainer, str, str]:
-    """Return a container, the control group of its own and that of its pod; "" if there is none.
+def _placement(state: State) -> tuple[OciContainer, str, str, str]:
+    """Return a container, the control group of its own, that of its pod, and the UID of a pod that lacks it.
+
+    Each of them is "" if there is none.
 
     Users can write annotations, but only the kubelet creates control groups of pods. Therefore only the control group
     proves that a container belongs to a pod. Without this proof, the container is a workload with its own id.
     """
-    container = container_of(state)
+    container, wrong = claimed_container(state)
     cgroup = cgroups.cgroup_of(state.pid)
     pod, uid = pod_cgroup(cgroup)
-    if not is_pod_uid(container.key):
+    lacking = ""
+    if wrong:
+        log.warning("%s: it is counted as a workload of its own", wrong)
+        pod, lacking = "", uid
+    elif not is_pod_uid(container.key):
         pod = ""
     elif uid != container.key:
         where = f"in the control group of pod {uid}" if uid else "not in the control group of a pod"
@@ -165,17 +176,17 @@ def _placement(state: State) -> tuple[OciContainer, str, str]:
             where,
             cgroup or "/",
         )
-        container, pod = container_without_pod(state), ""
+        container, pod, lacking = container_without_pod(state), "", uid
     if podman.is_podman(state.annotations):
         container = _add_podman_facts(container, state, cgroup)
     if not cgroup:
-        return container, "", ""
+        return container, "", "", lacking
     # It is the container's own if it has no other tasks. Otherwise the container is in the control group of its
     # creator.
     others = set(cgroups.tasks(cgroup)) - {state.pid}
     if others:
         others -= set(processes.threads(state.pid))
-    return container, "" if others else cgroup, pod
+    return container, "" if others else cgroup, pod, lacking
 
 
 def _add_podman_facts(container: OciContainer, state: State, cgroup: str) -> OciContainer:

@@ -87,12 +87,11 @@ def parse_state(text: str) -> State:
 def container_of(state: State) -> OciContainer:
     """Return the container. Its workload is its pod if it has one, otherwise the container itself.
 
-    Raises InvalidOciState also if the annotation of the pod's UID is not a UID: if it were ignored, the container
-    would be counted separately from its pod, without an error.
+    Raises InvalidOciState, also if the annotation of the pod's UID is not a UID.
     """
     name, uid = _first(state, _POD_UID)
-    if name and not is_pod_uid(uid):
-        raise InvalidOciState(f"the annotation {name} of container {state.id} is not a pod UID: {uid[:64]!a}")
+    if wrong := _wrong_uid(state):
+        raise InvalidOciState(wrong)
     try:
         key = canonical_key(uid if name else state.id)
     except InvalidKey as error:
@@ -104,6 +103,15 @@ def container_of(state: State) -> OciContainer:
     attributes = {attribute: attribute_value(value) for attribute, value in values.items() if value}
     sandbox = _first(state, _CONTAINER_TYPE)[1] == "sandbox"
     return OciContainer(key, state.id, "sandbox" if sandbox else "container", attributes)
+
+
+def claimed_container(state: State) -> tuple[OciContainer, str]:
+    """Return the container, and why its annotations name no pod; "" if they are correct. Raises InvalidOciState.
+
+    The user of a container may have written them, and must not keep it from being counted.
+    """
+    wrong = _wrong_uid(state)
+    return (container_without_pod(state) if wrong else container_of(state)), wrong
 
 
 def container_without_pod(state: State) -> OciContainer:
@@ -125,6 +133,13 @@ def facts_of(state: State, container: OciContainer) -> Facts:
         image=attribute_value(_first(state, _IMAGE)[1]),
         container=container.attributes.get("container.name", ""),
     )
+
+
+def _wrong_uid(state: State) -> str:
+    """Return an error message if the annotation of the pod's UID is not a UID; "" if it is, or does not exist."""
+    name, uid = _first(state, _POD_UID)
+    is_wrong = bool(name) and not is_pod_uid(uid)
+    return f"the annotation {name} of container {state.id} is not a pod UID: {uid[:64]!a}" if is_wrong else ""
 
 
 def _without(annotations: dict[str, str], names: tuple[str, ...]) -> dict[str, str]:

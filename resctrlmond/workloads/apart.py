@@ -92,6 +92,12 @@ def mark_rejected(ctx: Context, pod: str, id_: str, target: int | str | None, er
             mark_apart(ctx, txn, Reason.REJECTED_CONTAINER.text(member=id_, error=why))
 
 
+def mark_claiming(ctx: Context, pod: str, id_: str) -> None:
+    """Make the pod late, because a container in its control group claims to be of another pod. Does not raise."""
+    with suppress(ResctrlError, OSError), ctx.store.transaction(canonical_key(pod)) as txn:
+        mark_apart(ctx, txn, Reason.LEFT_OUT.text(member=id_))
+
+
 def with_left_out(
     ctx: Context, txn: Transaction, workload: Workload | None, target: Target, assignment: Assignment
 ) -> Workload | None:

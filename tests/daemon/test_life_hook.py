@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from resctrlmond.api.varlink.client import Client, VarlinkError
 from resctrlmond.api.verbs import VERBS
+from resctrlmond.rate_limit import BURST
 from resctrlmond.resctrl import processes
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
@@ -172,6 +173,44 @@ def test_annotation_alone_does_not_add_a_container_to_a_pod(
     assert machine.group(UID)["state"] == "active"
 
 
+@pytest.mark.parametrize("claimed", ["0a8fad5b-d9cb-469f-a165-70867728950e", "", "no UID\n\x1b[31m", "x" * 10_000])
+@pytest.mark.parametrize("is_in_pod", [True, False])
+def test_container_whose_annotation_names_no_pod_is_counted(
+    machine: Machine, init: StartProcess, move_to_cgroup: MoveToCgroup, claimed: str, is_in_pod: bool
+) -> None:
+    """A text that is not a UID kept the container from being counted, and the pod stayed exact."""
+    machine.start()
+    sandbox, other = init(), init()
+    move_to_cgroup(f"hook-{os.getpid()}-pod{UID}/{CONTAINER}", sandbox.pid)
+    given = state(sandbox.pid, io__kubernetes__pod__uid=UID)
+    assert hook(machine, "createRuntime", given, "--strict") == (0, "")
+    id_ = "bb" * 32
+    if is_in_pod:
+        move_to_cgroup(f"hook-{os.getpid()}-pod{UID}/{id_}", other.pid)
+    claiming = {"io__kubernetes__pod__uid": claimed}
+    assert hook(machine, "createRuntime", state(other.pid, id_, **claiming), "--strict") == (0, "")
+    assert machine.tasks(id_) == {other.pid}
+    workload = machine.group(id_)
+    assert not [name for name in workload["attributes"] if name.startswith("pod.")]
+    assert machine.log.read_text().count("it is counted as a workload of its own") == 1
+    assert "\x1b" not in machine.log.read_text()
+    reasons = {total.get("reason") for total in machine.call("Read", key=UID)["totals"]}
+    left_out = f"{id_} is not included: it runs in the control group of the pod, but not in the group"
+    assert reasons == {left_out if is_in_pod else None}
+    end(other)
+    assert hook(machine, "poststop", state(0, id_, **claiming), "--strict") == (0, "")
+    assert machine.group(id_)["state"] == "completed"
+
+
+def test_container_that_restarts_in_a_loop_does_not_flood_the_log(machine: Machine, init: StartProcess) -> None:
+    machine.start()
+    child = init()
+    claiming = state(child.pid, io__kubernetes__pod__uid=UID)
+    for _ in range(BURST + 5):
+        assert hook(machine, "createRuntime", claiming, "--strict") == (0, "")
+    assert 1 < machine.log.read_text().count("it is counted as a workload of its own") <= BURST
+
+
 def test_attributes_of_another_owner_are_not_overwritten(machine: Machine) -> None:
     machine.start()
     machine.call("Create", key="k", claim="first", attributes={"name": "a", "only": "1"})
@@ -278,7 +317,6 @@ def test_hostile_states_change_nothing_and_delay_no_container(machine: Machine) 
     states: list[object] = [state(pid) for pid in pids]
     own = os.getpid()
     states += [state(own, id_) for id_ in ("", ".", "..", "../../etc", "a/b", "a\0b", "a\nb", "x" * 5000, "tasks")]
-    states += [state(own, io__kubernetes__pod__uid=uid) for uid in ("", "../x", UID + "\n", "urn:uuid:" + UID)]
     states += [b"", b"null", b"[]", b"{}", b"\xff", b'{"id":' * 9000, b'{"ociVersion":1}', b'{"id":"\\ud800"}']
     for hostile in states:
         code, stderr = hook(machine, "createRuntime", hostile)

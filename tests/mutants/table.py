@@ -1249,8 +1249,8 @@ MUTANTS = (
     Mutant(
         "an annotation that holds no UID is passed over",
         _API + "oci.py",
-        "if name and not is_pod_uid(uid):",
-        "if name and not uid:",
+        "is_wrong = bool(name) and not is_pod_uid(uid)",
+        "is_wrong = bool(name) and not uid",
         "tests/hook/test_oci_state.py",
     ),
     Mutant(
