@@ -43,12 +43,16 @@ MAX_WATCHERS, MAX_OF_OTHERS, MAX_OF_ONE_UID = 128, 64, 16
 
 
 class _Item(msgspec.Struct, eq=False):
-    """A workload to report: as it is after changes, None once it is removed; or ``end``, the encoded end of a run."""
+    """A workload to report: as it is after changes, None once it is removed; or ``end``, the encoded end of a run.
+
+    ``has_new_status``: a field that is not in its record has changed.
+    """
 
     key: str
     at: str
     workload: Workload | None
     end: bytes = b""
+    has_new_status: bool = False
 
 
 class _Watcher:
@@ -121,14 +125,18 @@ class Watches:
 
     # -- what happens
 
-    def changed(self, key: str, workload: Workload | None) -> None:
-        """Record that a workload was added or changed, or removed (None)."""
+    def changed(self, key: str, workload: Workload | None, *, has_new_status: bool = False) -> None:
+        """Record that a workload was added or changed, or removed (None).
+
+        ``has_new_status``: what the manager keeps about it beside its record has changed.
+        """
         if not self._watchers:
             return
         if (item := self._open.get(key)) is not None and item.workload is not None:
             item.workload = workload
+            item.has_new_status |= has_new_status
             return
-        self._open[key] = item = _Item(key, utc_now(), workload)
+        self._open[key] = item = _Item(key, utc_now(), workload, has_new_status=has_new_status)
         self._items.append(item)
         self._awake.set()
 
@@ -265,15 +273,16 @@ class Watches:
                 found.append(item.end)
                 continue
             now_known[item.key] = item.workload
-            for kind in (ChangeKind.CHANGED,) if _is_undone(before, item) else self._kinds(before, item.workload):
+            for kind in (ChangeKind.CHANGED,) if _is_undone(before, item) else self._kinds(before, item):
                 if kind is ChangeKind.ENDED:
                     found.append(item.end or self._end(item, self._totals))
                 else:
                     found.append(self._encoded(kind, item))
         return found, now_known
 
-    def _kinds(self, before: Workload | None, now: Workload | None) -> tuple[ChangeKind, ...]:
+    def _kinds(self, before: Workload | None, item: _Item) -> tuple[ChangeKind, ...]:
         """Return what has happened to a workload; nothing if a client cannot see it."""
+        now = item.workload
         if now is None:
             return () if before is None else (ChangeKind.REMOVED,)
         if before is None or _run(before) != _run(now):
@@ -284,7 +293,9 @@ class Watches:
         for state, kind in ((State.PENDING, ChangeKind.PENDING), (State.LOST, ChangeKind.LOST)):
             if now.state is state and before.state is not state:
                 return (kind,)
-        return () if self._report(before) == self._report(now) else (ChangeKind.CHANGED,)
+        # Both reports have the status of now.
+        is_visible = item.has_new_status or self._report(before) != self._report(now)
+        return (ChangeKind.CHANGED,) if is_visible else ()
 
     def _end(self, item: _Item, read: Callable[[Workload], Sequence[Total]]) -> bytes:
         """Encode the end of a run with the totals that ``read`` returns, or with the reason for which it cannot."""

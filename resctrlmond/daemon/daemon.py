@@ -384,7 +384,7 @@ class Daemon:
 
         def report(key: str) -> None:
             workload = self._manager.find(key)
-            self._service.watches.changed(key, workload)
+            self._service.watches.changed(key, workload, has_new_status=True)
             if dbus is not None:
                 dbus.changed(key, workload)
 

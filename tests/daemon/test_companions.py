@@ -19,6 +19,7 @@ from tests.api.private_bus import PrivateBus
 from tests.daemon.conftest import Machine, StartProcess, end
 from tests.daemon.containers import CONTAINER, UID, execute
 from tests.daemon.test_profiles_hook import Host, pod
+from tests.daemon.test_watching import watching
 from tests.wait import wait_until
 from tests.workloads.fake_systemd import FakeSystemd
 
@@ -144,6 +145,27 @@ def test_companion_survives_a_kill_of_the_daemon(site: Site, init: StartProcess)
     end(child)
     site.start()
     wait_until(lambda: not site.systemd.units, interval_s=0.02, timeout_s=60, failure="the end of the companion")
+
+
+def test_watch_reports_each_state_of_a_companion(site: Site, init: StartProcess) -> None:
+    child = init()
+    with watching(site.machine) as [watcher]:
+
+        def until_last(*expected: str) -> None:
+            def is_last() -> bool:
+                workloads = [change["workload"] for change in watcher.of(CONTAINER)]
+                states = [(of["state"], of.get("companion", {}).get("state", "")) for of in workloads]
+                return states[-1:] == [expected]
+
+            wait_until(is_last, failure=f"the watcher knows {watcher.of(CONTAINER)}, not {expected}")
+
+        site.host.start(child, profile="swap-idle-data")
+        until_last("active", "running")
+        site.systemd.slow.add(unit_of(CONTAINER))
+        execute(child)
+        end(child)
+        until_last("completed", "stopping")
+        assert watcher.of(CONTAINER)[-1]["change"] == "changed"
 
 
 def test_reload_applies_companions_to_running_containers(site: Site, init: StartProcess) -> None:
