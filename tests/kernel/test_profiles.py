@@ -10,6 +10,7 @@ import pytest
 from .host import BUSYBOX, TREE, WHERE, Host, parse_where
 from .machine import Guest
 
+FILE = "/etc/resctrlmond/profiles.d/10-test.yaml"
 ANNOTATION = "profile.resctrlmon.org"
 POD = "5f0c2d1e-1b2a-4c3d-9e8f-0a1b2c3d4e5f"
 # The ids of the containers of a pod: the sandbox, and those named app and sidecar.
@@ -20,10 +21,11 @@ profiles:
   quiet: {watch: none}
   gold: {class: gold}
   missing: {class: platinum}
-  small: {memory_high: 64M}
+  small: {memory_high: 64M, swap: deny}
   apart: {watch: container}
 rules:
   - {profile: quiet, container: quiet-*}
+  - {profile: quiet, labels: tier=batch}
 default_profile: usual
 """
 
@@ -34,10 +36,16 @@ def host(installed_guest: Guest) -> Host:
     host = Host(installed_guest)
     host.make_root()
     host.enable_hooks()
-    host.run(f"cat >/etc/resctrlmond/profiles.d/10-test.yaml <<'E'\n{PROFILES}E")
+    host.guest.write(FILE, PROFILES)
     host.start()
     host.run(f"mkdir {TREE}/gold")
     return host
+
+
+def write(host: Host, profiles: str) -> None:
+    """Replace the profiles of the running daemon."""
+    host.guest.write(FILE, profiles)
+    host.run("systemctl reload resctrlmond", timeout=100)
 
 
 def run(host: Host, options: str, command: str = WHERE) -> str:
@@ -84,15 +92,39 @@ def test_annotation_for_the_container_overrides_the_other_one(host: Host) -> Non
     assert parse_where(run(host, options))[0] == "gold"
 
 
-def test_scope_of_a_container_has_the_memory_setting_of_its_profile(host: Host) -> None:
-    container = run(host, f"-d --name small --annotation {ANNOTATION}=small", "sleep 600")
+def test_scope_of_a_container_has_the_memory_settings_of_its_profile_until_that_has_none(host: Host) -> None:
+    limits = "--memory 128m --memory-swap 160m"
+    container = run(host, f"-d --name small {limits} --annotation {ANNOTATION}=small", "sleep 600")
     scope = f"libpod-{container}.scope"
-    high = f"cat $(find /sys/fs/cgroup -type d -name {scope})/memory.high"
-    host.until(lambda: host.out(high) == str(64 << 20), "the memory setting of its profile")
-    assert host.out(f"systemctl show -P MemoryHigh {scope}") == str(64 << 20)
+    values = f"cd $(find /sys/fs/cgroup -type d -name {scope}) && cat memory.high memory.swap.max"
+    properties = f"systemctl show -P MemoryHigh,MemorySwapMax {scope}"
+    # crun gives the scope the sum of memory and swap, and the control group below it the amount of swap.
+    swap = host.out(f"sed -n s/^MemorySwapMax=//p /run/systemd/transient/{scope}")
+    assert int(swap) in (32 << 20, 160 << 20)
+    host.until(lambda: host.out(values).split() == [str(64 << 20), "0"], "the memory settings of its profile")
+    assert host.out(properties).split() == [str(64 << 20), "0"]
+    assert "Memory: set: memory.high: 67108864, memory.swap.max: 0" in host.out(f"resctrlctl show {container}")
+    below = f"cat $(find /sys/fs/cgroup -type d -name {scope})/container/memory.swap.max"
+    assert host.out(below) == str(32 << 20), "the limit of Podman applies as well"
+    write(host, PROFILES.replace("small: {memory_high: 64M, swap: deny}", "small: {}"))
+    host.until(lambda: host.out(values).split() == ["max", swap], "both values from before")
+    assert host.out(properties).split() == ["infinity", swap]
+    write(host, PROFILES)
+    host.until(lambda: host.out(values).split() == [str(64 << 20), "0"], "the memory settings of its profile")
     host.run("podman rm -f -t 0 small", timeout=100)
     host.until(lambda: host.state(container) == "completed", "the container's end")
     host.until(lambda: host.out("ls /run/resctrlmond/unit-memory.json || true") == "", "the end of the record")
+
+
+def test_labels_of_podman_select_no_profile(host: Host) -> None:
+    refused = "rules: [{profile: quiet, owner: oci, labels: tier=batch}]\n"
+    host.guest.write("/run/refused.yaml", refused)
+    checked = host.run("resctrlctl profiles check /run/refused.yaml", check=False)
+    assert checked.returncode != 0
+    assert "the rule can never match: Podman and CRI-O do not pass labels to the OCI hook" in checked.output
+    _, group = parse_where(run(host, "--rm --name labelled --label tier=batch"))
+    line = PROFILES.splitlines().index("default_profile: usual") + 1
+    assert explained(host, group) == {"profile": "usual", "source": f"default_profile at {FILE}:{line}"}
 
 
 def test_container_that_is_not_watched_is_listed_with_the_rule(host: Host) -> None:

@@ -22,7 +22,8 @@ UNITS = "/run/systemd/system"
 GLOBS = ["shop*.service", "late@*.service", "caller.service", "shop.slice", "user@*.service", "user-*:*.service"]
 
 FILES = {
-    "shop-simple.service": "[Service]\nExecStart=sleep 600\nExecReload=kill -CONT $MAINPID\nSlice=shop.slice",
+    "shop-simple.service": "[Service]\nExecStart=sleep 600\nExecReload=kill -CONT $MAINPID\nSlice=shop.slice\n"
+    "MemoryHigh=512M\nMemorySwapMax=1G",
     "shop-fork.service": "[Service]\nType=forking\nExecStart=sh -c 'sleep 600 & exit 0'",
     "shop-crash.service": "[Service]\nExecStart=sh -c 'sleep 600; exit 1'\nRestart=on-failure\nRestartSec=100ms",
     "shop-once.service": "[Service]\nType=oneshot\nExecStart=sh -c 'while test ! -e /run/once; do sleep 0.1; done'",
@@ -49,7 +50,7 @@ FILES = {
 
 PROFILES = """\
 profiles:
-  gold: {class: gold, memory_high: 64M}
+  gold: {class: gold, memory_high: 64M, swap: deny}
   quiet: {watch: none}
 rules:
   - {profile: gold, owner: systemd, unit: shop-simple.service}
@@ -299,9 +300,17 @@ def test_profiles_apply_to_units(host: Host) -> None:
     host.run(f"systemctl start {simple} {fork}")
     pid = f"systemctl show -P MainPID {simple}"
     host.until(lambda: host.membership(host.out(pid)) == ("gold", simple), "the service in its class")
-    high = f"systemctl show -P MemoryHigh {simple}; cat /sys/fs/cgroup/shop.slice/{simple}/memory.high"
-    host.until(lambda: host.out(high).split() == [str(64 << 20)] * 2, "the memory setting of its profile")
-    assert "Memory: set: memory.high: 67108864" in host.out(f"resctrlctl show {simple}")
+    properties = f"systemctl show -P MemoryHigh,MemorySwapMax {simple}"
+    values = f"cd /sys/fs/cgroup/shop.slice/{simple} && cat memory.high memory.swap.max"
+    limited, before = [str(64 << 20), "0"], [str(512 << 20), str(1 << 30)]
+    host.until(lambda: host.out(values).split() == limited, "the memory settings of its profile")
+    assert host.out(properties).split() == limited
+    assert "Memory: set: memory.high: 67108864, memory.swap.max: 0" in host.out(f"resctrlctl show {simple}")
+    host.run(f"systemctl stop {simple}")
+    host.until(lambda: host.out(properties).split() == before, "the values of the unit file after its end")
+    host.run(f"systemctl start {simple}")
+    host.until(lambda: host.membership(host.out(pid)) == ("gold", simple), "the service in its class again")
+    host.until(lambda: host.out(values).split() == limited, "the memory settings of its profile again")
     generation = workload(host, simple)["generation"]
     host.run(f"systemctl restart {simple}")
     host.until(lambda: host.membership(host.out(pid)) == ("gold", simple), "the service in its class after a restart")
@@ -318,7 +327,8 @@ def test_profiles_apply_to_units(host: Host) -> None:
     host.until(lambda: host.state(fork) == "active", "the unit without a profile")
     assert host.call("ListUnwatched")["containers"] == []
     assert host.membership(host.out(pid)) == ("gold", simple)
-    host.until(lambda: host.out(high).split() == ["infinity", "max"], "the value from before")
+    host.until(lambda: host.out(values).split() == before, "the values of the unit file")
+    assert host.out(properties).split() == before
     host.run(f"systemctl stop {simple} {fork}")
     until_ended(host, simple, fork)
     host.run(f"rmdir {TREE}/gold")
