@@ -267,13 +267,18 @@ class Companions:
         return rendered
 
     async def _stop(self, systemd: Systemd, key: str, unit: Unit, *, is_followed: bool) -> None:
-        """Stop a companion that is not that of this run. ``is_followed``: this run is to have one too.
+        """Stop a companion that the workload is not to have. ``is_followed``: it is to have another one.
 
         A process that ignores SIGTERM runs on for a while. Raises BusUnavailable, DBusError.
         """
+        assert self._runs is not None
         await _stop(systemd, unit)
+        # A reload may give this run a companion again before the unit has ended.
+        if key in self._runs:
+            self._runs[key] = ""
+        self._loaded.pop(key, None)
         if is_followed:
-            self._report(key, CompanionState.WAITING, "systemd stops the companion of an earlier run")
+            self._report(key, CompanionState.WAITING, "systemd stops the companion from before")
         elif not unit.has_ended:
             self._report(key, CompanionState.STOPPING)
 

@@ -121,8 +121,8 @@ class CompanionState(enum.StrEnum):
     """Where a companion is in its life."""
 
     WAITING = "waiting"
-    """It has not been started: the workload has no group yet, systemd cannot be reached, or the companion of an
-    earlier run has not ended."""
+    """It has not been started: the workload has no group yet, systemd cannot be reached, or the companion from
+    before has not ended."""
     STARTING = "starting"
     """systemd starts it, perhaps again."""
     RUNNING = "running"
