@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ profiles:
     companion:
       command: [/usr/local/bin/helper, $CGROUP2_ABS_PATH, $MON_GROUP_PATH, a  b;c, "100%n%%", $$HOME]
       restart: on-failure
+  stubborn:
+    companion: {command: [/usr/local/bin/stubborn]}
   missing:
     companion: {command: [/usr/local/bin/nothing]}
 """
@@ -27,6 +30,8 @@ HELPER = r"""#!/bin/sh
 { printf '%s|' "$@"; echo $$; } >>starts
 exec sleep 600
 """
+# It fills the journal as fast as it can, and goes on after SIGTERM.
+STUBBORN = "#!/bin/sh\ntrap '' TERM\nexec yes 'a line of the flood'\n"
 # A stand-in for memtierd, which is in no Debian release.
 MEMTIERD = '#!/bin/sh\ncp "$4" seen\nexec sleep 600\n'
 
@@ -37,7 +42,7 @@ def host(installed_guest: Guest) -> Host:
     host = Host(installed_guest)
     host.make_root()
     host.enable_hooks()
-    for name, text in (("helper", HELPER), ("memtierd", MEMTIERD)):
+    for name, text in (("helper", HELPER), ("stubborn", STUBBORN), ("memtierd", MEMTIERD)):
         host.guest.write(f"/usr/local/bin/{name}", text)
         host.run(f"chmod 755 /usr/local/bin/{name}")
     host.guest.write("/etc/resctrlmond/profiles.d/10-test.yaml", PROFILES)
@@ -126,6 +131,38 @@ def test_companion_that_cannot_be_executed_fails_alone_and_is_gone_with_the_prog
     host.run("systemctl start resctrlmond.socket")
     host.start()
     host.run(f"podman rm -f -t 0 {container}", timeout=100)
+
+
+def test_companion_that_floods_its_log_and_ignores_sigterm_harms_neither_workload_nor_daemon(host: Host) -> None:
+    container = start(host, "stubborn")
+    until_state(host, container, "running")
+    unit = companion(host, container)["unit"]
+    daemon, pid = host.pid(), host.out(f"systemctl show -P MainPID {unit}")
+    watch = host.process(f"resctrlctl watch --json=short {container} >/run/watched")
+    written = f"awk '/^wchar/ {{ print $2 }}' /proc/{pid}/io"
+    host.until(lambda: int(host.out(written)) > 10_000 * len("a line of the flood\n"), "the flood", 200)
+    assert companion(host, container)["state"] == "running"
+    assert host.state(container) == "active"
+    # 200 in 30 s, which journald raises with the free space of its file system.
+    lines = int(host.out(f"journalctl -u {unit} -t stubborn -t yes -o cat | wc -l", timeout=200))
+    assert 0 < lines < 5000, lines
+
+    host.until(lambda: bool(host.out("cat /run/watched")), "the client that watches")
+    end(host, container)
+
+    def states() -> list[tuple[str, str]]:
+        watched = [json.loads(line)["workload"] for line in host.out("cat /run/watched").splitlines()]
+        return [(of["state"], of.get("companion", {}).get("state", "")) for of in watched]
+
+    host.until(lambda: states()[-1] == ("completed", ""), "the last change")
+    assert ("completed", "stopping") in states(), states()
+    host.run(f"kill {watch}")
+    ended = datetime.fromisoformat(host.call("Get", key=container)["workload"]["completedAt"])
+    killed = f"journalctl -o json -u {unit} _PID=1 | grep 'SIGKILL' | head -n 1"
+    at = int(json.loads(host.out(killed))["__REALTIME_TIMESTAMP"]) / 1e6
+    assert ended.timestamp() < at, "the end of the workload waited for its companion"
+    assert host.run(f"test -e /proc/{pid}", check=False).returncode == 1
+    assert host.pid() == daemon
 
 
 def test_example_for_memtierd_starts_it_for_an_annotation_of_its_plugin(host: Host) -> None:
