@@ -200,9 +200,33 @@ def test_ends_that_no_receiver_accepts_are_limited(caplog: pytest.LogCaptureFixt
     for number in range(5):
         ends.add(ending(number))
     assert [of.run.key for of in ends.waiting()] == ["k2", "k3", "k4"]
-    assert "final figures of 2 runs" in caplog.text
+    assert [run.key for run in ends.given_up()] == ["k0", "k1"]
+    assert ends.given_up() == []
+    assert caplog.text.count("final figures of 2 runs") == 1
     ends.remove(Run("k3", START))
     assert [of.run.key for of in ends.waiting()] == ["k2", "k4"]
+
+
+def test_missing_final_figures_are_counted_by_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run once, also if it was seen before its end was given up."""
+    listed = [msgspec.structs.replace(usage("1", key=key), read_at=LATER) for key in ("k0", "gone")]
+    source = Told(Observation(usages=listed), *[Observation(usages=[])] * 4)
+    ends, known = Ends("/nowhere", most=3), ledger.Ledger(Temporality.CUMULATIVE)
+    with over_http() as (url, received):
+        sender = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE)
+        pusher = Pusher(source, ends, sender, known, selected(["core_energy"]), timeout_s=1)
+        assert pusher.push()
+        for number in range(5):
+            ends.add(ending(number))
+        assert pusher.push()
+        monkeypatch.setattr(ledger, "_FORGET_S", 1e-9)
+        # The push that forgets a run has not its number yet.
+        assert [pusher.push() for _ in range(2)] == [True] * 2
+        found = received.all("resctrl.exporter_ends_missing")
+    values = {reason: [of.value for of in found if of.of("resctrl.reason") == reason] for reason in ledger.Omission}
+    assert values == {"full": [0, 2, 2, 2], "unseen": [0, 0, 0, 1]}
+    assert {of.temporality for of in found} == {"cumulative"}
+    assert len({of.start_ns for of in found}) == 1
 
 
 @pytest.mark.parametrize(

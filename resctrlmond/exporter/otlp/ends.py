@@ -26,7 +26,7 @@ class Ends:
         self._most = most
         self._guard = threading.Lock()
         self._waiting: dict[Run, Figures] = {}
-        self._dropped = 0
+        self._given_up: list[Run] = []
 
     def start(self) -> None:
         """Follow the daemon from now on, over its restarts."""
@@ -37,19 +37,24 @@ class Ends:
         with self._guard:
             self._waiting[figures.run] = figures
             while len(self._waiting) > self._most:
-                del self._waiting[next(iter(self._waiting))]
-                self._dropped += 1
+                oldest = next(iter(self._waiting))
+                del self._waiting[oldest]
+                self._given_up.append(oldest)
 
     def waiting(self) -> list[Figures]:
-        """Return all ends that were not removed. Log how many were given up."""
+        """Return all ends that were not removed."""
         with self._guard:
-            dropped, self._dropped = self._dropped, 0
-            found = list(self._waiting.values())
-        if dropped:
+            return list(self._waiting.values())
+
+    def given_up(self) -> list[Run]:
+        """Return the runs whose ends were given up since the last call. Log how many."""
+        with self._guard:
+            found, self._given_up = self._given_up, []
+        if found:
             log.warning(
                 "the receiver has not accepted the final figures of %d runs, which are given up; the metrics"
                 " resctrl.accounted.* include them",
-                dropped,
+                len(found),
             )
         return found
 

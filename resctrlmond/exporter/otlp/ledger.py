@@ -10,7 +10,8 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 
@@ -37,6 +38,16 @@ class Temporality(enum.StrEnum):
     DELTA = "delta"
 
 
+class Omission(enum.StrEnum):
+    """Why the receiver does not get the final figures of a run.
+
+    FULL: too many ends waited for it. UNSEEN: the run is not listed any more, and its end was not seen.
+    """
+
+    FULL = "full"
+    UNSEEN = "unseen"
+
+
 class Counted(msgspec.Struct):
     """The value of a counter at a time, since its ``start``."""
 
@@ -48,6 +59,7 @@ class Counted(msgspec.Struct):
 class Known(msgspec.Struct):
     """A run that was seen: its start, its resource as it was at first, its counters, and whether it is done with.
 
+    ``is_given_up``: its final figures are counted as missing already.
     A resource that changed would be another one, and the use since the start would be counted for both.
     """
 
@@ -55,6 +67,7 @@ class Known(msgspec.Struct):
     attributes: dict[str, str | int]
     counters: dict[str, Counted] = msgspec.field(default_factory=dict)
     is_final: bool = False
+    is_given_up: bool = False
     seen_s: float = 0.0
 
 
@@ -112,6 +125,8 @@ class Ledger:
         self.temporality = temporality
         self.host: dict[str, Counted] = {}
         self.runs: dict[Run, Known] = {}
+        # Since the start of the exporter.
+        self.missing = Counter(dict.fromkeys(Omission, 0))
         self._path = path
         if path is not None:
             self._load(path)
@@ -144,7 +159,17 @@ class Ledger:
         for run, known in self.runs.items():
             if run.key in listed and (run.created_at == listed[run.key] or not known.is_final):
                 known.seen_s = now
-        self.runs = {run: known for run, known in self.runs.items() if now - known.seen_s < _FORGET_S}
+        forgotten = [(run, known) for run, known in self.runs.items() if now - known.seen_s >= _FORGET_S]
+        for run, known in forgotten:
+            del self.runs[run]
+            self.missing[Omission.UNSEEN] += not known.is_final and not known.is_given_up
+
+    def give_up(self, runs: Iterable[Run]) -> None:
+        """Count the final figures of these runs as missing. They are pushed if the daemon still lists the runs."""
+        for run in runs:
+            self.missing[Omission.FULL] += 1
+            if (known := self.runs.get(run)) is not None:
+                known.is_given_up = True
 
     def _load(self, path: str) -> None:
         try:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -29,6 +30,13 @@ _GROUPS = ("workload", "machine", "accounted")
 # Numbers of these units have decimals, also one that happens to be whole: a series has values of one type.
 _FRACTIONAL = ("joules", "farads", "seconds")
 _MAX_INT = 2**63 - 1
+# Prometheus reads the end values of the daemon, and has no such metric.
+MISSING_ENDS = Metric(
+    "exporter_ends_missing",
+    Type.COUNTER,
+    "The runs whose final figures the receiver did not get, since the start of the exporter.",
+    ("reason",),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,7 @@ class Builder:
         self._ledger = ledger
         self._events = events
         self._host = host
+        self._since = datetime.datetime.now(datetime.UTC).isoformat()
         # Prometheus has no other label for the resource.
         self._instance = str(host.get(_INSTANCE, host["host.name"]))
 
@@ -208,6 +217,10 @@ class Builder:
         for metric, labels, value in health(observation):
             attributes = {f"{PREFIX}{name}": text for name, text in labels.items()}
             part.points.append(Point(name_of(metric), attributes, None, now_ns, float(value)))
+        start_ns = nanoseconds(self._since)
+        for reason, runs in self._ledger.missing.items():
+            series = name_of(MISSING_ENDS), {f"{PREFIX}reason": str(reason)}
+            self._count(part, self._ledger.host, series, Counted(self._since, Decimal(runs), now_ns), start_ns)
 
 
 def _scoped(row: EventMetrics, metric: Metric) -> Attributes:

@@ -71,6 +71,7 @@ class Pusher:
     def push(self) -> bool:
         """Push all that the receiver does not have. Return whether it accepted everything."""
         observation = self._source.observe(self._timeout_s)
+        self._ledger.give_up(self._ends.given_up())
         parts = self._builder.parts(observation, self._runs(observation), time.time_ns())
         if observation.usages is not None:
             workloads = [usage.workload for usage in observation.usages]
