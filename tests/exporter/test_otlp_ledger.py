@@ -161,9 +161,19 @@ def of_run(start: str) -> dict[str, Any]:
     return {"runs": [{"key": "k", "created_at": START, "known": {"start": start, "attributes": {}}}]}
 
 
+def of_ending(value: str = "5", start: str = START) -> dict[str, Any]:
+    total = {"event": "core_energy", "unit": "joules", "value": value, "quality": "exact"}
+    run = {"key": "k", "created_at": START}
+    end = {"run": run, "start": start, "read_at": LATER, "is_final": True, "continues": False}
+    return {"ends": [{**end, "attributes": {}, "totals": [total], "levels": []}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
+        (of_ending("NaN"), "not the value of a counter"),
+        (of_ending("five"), "'five' is not the value of a counter"),
+        (of_ending(start="2026-11-24T08:00:00"), "no time zone"),
         (of_host("NaN"), "not the value of a counter"),
         (of_host("-5"), "not the value of a counter"),
         (of_host("1e999999999"), "not the value of a counter"),
@@ -176,8 +186,9 @@ def test_state_with_wrong_values_is_refused(tmp_path: Path, fields: dict[str, An
     """Each push would fail because of them, or push a wrong figure."""
     path = tmp_path / "state"
     content = {"version": 1, "temporality": "delta", "runs": [], "host": {}}
-    path.write_bytes(msgspec.json.encode({**content, **of_host(), **of_run(START)}))
-    ledger.Ledger(Temporality.DELTA, str(path))
+    path.write_bytes(msgspec.json.encode({**content, **of_host(), **of_run(START), **of_ending()}))
+    assert len(ledger.Ledger(Temporality.DELTA, str(path)).ends) == 1
+    assert len(ledger.Ledger(Temporality.DELTA, str(path)).ends) == 1
     path.write_bytes(msgspec.json.encode(content | fields))
     with pytest.raises(ValueError, match=reason):
         ledger.Ledger(Temporality.DELTA, str(path))
@@ -267,6 +278,9 @@ def test_full_disk_leaves_the_last_state_and_no_part_of_another(small_disk: Path
     of.known(run_of("first"))
     of.save()
     before = file.read_bytes()
+    with pytest.raises(OSError, match=r"No space left on device\. Free some space there"):
+        of.save([ending(number) for number in range(2000)])
+    assert file.read_bytes() == before
     for number in range(2000):
         of.known(run_of(f"workload-{number}"))
     with pytest.raises(OSError, match=r"No space left on device\. Free some space there"):

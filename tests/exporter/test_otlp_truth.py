@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import subprocess
 import threading
 from collections.abc import Iterator
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +181,42 @@ def test_runs_of_one_key_between_two_pushes(machine: Machine, temporality: str) 
             wait_until(lambda workload=workload: has_end(received, workload))  # type: ignore[misc]
         faults = [fault for workload, used in runs for fault in differences(received, workload, used)]
         assert faults == []
+
+
+def has_saved(state: Path, ends: int) -> bool:
+    """Return whether the state has this number of ends that wait."""
+    return len(json.loads(state.read_text())["ends"]) == ends
+
+
+@pytest.mark.parametrize("temporality", ["delta", "cumulative"])
+def test_ends_survive_a_kill_while_the_receiver_is_down(machine: Machine, temporality: str) -> None:
+    """The daemon lists only the last run of a key, so only the exporter has the ends of the others."""
+    machine.start()
+    gate, state = threading.Event(), machine.top / "state"
+    with contextlib.ExitStack() as stack:
+        url, received = stack.enter_context(over_http())
+        received.accepts = gate.is_set
+        options = ["--otlp-temporality", temporality, "--otlp-state", str(state)]
+        options += ["--log-level", "debug"]
+        exporter = stack.enter_context(contextlib.closing(PushProcess(machine.top, machine.socket, url, *options)))
+        runs = []
+        for number in range(1, 4):
+            exporter.start()
+            text = "watching the workloads"
+            wait_until(lambda number=number, text=text: exporter.log.read_text().count(text) == number)  # type: ignore[misc]
+            runs += [run(machine, "again") for _ in range(3)]
+            # A push begins after the ends, and saves them.
+            wait_until(partial(has_saved, state, len(runs)))
+            exporter.kill()
+        machine.call("Create", key="again", claim="other")
+        gate.set()
+        exporter.start()
+        for workload, _ in runs:
+            wait_until(lambda workload=workload: has_end(received, workload))  # type: ignore[misc]
+        faults = [fault for workload, used in runs for fault in differences(received, workload, used)]
+        assert faults == []
+        assert exporter.stop() == 0
+        check_streams(received, temporality)
 
 
 def test_run_that_continues_a_lost_one_is_not_counted_twice(machine: Machine) -> None:

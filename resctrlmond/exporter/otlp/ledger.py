@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record what the receiver has: the last value of each counter, and the runs whose final values it has got."""
+"""Record what the receiver has: the last value of each counter, and the runs whose final values it has got.
+
+The file also has the ends that wait for the receiver, which the daemon may not list any more.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
+from decimal import Decimal, InvalidOperation, localcontext
 
 import msgspec
 
@@ -82,6 +85,8 @@ class _File(msgspec.Struct):
     temporality: Temporality
     runs: list[_Entry]
     host: dict[str, Counted]
+    # Absent in files of earlier versions.
+    ends: list[Figures] = []
 
 
 _VERSION = 1
@@ -118,6 +123,8 @@ def step(before: Counted | None, now: Counted, start_ns: int, temporality: Tempo
 class Ledger:
     """The runs and the counters of the host that were pushed. With a ``path``, they are kept in this file.
 
+    ``ends`` are those that waited for the receiver when the file was written.
+
     Raises OSError and ValueError that name the file, if it cannot be read or written.
     """
 
@@ -125,12 +132,13 @@ class Ledger:
         self.temporality = temporality
         self.host: dict[str, Counted] = {}
         self.runs: dict[Run, Known] = {}
+        self.ends: Sequence[Figures] = ()
         # Since the start of the exporter.
         self.missing = Counter(dict.fromkeys(Omission, 0))
         self._path = path
         if path is not None:
             self._load(path)
-            self.save()
+            self.save(self.ends)
 
     def known(self, figures: Figures) -> Known:
         """Return what is known of a run, with its name as it was at first."""
@@ -186,16 +194,17 @@ class Ledger:
             ) from error
         now = time.monotonic()
         self.host = found.host
+        self.ends = found.ends
         for entry in found.runs:
             entry.known.seen_s = now
             self.runs[Run(entry.key, entry.created_at)] = entry.known
 
-    def save(self) -> None:
-        """Write the file, if there is one. Raises OSError that names it."""
+    def save(self, ends: Sequence[Figures] = ()) -> None:
+        """Write the file, if there is one, with the ends that wait. Raises OSError that names the file."""
         if self._path is None:
             return
         entries = [_Entry(run.key, run.created_at, known) for run, known in self.runs.items()]
-        data = msgspec.json.encode(_File(_VERSION, self.temporality, entries, self.host))
+        data = msgspec.json.encode(_File(_VERSION, self.temporality, entries, self.host, list(ends)))
         temporary = f"{self._path}.new"
         try:
             # Left by an exporter that was killed, or put there by another user: a link must not lead the exporter
@@ -225,15 +234,25 @@ def _content(path: str) -> bytes:
     return data
 
 
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is not the value of a counter") from None
+
+
 def _check(found: _File) -> None:
     """Check the values that a damaged file can have, and that no point can have. Raises ValueError."""
     known = [entry.known for entry in found.runs]
-    for counted in [*found.host.values(), *(of for each in known for of in each.counters.values())]:
-        value = counted.value
+    counters = [*found.host.values(), *(of for each in known for of in each.counters.values())]
+    totals = [_decimal(of.value) for each in found.ends for of in each.totals if of.value is not None]
+    for value in [*(counted.value for counted in counters), *totals]:
         if not (value.is_finite() and value >= 0 and value.adjusted() < _MAX_DIGITS):
             raise ValueError(f"{value} is not the value of a counter")
+    for counted in counters:
         if not 0 <= counted.time_ns < 2**63:
             raise ValueError(f"{counted.time_ns} is not a time in nanoseconds")
-    for each in known:
-        if datetime.datetime.fromisoformat(each.start).tzinfo is None:
-            raise ValueError(f"{each.start!r} has no time zone")
+    times = [*(each.start for each in known), *(time for each in found.ends for time in (each.start, each.read_at))]
+    for time_ in times:
+        if datetime.datetime.fromisoformat(time_).tzinfo is None:
+            raise ValueError(f"{time_!r} has no time zone")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from resctrlmond.exporter.metrics import EventMetrics
 from resctrlmond.exporter.otlp.ends import Ends
-from resctrlmond.exporter.otlp.figures import Figures, of_host, of_usage
+from resctrlmond.exporter.otlp.figures import Figures, Run, of_host, of_usage
 from resctrlmond.exporter.otlp.ledger import Ledger, Temporality
 from resctrlmond.exporter.otlp.points import Builder, Part
 from resctrlmond.exporter.otlp.sender import Failure, Sender
@@ -54,6 +54,10 @@ class Pusher:
         # The names of resources that the receiver refused while it accepted others, each of which is sent alone.
         self._refused: set[str] = set()
         self._unsaved = ""
+        # The runs whose ends are in the state file.
+        self._saved: frozenset[Run] = frozenset()
+        for figures in ledger.ends:
+            ends.add(figures)
 
     def run(self, interval_s: float, stop: threading.Event) -> None:
         """Push now, at each interval and, at last, when ``stop`` is set."""
@@ -76,6 +80,9 @@ class Pusher:
         if observation.usages is not None:
             workloads = [usage.workload for usage in observation.usages]
             self._ledger.forget({workload.key: workload.created_at for workload in workloads})
+        # The receiver may take the time-out of a push, and the exporter may be killed meanwhile.
+        if any(figures.run not in self._saved for figures in self._ends.waiting()):
+            self._save()
         return self._deliver(parts)
 
     def _deliver(self, parts: Sequence[Part]) -> bool:
@@ -166,14 +173,18 @@ class Pusher:
         return None
 
     def _save(self) -> None:
+        waiting = self._ends.waiting()
         try:
-            self._ledger.save()
+            self._ledger.save(waiting)
         except OSError as error:
             if str(error) != self._unsaved:
-                log.error("%s. After a restart, figures may be pushed twice", error)
+                log.error(
+                    "%s. After a restart, figures may be pushed twice, and ends that wait now may be missing", error
+                )
             self._unsaved = str(error)
         else:
             self._unsaved = ""
+            self._saved = frozenset(figures.run for figures in waiting)
 
 
 def _name(part: Part) -> str:
