@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from tests.bench.host import Host, resident
 from tests.bench.measure import BYTES, MEBIBYTES, SECONDS, Row, interleaved
 from tests.bench.rows import CLAIM, MANAGER, PAUSE_S, cpu_s
 from tests.exporter.conftest import OPENMETRICS, Exporter, Reply
+from tests.exporter.otlp_receiver import over_http
+from tests.exporter.pushing import PushProcess
+from tests.wait import wait_until
 
 
 def scrapes(host: Host, client: Client, daemon: int, pid: int, rounds: int) -> Iterator[Row]:
@@ -70,3 +74,41 @@ def scrapes(host: Host, client: Client, daemon: int, pid: int, rounds: int) -> I
             is_over.set()
             scraping.result()
         yield Row("Create, Assign, Release beside scrapes", beside, "alone", alone, SECONDS, fuse=True)
+        yield from _pushes(host, rounds, groups, exporter, (bare, sizes))
+
+
+def _pushes(
+    host: Host, rounds: int, groups: int, exporter: Exporter, bare: tuple[list[float], list[float]]
+) -> Iterator[Row]:
+    """Measure pushes over HTTP: CPU time, beside ReadAll, bytes, beside a scrape, and memory, also while all fail."""
+    of_reads, sizes = bare
+    with (
+        over_http() as (url, received),
+        contextlib.closing(PushProcess(host.folder, host.varlink, url, "--interval", "2")) as pushing,
+    ):
+        pushing.start()
+        pid = pushing.process.pid
+
+        def has_pushed(number: int) -> bool:
+            return len(received.all("resctrl.workload.llc_occupancy")) >= number * groups
+
+        # The first push loads libraries.
+        wait_until(lambda: has_pushed(1))
+        time.sleep(PAUSE_S)
+        used, first = [cpu_s(pid)], received.requests
+        for number in range(2, rounds + 2):
+            wait_until(lambda number=number: has_pushed(number))  # type: ignore[misc]
+            time.sleep(PAUSE_S)
+            used.append(cpu_s(pid))
+        what = f"push of {groups} groups"
+        spent = [after - before for before, after in itertools.pairwise(used)]
+        yield Row(f"exporter's CPU time for a {what}", spent, "ReadAll", of_reads[:rounds], SECONDS)
+        with received.guard:
+            lengths = [int(headers["content-length"]) for headers in received.headers[first:]]
+        yield Row(f"bytes of a {what}", [sum(lengths) / rounds], "a scrape", sizes, BYTES)
+        serves = [float(resident(exporter.pid))]
+        yield Row("memory of the exporter that pushes", [float(resident(pid))], "that serves", serves, MEBIBYTES)
+        received.accepts = lambda: False
+        refused = received.requests
+        wait_until(lambda: received.requests > refused + 1)
+        yield Row("the same, refused", [float(resident(pid))], "that serves", serves, MEBIBYTES)
