@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from resctrlctl.arguments import VERBS, build
+from resctrlctl.workload_table import FILTERS
+from resctrlmond.resctrl.counters import EVENTS
+from resctrlmond.workloads.states import Quality, State
 
 COMPLETIONS = Path(__file__).parents[2] / "resctrlctl" / "completions"
 CAPTURE = Path(__file__).parent / "capture.zsh"
@@ -44,7 +47,8 @@ class Shell:
         (folder / "listed").write_text(LISTED)
         (folder / "watched").write_text(WATCHED)
         program = folder / "resctrlctl"
-        shown = f"case $1 in units) cat {folder}/watched ;; *) cat {folder}/listed ;; esac"
+        own = f"units) cat {folder}/watched ;; profiles) echo batch; echo web ;;"
+        shown = f"case $1 in {own} *) cat {folder}/listed ;; esac"
         program.write_text(f'#!/bin/sh\necho "$@" >>{folder}/asked\n{shown}\n')
         program.chmod(0o755)
         systemctl = folder / "systemctl"
@@ -137,6 +141,18 @@ def test_each_option_of_a_verb_is_completed(verb: str, complete: Callable[[str],
         ("resctrlctl profiles ", {"list", "show", "check", "explain"}),
         ("resctrlctl list --sort en", {"energy"}),
         ("resctrlctl list --filter na", {"namespace="}),
+        ("resctrlctl list --filter state=c", {"state=completed"}),
+        ("resctrlctl top --filter quality=e", {"quality=exact", "quality=estimated"}),
+        ("resctrlctl watch x --filter class=", {"class=/"}),
+        ("resctrlctl show -p ", set()),
+        ("resctrlctl show x --property ", set()),
+        ("resctrlctl release x --claim ", set()),
+        ("resctrlctl create --claim x ", WORKLOADS),
+        ("resctrlctl report --since y", {"yesterday"}),
+        ("resctrlctl run -e core", {"core_energy"}),
+        ("resctrlctl run -e core_energy -- resctrlctl sho", {"show"}),
+        ("resctrlctl profiles show ", {"batch", "web"}),
+        ("resctrlctl profiles --profiles-dir /p ", {"list", "show", "check", "explain"}),
         ("resctrlctl top --by na", {"namespace"}),
         ("resctrlctl top --sort na", {"name"}),
         ("resctrlctl run -- resctrlctl sho", {"show"}),
@@ -155,6 +171,27 @@ def test_completion_of_words(line: str, offered: set[str], complete: Callable[[s
 def test_last_column_of_a_list_is_completed(complete: Callable[[str], set[str]]) -> None:
     offered = complete("resctrlctl list --columns key,age,p")
     assert {word.removeprefix("key,age,") for word in offered} == {"power", "pod"}
+
+
+def test_filters_and_events_are_those_of_the_program(complete: Callable[[str], set[str]]) -> None:
+    assert complete("resctrlctl list --filter ") == {f"{name}=" for name in FILTERS}
+    assert complete("resctrlctl list --filter state=") == {f"state={state}" for state in State}
+    assert complete("resctrlctl list --filter quality=") == {f"quality={quality}" for quality in Quality}
+    assert {word.removeprefix("--filter=") for word in complete("resctrlctl list --filter=quality=l")} == {
+        "quality=late"
+    }
+    assert complete("resctrlctl run --events ") == set(EVENTS)
+    last = complete("resctrlctl run --events llc_occupancy,mbm_")
+    assert {word.removeprefix("llc_occupancy,") for word in last} == {"mbm_total_bytes", "mbm_local_bytes"}
+
+
+@pytest.mark.parametrize(
+    ("option", "asked"),
+    [("--profiles-dir /p", " --profiles-dir /p"), ("--profiles-dir=/p", " --profiles-dir /p"), ("--quiet", "")],
+)
+def test_profiles_are_those_of_the_directory_of_the_line(option: str, asked: str, shell: Shell) -> None:
+    assert set(shell.complete(f"resctrlctl profiles {option} show w")) == {"web"}
+    assert shell.asked == f"profiles list --quiet{asked}\n"
 
 
 def test_modes_of_json_are_completed(complete: Callable[[str], set[str]]) -> None:
