@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from .conftest import Guests
 from .cri.containerd import SID, TRIXIE, Containerd
 from .cri.node import Node, Pod, serving
-from .host import TREE, WHERE, parse_where
+from .host import RUN, TREE, WHERE, parse_where
 from .install import install
+from .test_companions import EXAMPLE, MEMTIERD
 
 # The first test of a version includes the start of the guest, the installation and the start of containerd.
 pytestmark = pytest.mark.timeout(500)
@@ -175,6 +177,43 @@ def test_container_starts_if_two_plugins_set_the_same_file(node: Node) -> None:
         before = node.registrations()
         node.run("systemctl stop other-plugin; rm -r /run/other /etc/resctrlmond/profiles.d/20-memory.yaml")
         node.run("systemctl reload resctrlmond")
+        node.registered_again(before)
+
+
+POD = EXAMPLE.parent / "pods" / "memtierd-pod.yaml"
+
+
+@with_one_version
+def test_containers_get_the_memtierd_of_the_class_in_the_annotations_of_its_plugin(node: Node) -> None:
+    manifest = yaml.safe_load(POD.read_text(encoding="utf-8"))
+    path = "/etc/resctrlmond/profiles.d/40-memtierd.yaml"
+    before = node.registrations()
+    node.guest.write(path, EXAMPLE.read_text(encoding="utf-8"))
+    node.guest.write("/usr/local/bin/memtierd", MEMTIERD)
+    node.run("chmod 755 /usr/local/bin/memtierd")
+    try:
+        node.run(f"resctrlctl profiles check {path}")
+        node.run("systemctl reload resctrlmond")
+        node.registered_again(before)
+        pod = node.pod(annotations=manifest["metadata"]["annotations"])
+        names = [container["name"] for container in manifest["spec"]["containers"]]
+        started = [node.container(pod, name=name) for name in names]
+        ids = [container for container, _ in started]
+        assert [where for _, where in started] == [("/", ids[0]), ("/", ids[1]), ("/", pod.uid)]
+        assert [limits(node, pod, container) for container in ids] == [("max", "max"), ("0", "max"), ("max", "max")]
+        for container in ids[:2]:
+            seen = f"{RUN}/companions/{container}/seen"
+            node.until(lambda file=seen: node.run(f"test -s {file}", check=False).returncode == 0, "memtierd")  # type: ignore[misc]
+            own = f"/sys/fs/cgroup/kubepods/burstable/pod{pod.uid}/{container}"
+            assert f"- {own}" in [line.strip() for line in node.out(f"cat {seen}").splitlines()]
+        assert node.out(f"ls {RUN}/companions").split() == sorted(ids[:2])
+        node.remove_container(ids[0])
+        node.until(lambda: node.out(f"ls {RUN}/companions").split() == [ids[1]], "the end of its memtierd")
+        unit = f"resctrlmon-companion-{ids[1]}.service"
+        assert node.out(f"systemctl is-active {unit}") == "active"
+    finally:
+        before = node.registrations()
+        node.run(f"rm {path} && systemctl reload resctrlmond")
         node.registered_again(before)
 
 

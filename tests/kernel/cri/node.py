@@ -109,11 +109,16 @@ class Node(Host):
         self.sandboxes.add(pod.sandbox)
         return pod.sandbox
 
-    def container(self, pod: Pod, command: str = f"{WHERE}; exec sleep 600") -> tuple[str, tuple[str, str]]:
-        """Start a container. Return its ID, and the class and group of its own first instruction."""
+    def container(
+        self, pod: Pod, command: str = f"{WHERE}; exec sleep 600", name: str = ""
+    ) -> tuple[str, tuple[str, str]]:
+        """Start a container. Return its ID, and the class and group of its own first instruction.
+
+        ``name``: its name, "" for app-N.
+        """
         log = f"{len(pod.containers)}.log"
         config = {
-            "metadata": {"name": f"app-{len(pod.containers)}"},
+            "metadata": {"name": name or f"app-{len(pod.containers)}"},
             "image": {"image": "localhost/busybox:1"},
             "command": ["/bin/sh", "-c", command],
             "logPath": log,
