@@ -197,6 +197,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     own = _with_joined_times(own)
     # Replace --json without a mode: argparse would take the next word, such as a key, as the mode.
     args, unknown = parser.parse_known_args(["-j" if word == _JSON else word for word in own])
+    unknown = _with_arguments_behind_options(args, unknown)
     # argparse would report this with the main parser, which has neither the verb's name nor its exit status.
     if unknown:
         args.parser.error(f"unknown argument: {unknown[0]}")
@@ -220,6 +221,22 @@ def parse(argv: list[str]) -> argparse.Namespace:
         # The variable names a socket of this machine.
         args.socket = (args.host is None and os.environ.get("RESCTRLMOND_SOCKET")) or SOCKET
     return args
+
+
+def _with_arguments_behind_options(args: argparse.Namespace, unknown: list[str]) -> list[str]:
+    """Add the arguments of an action behind an option, as in ``profiles check -q FILE``; return the unknown ones.
+
+    argparse gives optional arguments up at the first option, in Python 3.11 at least.
+    """
+    if not unknown or not all(word and not word.startswith("-") for word in unknown):
+        return unknown
+    if args.verb == "units":
+        args.glob = [*args.glob, *unknown]
+        return []
+    if args.verb == "profiles" and args.subject is None:
+        args.subject = unknown[0]
+        return unknown[1:]
+    return unknown
 
 
 def _check_combination(args: argparse.Namespace) -> None:

@@ -359,6 +359,29 @@ def test_profiles_are_completed_from_the_directory_of_the_line(tmp_path: Path) -
     assert complete("resctrlctl profiles --profiles-dir=/p show m", path=path) == ["mine"]
 
 
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("profiles check -q f", "subject", "f"),
+        ("profiles check --root /r f", "subject", "f"),
+        ("profiles -q check f", "subject", "f"),
+        ("units enable -q *.service", "glob", ["*.service"]),
+        ("units enable a* -q b*", "glob", ["a*", "b*"]),
+    ],
+)
+def test_argument_of_an_action_can_be_behind_an_option(line: str, name: str, value: object) -> None:
+    assert getattr(parse(line.split()), name) == value
+
+
+@pytest.mark.parametrize(
+    "line", ["profiles check -q f g", "profiles list -q f", "units enable -q --no f", "move a -q b c"]
+)
+def test_other_arguments_behind_an_option_are_refused(line: str) -> None:
+    with pytest.raises(SystemExit) as raised:
+        parse(line.split())
+    assert raised.value.code == 2
+
+
 def test_filter_that_is_not_valid_gets_the_form_of_a_filter(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["list", "--filter", "web"])
