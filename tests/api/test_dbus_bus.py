@@ -9,6 +9,7 @@ import gc
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -298,5 +299,42 @@ def test_caller_counts_as_gone_if_the_bus_does_not_reply(host: BusHost, monkeypa
                 async with asyncio.timeout(60):
                     assert not await asyncio.to_thread(is_waiting)
                     await ended.wait()
+
+    asyncio.run(run())
+
+
+def test_connection_that_the_bus_does_not_complete_leaves_no_reader(
+    host: BusHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop would call it for another socket with that number."""
+    monkeypatch.setattr(sys.modules["resctrlmond.api.dbus.library"], "_CONNECT_TIMEOUT_S", 1.0)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1)
+        while (line := await reader.readline()) != b"BEGIN\r\n":
+            writer.write(b"AGREE_UNIX_FD\r\n" if b"NEGOTIATE" in line else b"OK 0123456789abcdef\r\n")
+        await reader.read()
+        writer.close()
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        added: set[int] = set()
+        add, remove = loop.add_reader, loop.remove_reader
+
+        def add_reader(descriptor: Any, *args: Any) -> None:
+            added.add(descriptor if isinstance(descriptor, int) else descriptor.fileno())
+            add(descriptor, *args)
+
+        def remove_reader(descriptor: Any) -> bool:
+            added.discard(descriptor if isinstance(descriptor, int) else descriptor.fileno())
+            return remove(descriptor)
+
+        monkeypatch.setattr(loop, "add_reader", add_reader)
+        monkeypatch.setattr(loop, "remove_reader", remove_reader)
+        path = tmp_path / "bus"
+        async with await asyncio.start_unix_server(serve, path):
+            with pytest.raises(host.module.BusUnavailable, match="cannot connect to the bus"):
+                await host.module.Bus.open(f"unix:path={path}", host.bus.folder)
+        assert added == set()
 
     asyncio.run(run())

@@ -227,6 +227,11 @@ class Bus(MessageBus):
             future.exception()
 
     def _release(self) -> None:
+        # The loop would call a reader that is left for the next socket with its number, or once more.
+        loop, connection = asyncio.get_running_loop(), getattr(self, "_sock", None)
+        if connection is not None and (descriptor := connection.fileno()) >= 0:
+            loop.remove_reader(descriptor)
+            loop.remove_writer(descriptor)
         # dbus-next leaves the socket to the garbage collector.
         for name in ("_stream", "_sock"):
             part = getattr(self, name, None)
