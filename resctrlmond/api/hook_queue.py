@@ -8,8 +8,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from time import monotonic
 
+import msgspec
+
 from resctrlmond.api.access import Caller
 from resctrlmond.api.hooks import key_of
+from resctrlmond.api.oci import used_part
 from resctrlmond.api.types import RunReply, RunRequest
 from resctrlmond.api.workers import Lane
 
@@ -49,7 +52,11 @@ class HookQueue:
         return bool(self._waiting)
 
     def call(self, request: RunRequest, caller: Caller) -> QueuedCall | None:
-        """Return the call, which has not joined the queue yet; None if it changes no workload."""
+        """Return the call, which has not joined the queue yet; None if it changes no workload.
+
+        Reduces the state in the request to what is used: hundreds may wait, and a state may have megabytes.
+        """
+        msgspec.structs.force_setattr(request, "state", used_part(request.state))
         key = key_of(request)
         return None if key is None else QueuedCall(self, key, caller)
 

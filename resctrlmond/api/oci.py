@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from resctrlmond.api import podman
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.workloads.errors import InvalidKey
 from resctrlmond.workloads.profiles import annotation_names
@@ -34,6 +35,10 @@ _IMAGE = ("io.kubernetes.cri-o.ImageName", "io.kubernetes.cri.image-name")
 
 # "sandbox" or "container": CRI-O, containerd. Podman does not set it.
 _CONTAINER_TYPE = ("io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri.container-type")
+
+
+# All annotations that are used, beside those that name a profile.
+_USED = frozenset({*_POD_UID, *_IMAGE, *_CONTAINER_TYPE, *podman.ANNOTATIONS}.union(*_ATTRIBUTES.values()))
 
 
 class InvalidOciState(ResctrlError):
@@ -82,6 +87,17 @@ def parse_state(text: str) -> State:
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise InvalidOciState(f"the OCI state cannot be read: {error}") from error
     return state
+
+
+def used_part(text: str) -> str:
+    """Return the state without fields and annotations that are not used; the text itself if it cannot be read."""
+    try:
+        state = parse_state(text)
+    except InvalidOciState:
+        return text
+    used = {name: value for name, value in state.annotations.items() if name in _USED}
+    used |= annotation_names(state.annotations)
+    return msgspec.json.encode(msgspec.structs.replace(state, annotations=used)).decode()
 
 
 def container_of(state: State) -> OciContainer:

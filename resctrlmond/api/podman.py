@@ -18,6 +18,7 @@ _MANAGER = "io.container.manager"
 _LIBPOD = "libpod"
 # The infra container, in the annotations of the other containers of its pod.
 _SANDBOX_ID = "io.kubernetes.cri-o.SandboxID"
+ANNOTATIONS = (_MANAGER, _SANDBOX_ID)
 
 # The monitor is the parent of the OCI runtime, which is the parent of the container's first process.
 _GENERATIONS = 2

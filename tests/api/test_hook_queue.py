@@ -18,6 +18,7 @@ from resctrlmond.api.types import RunRequest
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.workloads.manager import Manager
+from tests.hook.test_oci_state import CONTAINERD, CRIO, UID
 
 
 class Hooks:
@@ -242,6 +243,27 @@ async def test_calls_that_change_nothing_are_not_queued() -> None:
     for stage, state in (("poststart", valid), ("createRuntime", "{}"), ("poststop", '{"id":".."}')):
         assert queue.call(RunRequest(stage=stage, state=state), caller) is None
     assert queue.call(RunRequest(stage="poststop", state=valid), caller) is not None
+
+
+@pytest.mark.parametrize("name", ["other", "io.kubernetes.cri-o.Annotations", "profile.resctrlmon.orgx"])
+def test_state_of_a_call_in_the_queue_has_only_what_is_used(name: str) -> None:
+    """110 states with one letter beyond U+FFFF took a gigabyte."""
+    used = dict.fromkeys((*CRIO, *CONTAINERD, "profile.resctrlmon.org/a", "io.kubernetes.cri-o.ImageName"), "a")
+    used |= {"io.container.manager": "libpod", "io.kubernetes.cri-o.SandboxID": "b", "io.kubernetes.pod.uid": UID}
+    # Named by CRI-O, and not used.
+    del used["io.kubernetes.cri-o.ContainerName"]
+    state = {"ociVersion": "1", "id": "a", "status": "created", "pid": 7, "bundle": "/b", "annotations": used}
+    text = json.dumps({**state, "annotations": {**used, name: "\U0001f600" * 1000}, "owner": "x"})
+    request = RunRequest(stage="createRuntime", state=text)
+    assert Hooks().queue.call(request, Caller(0, frozenset(), 1)) is not None
+    assert json.loads(request.state) == state
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"id":7}', json.dumps({"annotations": None})])
+def test_state_that_cannot_be_read_stays_as_it_is(text: str) -> None:
+    request = RunRequest(stage="createRuntime", state=text)
+    assert Hooks().queue.call(request, Caller(0, frozenset(), 1)) is None
+    assert request.state == text
 
 
 def test_first_checkpoints_wait_for_the_calls_that_wait(manager: Manager) -> None:

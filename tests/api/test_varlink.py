@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,20 @@ def test_close_cancels_a_call_that_does_not_finish(server: RunningServer) -> Non
         assert server.close(grace_s=0.1) < 30
         assert client.is_closed()
     assert server.handlers.slept == []
+
+
+def test_message_takes_no_memory_while_its_call_runs(server: RunningServer) -> None:
+    """The states of many containers wait for the turn of their hooks."""
+    message = b'{"method":"%b.Sleep","parameters":{%b"seconds":60}}\0' % (NAME.encode(), b" " * 1_500_000)
+    with RawClient(server.path) as client:
+        tracemalloc.start()
+        try:
+            client.send(message)
+            wait_until(lambda: server.handlers.begun == 1)
+            assert tracemalloc.get_traced_memory()[0] < len(message) / 2
+        finally:
+            tracemalloc.stop()
+        server.close(grace_s=0.1)
 
 
 def test_server_listens_on_several_sockets(tmp_path: Path) -> None:

@@ -126,8 +126,11 @@ class Connection:
             while not self._draining and (received := await self._receive()) is not None:
                 self._interruptible = False
                 self.idle_since = None
-                message, descriptors = received
-                await self._answer(wire.decode(message, Call), descriptors)
+                descriptors = received[1]
+                call = self._answer(wire.decode(received[0], Call), descriptors)
+                # Hundreds of calls may wait in a queue, and each message may have megabytes.
+                del received
+                await call
                 # Not after a cancellation: the thread of the call still runs, and may use the descriptors.
                 for descriptor in descriptors:
                     descriptor.close()
@@ -161,6 +164,8 @@ class Connection:
             if not call.oneway:
                 await self._send(_error_reply(error))
             return
+        # The rest of the message is not needed while the call runs.
+        call = msgspec.structs.replace(call, parameters=msgspec.Raw())
         caller = dataclasses.replace(self.caller, descriptors=descriptors, received_ns=boot_ns())
         if call.oneway:
             caller = dataclasses.replace(caller, waits=lambda: False)
