@@ -124,6 +124,21 @@ def test_annotations_stay_within_the_limits_of_the_profile(
     assert why in wrong
 
 
+_TEXTS = st.sampled_from(["0", "-1", "1e9", "max", str(2**64), "1 Ki", "1K", "nan", "8E", "7E", "MAX"]) | st.text()
+
+
+@given(
+    st.dictionaries(st.sampled_from([HIGH, SWAP, f"{HIGH}/app", f"{SWAP}/app", f"{HIGH}/b"]), _TEXTS),
+    st.dictionaries(st.sampled_from([MEMORY_HIGH, SWAP_MAX]), st.integers(0, UNLIMITED)),
+)
+def test_any_annotations_stay_within_the_limits(annotations: dict[str, str], allowed: dict[str, int]) -> None:
+    files, wrong = files_of(MemorySettings(allowed=allowed), annotations, "app")
+    assert files.keys() <= allowed.keys()
+    assert all(0 <= amount <= allowed[name] for name, amount in files.items())
+    assert all(parse_amount(text_of(amount)) == amount for amount in files.values())
+    assert len(wrong) <= 2
+
+
 def test_only_annotations_of_the_files_are_kept() -> None:
     kept = {SWAP: "1", f"{HIGH}/app": "2"}
     assert memory_annotations({**kept, "memory.max.memtierd.nri.io": "3", f"{SWAP}x": "4", "a": "5"}) == kept
