@@ -126,8 +126,8 @@ class _Jobs:
     """The numbers of the jobs of a service: those that have ended since all its commands were known, those that have
     begun and not ended, and those of the latter of which a process has called.
 
-    ``stops`` are those of ``ended`` that have stopped the service, ``starts`` those of ``open`` that have begun while
-    it was not active. ``state`` is the last ActiveState that systemd has reported.
+    ``stops`` are those of ``ended`` that have only stopped the service, ``starts`` those of ``open`` that start it.
+    ``state`` is the last ActiveState that systemd has reported.
     """
 
     ended: set[int] = field(default_factory=set[int])
@@ -237,8 +237,16 @@ class CallsSeen:
 
     def change_state(self, name: str, state: str) -> None:
         """Record the ActiveState of a unit that systemd has reported."""
-        if (jobs := self._jobs.get(name)) is not None:
-            jobs.state = state
+        if (jobs := self._jobs.get(name)) is None:
+            return
+        if state == "deactivating":
+            # systemctl restart makes a job that starts the service stop it, and start it once more.
+            again = jobs.open & jobs.called
+            jobs.called -= again
+            jobs.starts -= again
+        elif state == "activating" and jobs.state in _STOPPING:
+            jobs.starts |= jobs.open
+        jobs.state = state
 
     def ended_jobs(self, name: str) -> frozenset[int]:
         """Return the jobs that have ended, and may have run commands that are not known."""

@@ -873,6 +873,65 @@ def test_command_of_a_start_that_did_not_reach_the_daemon_makes_the_service_late
     run(test)
 
 
+@pytest.mark.parametrize("is_missed", [True, False])
+def test_start_that_is_restarted_by_the_same_job_is_exact_unless_the_second_one_is_missed(
+    site: Services, is_missed: bool
+) -> None:
+    """systemctl restart changes a job that is still starting the service (src/core/job.c, job_install())."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            begun = site.systemd.job(SHOP, 1)
+            one = site.through(SHOP, "/bin/sleep", "600")
+            unit = Unit(site.inner(SHOP), active="activating", sub="start")
+            site.systemd.set(SHOP, replace(unit, commands={"ExecStart": [started(one)]}))
+            go(one)
+            await site.until(lambda: has_begun(one))
+            site.systemd.set(SHOP, active="deactivating", sub="stop-sigterm")
+            await site.end(one)
+            two = (site.spawn if is_missed else site.through)(SHOP, "/bin/true")
+            # A start that is too short for a look: what systemd states about it is not read.
+            stated = one if is_missed else two
+            site.systemd.set(SHOP, replace(unit, commands={"ExecStart": [started(stated)]}))
+            go(two)
+            await ended(two)
+            begun()
+            site.systemd.set(SHOP, active="inactive", sub="dead")
+            site.systemd.set(SHOP)
+            await site.until(lambda: not site.claimed())
+            assert site.quality() is (Quality.LATE if is_missed else Quality.EXACT)
+
+    run(test)
+
+
+def test_service_with_a_command_after_its_end_is_exact_each_time(site: Services) -> None:
+    """Type=oneshot with ExecStopPost=, which a timer starts again and again: its job ends after that command."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            for number in (1, 2, 3):
+                begun = site.systemd.job(SHOP, number)
+                one = site.through(SHOP, "/bin/true")
+                unit = Unit(site.inner(SHOP), active="activating", sub="start")
+                commands = {"ExecStart": [started(one)], "ExecStopPost": [Command(PROGRAM)]}
+                site.systemd.set(SHOP, replace(unit, commands=commands))
+                go(one)
+                await ended(one)
+                two = site.through(SHOP, "/bin/true")
+                commands = {"ExecStart": [started(one, ended=True)], "ExecStopPost": [started(two)]}
+                unit = replace(unit, active="deactivating", sub="stop-post", commands=commands)
+                site.systemd.set(SHOP, unit)
+                go(two)
+                await ended(two)
+                begun()
+                site.systemd.set(SHOP, active="inactive", sub="dead")
+                site.systemd.set(SHOP)
+                await site.until(lambda: site.host.manager.get(SHOP).state.is_over)
+                assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+
+    run(test)
+
+
 @pytest.mark.parametrize("signals", ["before the job ends", "after it"])
 def test_service_that_is_stopped_and_unloaded_at_once_is_exact(site: Services, signals: str) -> None:
     async def test() -> None:
