@@ -163,7 +163,7 @@ def _placement(state: State) -> tuple[OciContainer, str, str, str]:
     pod, uid = pod_cgroup(cgroup)
     lacking = ""
     if wrong:
-        log.warning("%s: it is counted as a workload of its own", wrong)
+        log.warning("%s: the container is counted as a workload of its own", wrong)
         pod, lacking = "", uid
     elif not is_pod_uid(container.key):
         pod = ""

@@ -44,7 +44,7 @@ class Failures:
                 self._logged[failure] = now
         log.log(
             logging.WARNING if is_logged else logging.DEBUG,
-            "a connection%s got no reply: %s. resctrlmond_exporter_connections_failed_total counts the next ones",
+            "a connection%s got no reply: %s. resctrlmond_exporter_connections_failed_total counts all of them",
             f" from {client}" if client else "",
             reason,
         )

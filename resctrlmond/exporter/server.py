@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The most that a client may take for its request, with the handshake of TLS, and then to read the reply.
+# The most that a client may take for its request, with the TLS handshake, and then to read the reply.
 _CLIENT_S = 10.0
 # Each connection has a thread.
 MAX_CONNECTIONS = 32
@@ -291,7 +291,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         self._room.interrupt_late()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Answer the request, after the handshake of TLS."""
+        """Answer the request, after the TLS handshake."""
         if self._tls is None:
             super().finish_request(request, client_address)
             return

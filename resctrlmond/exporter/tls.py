@@ -75,7 +75,7 @@ def _load(context: ssl.SSLContext, certfile: str, keyfile: str | None) -> None:
     except _EncryptedError:
         raise OSError(
             f"the key {key} is encrypted, and the exporter has no passphrase. Decrypt it into another file: openssl "
-            f"pkey -in {key} -out FILE"
+            f"pkey -in {key} -out FILE, and name FILE as the key"
         ) from None
     except OSError as error:
         name = getattr(error, "reason", None) or ""
@@ -113,19 +113,19 @@ def _remark(context: ssl.SSLContext, certfile: str) -> str:
 def reason(error: OSError) -> str:
     """Return why the handshake with a client failed, with the remedy if it is known."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not accepted: {error.verify_message}"
+        return f"the certificate of the client is not accepted: {error.verify_message}"
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionError) or not isinstance(
         error, ssl.SSLError
     ):
-        return "it was closed in the handshake of TLS"
+        return "it was closed during the TLS handshake"
     name = error.reason or ""
     if name in ("HTTP_REQUEST", "WRONG_VERSION_NUMBER"):
         return "the client does not use TLS (https, or scheme: https in the job of Prometheus)"
     if name == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return "the client has no certificate (cert_file and key_file in the job of Prometheus)"
     if "ALERT" in name:
-        return f"the client refuses it: {_words(error).partition('alert ')[2]}"
-    return f"the handshake of TLS failed: {_words(error)}"
+        return f"the client refuses the connection: {_words(error).partition('alert ')[2]}"
+    return f"the TLS handshake failed: {_words(error)}"
 
 
 def _words(error: OSError) -> str:

@@ -192,7 +192,7 @@ def test_container_whose_annotation_names_no_pod_is_counted(
     assert machine.tasks(id_) == {other.pid}
     workload = machine.group(id_)
     assert not [name for name in workload["attributes"] if name.startswith("pod.")]
-    assert machine.log.read_text().count("it is counted as a workload of its own") == 1
+    assert machine.log.read_text().count("is counted as a workload of its own") == 1
     assert "\x1b" not in machine.log.read_text()
     reasons = {total.get("reason") for total in machine.call("Read", key=UID)["totals"]}
     left_out = f"{id_} is not included: it runs in the control group of the pod, but not in the group"

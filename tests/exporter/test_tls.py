@@ -130,16 +130,19 @@ def test_failed_handshakes_are_counted_and_explained(tmp_path: Path) -> None:
                 lambda: over_tls(port, context(None, None)),
                 "the client has no certificate (cert_file and key_file in the job of Prometheus)",
             ),
-            (lambda: over_tls(port, context(stranger, key_of_stranger)), "its certificate is not accepted: self"),
+            (
+                lambda: over_tls(port, context(stranger, key_of_stranger)),
+                "the certificate of the client is not accepted: self",
+            ),
             (
                 lambda: over_tls(port, context(late.certificate, late.key)),
-                "its certificate is not accepted: certificate has expired",
+                "the certificate of the client is not accepted: certificate has expired",
             ),
             (
                 lambda: over_tls(port, context(of_client, key_of_client, stranger)),
-                "the client refuses it: unknown",
+                "the client refuses the connection: unknown",
             ),
-            (lambda: socket.create_connection(("127.0.0.1", port)).close(), "it was closed in the handshake of TLS"),
+            (lambda: socket.create_connection(("127.0.0.1", port)).close(), "it was closed during the TLS handshake"),
         ]
         for count, (connect, reason) in enumerate(wrong, start=1):
             with contextlib.suppress(OSError, http.client.HTTPException):

@@ -179,7 +179,8 @@ class Pusher:
         except OSError as error:
             if str(error) != self._unsaved:
                 log.error(
-                    "%s. After a restart, figures may be pushed twice, and ends that wait now may be missing", error
+                    "%s. After a restart, figures may be pushed twice, and final figures that wait now may be lost",
+                    error,
                 )
             self._unsaved = str(error)
         else:
