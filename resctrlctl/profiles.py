@@ -124,14 +124,18 @@ def profiles(args: argparse.Namespace, output: Output) -> int:
 
 def _report_check(found: Profiles, args: argparse.Namespace, output: Output) -> int:
     """Print that a file is accepted, and what is probably a mistake in it; return the exit status."""
-    missing, why_unknown = _missing_classes(found, args)
+    existing, why_unknown = _classes(found, args)
+    files = {profile.name: profile.class_origin.rpartition(":")[0] for profile in found.by_name.values()}
+    own = [profile for profile in found.by_name.values() if files[profile.name] == args.subject]
+    others = [profile for profile in found.by_name.values() if files[profile.name] != args.subject]
+    missing = [] if existing is None else [*missing_classes(own, existing)]
     profile_count = format_count(len(found.by_name), "profile")
     rule_count = format_count(len(found.rules), "rule")
     verdict = "accepted, but a class does not exist" if missing else "correct"
     output.confirm(
         f"{printable(args.subject)}: {verdict}. Together with the other files: {profile_count}, {rule_count}"
     )
-    for problem in missing:
+    for problem in (*missing, *(() if existing is None else missing_classes(others, existing))):
         output.note(problem)
     if why_unknown:
         output.note(f"cannot check whether the classes exist: {why_unknown}")
@@ -141,18 +145,17 @@ def _report_check(found: Profiles, args: argparse.Namespace, output: Output) -> 
     return MISSING_CLASS if missing else OK
 
 
-def _missing_classes(found: Profiles, args: argparse.Namespace) -> tuple[list[str], str]:
-    """Return a message for each class that does not exist, and why this is unknown, "" if it is known."""
+def _classes(found: Profiles, args: argparse.Namespace) -> tuple[Sequence[str] | None, str]:
+    """Return the classes that exist, None if no profile needs them, or with the reason if they are unknown."""
     if not any(profile.class_ for profile in found.by_name.values()):
-        return [], ""
+        return None, ""
     try:
         path, allow_simulation = _place(args)
-        existing = Tree.open(path, allow_simulation=allow_simulation).classes()
+        return [*Tree.open(path, allow_simulation=allow_simulation).classes()], ""
     except (ResctrlError, CommandError) as error:
         if args.root is None:
-            return [], str(error)
+            return None, str(error)
         raise CommandError(f"cannot check the classes: {error}", NOT_RUNNING) from error
-    return [*missing_classes(found, existing)], ""
 
 
 def _place(args: argparse.Namespace) -> tuple[str, bool]:

@@ -510,7 +510,7 @@ class Daemon:
             existing = self._manager.tree.classes()
         except ResctrlError:
             return  # not mounted now
-        for problem in missing_classes(profiles, existing):
+        for problem in missing_classes(profiles.by_name.values(), existing):
             log.warning("%s", problem)
 
     def _warn_of_unknown_events(self) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 import fnmatch
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -157,9 +157,9 @@ class Profiles(msgspec.Struct, frozen=True):
         return self.by_name.get(name)
 
 
-def missing_classes(profiles: Profiles, existing: Collection[str]) -> Iterator[str]:
+def missing_classes(profiles: Iterable[Profile], existing: Collection[str]) -> Iterator[str]:
     """Yield a message for each profile whose class is not one of those that exist, with the class most like it."""
-    for profile in profiles.by_name.values():
+    for profile in profiles:
         if profile.class_ and profile.class_ not in existing:
             import difflib  # noqa: PLC0415 - only a wrong profile needs it
 

@@ -175,6 +175,14 @@ def test_check_names_a_class_that_does_not_exist(directory: Path, capsys: pytest
             f"resctrlctl: {new}:5: profile other names the class zzz, which does not exist: {effect}. "
             "Existing classes: /, batch, gold",
         ]
+        # That of another file is a note.
+        right = directory / "30.yaml"
+        right.write_text("profiles:\n  right: {class: gold}\n")
+        assert call(directory, "check", str(right), "--root", str(top)) == 0
+        shown_of_other = capsys.readouterr()
+        assert shown_of_other.out.startswith(f"{right}: correct. ")
+        assert shown_of_other.err == shown.err
+        right.unlink()
         for name in ("bacth", "zzz"):
             (top / name).mkdir()
         assert call(directory, "check", str(new), "--root", str(top)) == 0
