@@ -278,7 +278,7 @@ class Companions:
             self._runs[key] = ""
         self._loaded.pop(key, None)
         if is_followed:
-            self._report(key, CompanionState.WAITING, "systemd stops the companion from before")
+            self._report(key, CompanionState.WAITING, "systemd stops the previous companion")
         elif not unit.has_ended:
             self._report(key, CompanionState.STOPPING)
 

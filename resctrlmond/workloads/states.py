@@ -121,10 +121,10 @@ class CompanionState(enum.StrEnum):
     """Where a companion is in its life."""
 
     WAITING = "waiting"
-    """It has not been started: the workload has no group yet, systemd cannot be reached, or the companion from
-    before has not ended."""
+    """It has not been started: the workload has no group yet, systemd cannot be reached, or the previous
+    companion has not ended."""
     STARTING = "starting"
-    """systemd starts it, perhaps again."""
+    """systemd starts it, or starts it again after a failure."""
     RUNNING = "running"
     """Its process runs."""
     EXITED = "exited"

@@ -363,7 +363,7 @@ def test_companion_that_ignores_sigterm_is_shown_as_stopping_until_systemd_has_k
             await site.until_status(FIRST, "stopping")
             site.start(FIRST, second, "simple")
             assert site.host.manager.get(FIRST).state == "active"
-            await site.until_status(FIRST, "waiting: systemd stops the companion from before")
+            await site.until_status(FIRST, "waiting: systemd stops the previous companion")
             assert systemd.calls.count("StopUnit") == 1
             systemd.slow.clear()
             systemd.set(unit, active="failed", sub="failed", job="", result="timeout", code=2, status=9)
@@ -394,7 +394,7 @@ def test_reload_that_wants_a_companion_again_while_systemd_stops_it_starts_a_new
             await site.until_status(FIRST, "stopping")
             site.host.manager.profiles = PROFILES
             companions.configure()
-            await site.until_status(FIRST, "waiting: systemd stops the companion from before")
+            await site.until_status(FIRST, "waiting: systemd stops the previous companion")
             systemd.set(unit)
             await site.until_status(FIRST, "running")
             assert len(systemd.transient) == 2
