@@ -220,7 +220,7 @@ class CallsSeen:
         """Record that systemd has a new job for a unit."""
         if (jobs := self._jobs.get(name)) is not None:
             jobs.open.add(job)
-            if jobs.state in _OVER:
+            if jobs.state in (*_OVER, "activating"):
                 jobs.starts.add(job)
 
     def end_job(self, name: str, job: int, *, is_done: bool) -> None:
@@ -244,8 +244,11 @@ class CallsSeen:
             again = jobs.open & jobs.called
             jobs.called -= again
             jobs.starts -= again
-        elif state == "activating" and jobs.state in _STOPPING:
+        elif state == "activating":
             jobs.starts |= jobs.open
+        elif state == "reloading" and jobs.state != state:
+            # systemctl reload makes a job that reloads the service do that once more.
+            jobs.called -= jobs.open
         jobs.state = state
 
     def ended_jobs(self, name: str) -> frozenset[int]:

@@ -874,6 +874,73 @@ def test_command_of_a_start_that_did_not_reach_the_daemon_makes_the_service_late
 
 
 @pytest.mark.parametrize("is_missed", [True, False])
+def test_automatic_restart_that_did_not_reach_the_daemon_makes_the_service_late(
+    site: Services, is_missed: bool
+) -> None:
+    """Type=oneshot with Restart=on-failure: the service is being started when the job of the second start begins."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            begun = site.systemd.job(SHOP, 1)
+            one = site.through(SHOP, "/bin/false")
+            unit = Unit(site.inner(SHOP), active="activating", sub="start")
+            site.systemd.set(SHOP, replace(unit, commands={"ExecStart": [started(one)]}))
+            go(one)
+            await ended(one)
+            begun()
+            site.systemd.set(SHOP, sub="auto-restart")
+            begun = site.systemd.job(SHOP, 2)
+            two = (site.spawn if is_missed else site.through)(SHOP, "/bin/true")
+            # A start that is too short for a look: what systemd states about it is not read.
+            stated = one if is_missed else two
+            site.systemd.units[SHOP] = replace(unit, commands={"ExecStart": [started(stated)]})
+            go(two)
+            await ended(two)
+            site.systemd.set(SHOP, active="inactive", sub="dead")
+            begun()
+            site.systemd.set(SHOP)
+            await site.until(lambda: not site.claimed())
+            assert site.quality() is (Quality.LATE if is_missed else Quality.EXACT)
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_missed", [True, False])
+def test_reload_that_the_same_job_repeats_is_exact_unless_the_second_one_is_missed(
+    site: Services, is_missed: bool
+) -> None:
+    """systemctl reload during a reload (src/core/job.c, job_install())."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = await site.begin()
+            await site.looked()
+            unit = Unit(site.inner(SHOP), active="reloading", sub="reload")
+            reloaded = site.systemd.job(SHOP, 2, "reload")
+            one = site.through(SHOP, "/bin/true")
+            commands = {"ExecStart": [started(main)], "ExecReload": [started(one)]}
+            site.systemd.set(SHOP, replace(unit, commands=commands))
+            go(one)
+            await ended(one)
+            site.systemd.set(SHOP, active="active", sub="running")
+            two = (site.spawn if is_missed else site.through)(SHOP, "/bin/true")
+            stated = one if is_missed else two
+            commands = {"ExecStart": [started(main)], "ExecReload": [started(stated)]}
+            site.systemd.set(SHOP, replace(unit, commands=commands))
+            go(two)
+            await ended(two)
+            reloaded()
+            main.terminate()
+            await ended(main)
+            site.systemd.set(SHOP, active="inactive", sub="dead")
+            site.systemd.set(SHOP)
+            await site.until(lambda: not site.claimed())
+            assert site.quality() is (Quality.LATE if is_missed else Quality.EXACT)
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_missed", [True, False])
 def test_start_that_is_restarted_by_the_same_job_is_exact_unless_the_second_one_is_missed(
     site: Services, is_missed: bool
 ) -> None:
