@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 
 import msgspec
 
@@ -72,14 +73,12 @@ def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
     if not caller.waits():
         _check_start(state.pid, caller)
     try:
-        container, own, pod, lacking = _placement(state)
+        container, own, pod = _placement(state, manager.note_left_out)
     except NotRead as error:
         # The runtime starts the container all the same.
         named, _ = claimed_container(state)
         manager.note_rejected(named.key, named.member, state.pid, error)
         raise
-    if lacking:
-        manager.note_left_out(lacking, container.member)
     assignment = Assignment(
         key=container.key,
         owner=OCI,
@@ -150,23 +149,20 @@ def _is_member(manager: Manager, container: OciContainer) -> bool:
         return False
 
 
-def _placement(state: State) -> tuple[OciContainer, str, str, str]:
-    """Return a container, the control group of its own, that of its pod, and the UID of a pod that lacks it.
-
-    Each of them is "" if there is none.
+def _placement(state: State, leave_out: Callable[[str, str], None]) -> tuple[OciContainer, str, str]:
+    """Return a container, the control group of its own and that of its pod; "" if there is none.
 
     Users can write annotations, but only the kubelet creates control groups of pods. Therefore only the control group
-    proves that a container belongs to a pod. Without this proof, the container is a workload with its own id.
+    proves that a container belongs to a pod. Without this proof, the container is a workload with its own id, and a
+    pod in whose control group it is becomes late: ``leave_out`` gets both.
     """
     container, wrong = claimed_container(state)
     cgroup = cgroups.cgroup_of(state.pid)
     pod, uid = pod_cgroup(cgroup)
-    lacking = ""
     if wrong:
         log.warning("%s: the container is counted as a workload of its own", wrong)
-        pod, lacking = "", uid
     elif not is_pod_uid(container.key):
-        pod = ""
+        pass
     elif uid != container.key:
         where = f"in the control group of pod {uid}" if uid else "not in the control group of a pod"
         log.warning(
@@ -176,17 +172,21 @@ def _placement(state: State) -> tuple[OciContainer, str, str, str]:
             where,
             cgroup or "/",
         )
-        container, pod, lacking = container_without_pod(state), "", uid
+        container = container_without_pod(state)
+    if uid != container.key:
+        pod = ""
+        if uid:
+            leave_out(uid, container.member)
     if podman.is_podman(state.annotations):
         container = _add_podman_facts(container, state, cgroup)
     if not cgroup:
-        return container, "", "", lacking
+        return container, "", ""
     # It is the container's own if it has no other tasks. Otherwise the container is in the control group of its
     # creator.
     others = set(cgroups.tasks(cgroup)) - {state.pid}
     if others:
         others -= set(processes.threads(state.pid))
-    return container, "" if others else cgroup, pod, lacking
+    return container, "" if others else cgroup, pod
 
 
 def _add_podman_facts(container: OciContainer, state: State, cgroup: str) -> OciContainer:

@@ -103,7 +103,8 @@ def used_part(text: str) -> str:
 def container_of(state: State) -> OciContainer:
     """Return the container. Its workload is its pod if it has one, otherwise the container itself.
 
-    Raises InvalidOciState, also if the annotation of the pod's UID is not a UID.
+    Raises InvalidOciState, also if the annotation of the pod's UID is not a UID: if it were ignored, the container
+    would be counted separately from its pod, without an error.
     """
     name, uid = _first(state, _POD_UID)
     if wrong := _wrong_uid(state):

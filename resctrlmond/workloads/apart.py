@@ -93,7 +93,7 @@ def mark_rejected(ctx: Context, pod: str, id_: str, target: int | str | None, er
 
 
 def mark_claiming(ctx: Context, pod: str, id_: str) -> None:
-    """Make the pod late, because a container in its control group claims to be of another pod. Does not raise."""
+    """Make the pod late, because a container in its control group is a workload of its own. Does not raise."""
     with suppress(ResctrlError, OSError), ctx.store.transaction(canonical_key(pod)) as txn:
         mark_apart(ctx, txn, Reason.LEFT_OUT.text(member=id_))
 

@@ -73,7 +73,8 @@ def test_container_of_podman_has_its_name_as_an_attribute(
 ) -> None:
     pid = start("-c", ID, "-n", "web")
     state = State(oci_version="1.0", id=ID, status="created", pid=pid, annotations=annotations)
-    assert _placement(state)[0].attributes == names
+    container, _, _ = _placement(state, lambda _pod, _container: None)
+    assert container.attributes == names
 
 
 def test_monitor_of_another_container_is_ignored(start: Start) -> None:

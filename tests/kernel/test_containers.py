@@ -197,15 +197,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_container_with_a_hostile_annotation_starts_unmonitored_and_the_journal_has_the_reason(
-    host: Host, name: str
-) -> None:
-    before = host.groups()
+def test_container_with_a_hostile_annotation_is_counted_and_the_journal_has_the_reason(host: Host, name: str) -> None:
     bundle = host.bundle(name, WHERE, HOSTILE[name], f"/{name}")
     printed = host.out(f"crun run --bundle {bundle} {name}")
-    assert parse_where(printed) == ("/", "")
-    assert host.groups() == before
-    assert name in host.out("journalctl -t resctrlmon-oci-hook --no-pager -n 5")
+    assert parse_where(printed) == ("/", name)
+    logged = host.out("journalctl -u resctrlmond --no-pager -g 'counted as a workload of its own'")
+    assert f"of container {name} is not a pod UID" in logged
+    host.until(lambda: name not in host.groups(), "the end of the group")
 
 
 @pytest.mark.parametrize("pid", ["0", "1", "2", "-1", "99999999999999999999", "daemon"])
