@@ -7,6 +7,7 @@
  * interrupts it again and again to look at the clock.
  */
 #define _XOPEN_SOURCE 700
+#include <asm/socket.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -170,7 +171,10 @@ static bool is_starting(void)
 static void hand_over(void)
 {
     struct sockaddr_un name;
-    int daemon = socket(AF_UNIX, SOCK_STREAM, 0);
+    int daemon = socket(AF_UNIX, SOCK_STREAM, 0), room = 2 * MAX_MESSAGE;
+    // The daemon may not read now, so the whole message must fit, with the kernel's own data.
+    if (setsockopt(daemon, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room) != 0)
+        (void)!setsockopt(daemon, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
     if (step == WAITING && !is_sent && set_address(&name, daemon_path) && fcntl(daemon, F_SETFL, O_NONBLOCK) == 0 &&
         connect(daemon, (struct sockaddr *)&name, sizeof name) == 0)
         (void)!send(daemon, message, message_size, MSG_NOSIGNAL);
@@ -316,13 +320,12 @@ static void shorten_strings(void)
 static void write_message(void)
 {
     unsigned long number;
-    const char *end = state + state_size;
     if (strspn(state, " \t\n\r\v\f") == state_size)
         give_up("the runtime wrote no state to stdin");
     if (state_size > MAX_STATE)
         give_up("the state is longer than %d bytes", MAX_STATE);
     shorten_strings();
-    end = state + state_size;
+    const char *end = state + state_size;
     for (const char *text = state; text < end; text++)
         if ((unsigned char)*text < ' ' && *text != '\t' && *text != '\n' && *text != '\r')
             give_up("the state contains control characters");

@@ -41,6 +41,8 @@ MAX_STRING = 1 << 15
 MAX_MESSAGE = 1 << 21
 MAX_REPLY = 1 << 16
 _CHUNK = 1 << 16
+# asm-generic/socket.h. Not in the module of Python 3.11.
+_SO_SNDBUFFORCE = 32
 
 # The longest time in seconds that the daemon can make the hook wait in its queue (resctrlmond.config.HookTimeout).
 MAX_QUEUE_TIMEOUT = 60.0
@@ -78,7 +80,7 @@ class Run:
         self.start_timeout = 10.0
         self.queue_timeout = 0.0
         self.is_queued = False
-        self.state = b""
+        self.state = bytearray()
         self.more_ticks = _MORE_TICKS
         self.message = b""
         self.is_sent = False
@@ -136,7 +138,7 @@ def read_state(run: Run) -> None:
     """Read all of stdin. Bytes past the limit are read and dropped: a runtime may fail on a closed pipe."""
     while chunk := posix.read(0, _CHUNK):
         if len(run.state) <= MAX_STATE:
-            run.state += chunk
+            run.state.extend(chunk)
 
 
 def has_state(run: Run) -> bool:
@@ -269,6 +271,11 @@ def hand_over(run: Run) -> None:
         return
     try:
         daemon = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK)
+        # The daemon may not read now, so the whole message must fit, with the kernel's own data.
+        try:
+            daemon.setsockopt(_socket.SOL_SOCKET, _SO_SNDBUFFORCE, 2 * MAX_MESSAGE)
+        except PermissionError:
+            daemon.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, 2 * MAX_MESSAGE)
         daemon.connect(run.socket)
         daemon.send(run.message)
         daemon.close()
@@ -396,7 +403,7 @@ def main() -> None:
         read_state(run)
         if run.mistake:
             raise HookError(f"wrong arguments: {run.mistake}")
-        run.begin_call(request(run.stage, run.state))
+        run.begin_call(request(run.stage, bytes(run.state)))
         call(run)
     except HookError as error:
         give_up(run, str(error))

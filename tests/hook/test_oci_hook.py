@@ -580,6 +580,28 @@ def test_a_call_that_was_not_sent_in_time_is_sent_without_waiting(host: Host) ->
     assert "gave up waiting for resctrlmond after 5 s" in host.the_line()
 
 
+def test_a_long_call_that_was_not_sent_in_time_is_sent_as_a_whole(host: Host) -> None:
+    """The daemon does not read yet: a message that does not fit into the socket would be lost."""
+    waiting = fill_backlog(host)
+    host.daemon.settimeout(60)
+    long = json.loads(STATE) | {"annotations": {f"a{number}": "x" * 10_000 for number in range(90)}}
+    with running(host, "createRuntime", "--timeout", "5", state=json.dumps(long).encode()) as hook:
+        wait_until(lambda: has_socket(hook.pid))
+        pause(hook, 5.5)
+        for one in waiting[:-1]:
+            host.daemon.accept()[0].close()
+            one.close()
+        hook.send_signal(signal.SIGCONT)
+        assert hook.wait(60) == 0
+        while not host.received:
+            connection, _ = host.daemon.accept()
+            with connection:
+                while chunk := connection.recv(1 << 16):
+                    host.received += chunk
+    waiting[-1].close()
+    assert json.loads(host.parameters()["state"]) == long
+
+
 def test_a_state_that_is_there_is_read_after_the_timeout(host: Host) -> None:
     host.serve(OK)
     hook = subprocess.Popen(host.argv("createRuntime", "--timeout", "5"), stdin=subprocess.PIPE, env={}, bufsize=0)
@@ -688,12 +710,12 @@ def test_the_end_of_a_container_does_not_wait_in_the_queue(host: Host) -> None:
 
 
 @contextlib.contextmanager
-def running(host: Host, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(host: Host, *arguments: str, state: bytes = STATE) -> Iterator[subprocess.Popen[bytes]]:
     """A run of the hook that has been given its state."""
     hook = subprocess.Popen(host.argv(*arguments), stdin=subprocess.PIPE, env={})
     assert hook.stdin
     with hook:
-        hook.stdin.write(STATE)
+        hook.stdin.write(state)
         hook.stdin.close()
         yield hook
 
