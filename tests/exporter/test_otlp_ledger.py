@@ -161,11 +161,11 @@ def of_run(start: str) -> dict[str, Any]:
     return {"runs": [{"key": "k", "created_at": START, "known": {"start": start, "attributes": {}}}]}
 
 
-def of_ending(value: str = "5", start: str = START) -> dict[str, Any]:
+def of_ending(value: str = "5", start: str = START, **fields: Any) -> dict[str, Any]:
     total = {"event": "core_energy", "unit": "joules", "value": value, "quality": "exact"}
     run = {"key": "k", "created_at": START}
     end = {"run": run, "start": start, "read_at": LATER, "is_final": True, "continues": False}
-    return {"ends": [{**end, "attributes": {}, "totals": [total], "levels": []}]}
+    return {"ends": [{**end, "attributes": {}, "totals": [total], "levels": [], **fields}]}
 
 
 @pytest.mark.parametrize(
@@ -174,6 +174,9 @@ def of_ending(value: str = "5", start: str = START) -> dict[str, Any]:
         (of_ending("NaN"), "not the value of a counter"),
         (of_ending("five"), "'five' is not the value of a counter"),
         (of_ending(start="2026-11-24T08:00:00"), "no time zone"),
+        (of_ending(start="0001-01-01T00:00:00+00:00"), "not a time of a run"),
+        (of_ending(is_final=False), "not those of an end"),
+        (of_ending(levels=[{"event": "llc_occupancy", "unit": "bytes", "value": "abc"}]), "not those of an end"),
         (of_host("NaN"), "not the value of a counter"),
         (of_host("-5"), "not the value of a counter"),
         (of_host("1e999999999"), "not the value of a counter"),

@@ -20,7 +20,7 @@ from decimal import Decimal, InvalidOperation, localcontext
 
 import msgspec
 
-from resctrlmond.exporter.otlp.figures import Figures, Run
+from resctrlmond.exporter.otlp.figures import Figures, Run, nanoseconds
 from resctrlmond.resctrl.counters import EXACTLY
 
 # A run is forgotten when it has not been listed for this time: Watch may report an end after ReadAll.
@@ -213,6 +213,9 @@ class Ledger:
                 os.unlink(temporary)
             with open(temporary, "xb") as file:
                 file.write(data)
+                file.flush()
+                # Without it, the file may be empty after a loss of power.
+                os.fsync(file.fileno())
             os.replace(temporary, self._path)
         except OSError as error:
             # On a full disk, a part of it would take the space of the next one.
@@ -256,3 +259,7 @@ def _check(found: _File) -> None:
     for time_ in times:
         if datetime.datetime.fromisoformat(time_).tzinfo is None:
             raise ValueError(f"{time_!r} has no time zone")
+        if not 0 <= nanoseconds(time_) < 2**63:
+            raise ValueError(f"{time_!r} is not a time of a run")
+    if any(not each.is_final or each.levels for each in found.ends):
+        raise ValueError("the figures that wait are not those of an end")
