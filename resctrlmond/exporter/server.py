@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from io import BufferedIOBase
 from typing import TYPE_CHECKING, Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder, gzip_accepted
@@ -209,6 +209,21 @@ class _Lines:
         self._file.close()
 
 
+class _Reply(ServerHandler):
+    """Writes a reply. ``failure`` is why the client did not get it: wsgiref logs some failures, and drops others."""
+
+    request_handler: WSGIRequestHandler
+    failure: OSError | None = None
+
+    def _write(self, data: bytes) -> None:
+        try:
+            super()._write(data)
+        except OSError as error:
+            self.failure = error
+            # The one that wsgiref takes for the end of the connection.
+            raise ConnectionAbortedError from error
+
+
 class _Handler(WSGIRequestHandler):
     timeout = _CLIENT_S
     server: Server
@@ -223,6 +238,19 @@ class _Handler(WSGIRequestHandler):
         is_valid = super().parse_request()
         self.server.has_request()
         return is_valid
+
+    def handle(self) -> None:
+        """Answer the request. Raises OSError if the client does not read the reply."""
+        self.raw_requestline = self.rfile.readline(_MAX_REQUEST)
+        if not self.parse_request():
+            return
+        request: Any = self.rfile
+        out: Any = self.wfile
+        reply = _Reply(request, out, self.get_stderr(), self.get_environ(), multithread=False)
+        reply.request_handler = self
+        reply.run(self.server.answer)
+        if reply.failure is not None:
+            raise reply.failure
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         log.debug(format, *args)
@@ -245,7 +273,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         self.socket = listener
         self.server_name, self.server_port = "localhost", 0
         self.setup_environ()
-        self.set_app(self._answer)
+        self.set_app(self.answer)
         self._application = application
         self._tls = secure
         self._room = room
@@ -281,7 +309,8 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         """Record that the request of this thread's connection has arrived."""
         self._room.has_acted()
 
-    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    def answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Return the reply, which the client has a limited time to read."""
         reply = self._application(environ, start_response)
         self._room.wait_for_client(self._connections.own, time.monotonic() + _READING_S + _CLIENT_S)
         return reply

@@ -107,6 +107,8 @@ def _remark(context: ssl.SSLContext, certfile: str) -> str:
                 side.do_handshake()
     except ssl.SSLCertVerificationError as error:
         return error.verify_message
+    except ssl.SSLError as error:
+        return _words(error)
     return ""
 
 

@@ -23,6 +23,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from resctrlmond.exporter import listening, server
+from resctrlmond.exporter.failures import Failure
 from resctrlmond.exporter.server import MAX_CONNECTIONS
 from resctrlmond.exporter.tls import server_context
 from tests.exporter.conftest import OPENMETRICS, Exporter, Reply, request, reserved_port, start, start_all
@@ -114,6 +115,27 @@ def served(listener: socket.socket, reply: Callable[[], bytes], room: server.Roo
         finally:
             serving.shutdown()
             thread.join()
+
+
+@pytest.mark.parametrize("failure", [Failure.SLOW, Failure.CLOSED])
+def test_reply_that_a_client_does_not_read_is_counted_and_logged_in_one_line(
+    listener: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    failure: Failure,
+) -> None:
+    monkeypatch.setattr(server._Handler, "timeout", 1)
+    room = server.Room(2)
+    address = listener.getsockname()
+    with served(listener, lambda: b"x" * 16_000_000, room), socket.create_connection(address) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert client.recv(1)
+        if failure is Failure.CLOSED:
+            client.close()
+        wait_until(lambda: room.failures.counts()[failure] == 1)
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_clients_that_do_not_read_do_not_prevent_scrapes(

@@ -215,6 +215,17 @@ def test_certificate_that_has_expired_is_reported_and_served(tmp_path: Path) -> 
         assert over_tls(port, careless).status == 200
 
 
+def test_certificate_of_a_curve_that_clients_lack_is_reported_and_served(tmp_path: Path) -> None:
+    certificate, key, log = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "log"
+    create = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:secp256k1 -nodes -subj /CN=localhost -days 2"
+    subprocess.run(
+        [*create.split(), "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True, timeout=60
+    )
+    with serving(log, "--certfile", str(certificate), "--keyfile", str(key)) as (process, _):
+        wait_until(lambda: f"clients will not accept the certificate {certificate}: " in log.read_text())
+        assert process.poll() is None
+
+
 def test_valid_certificate_has_no_remark(tmp_path: Path) -> None:
     """With the key in its file, and with one that an authority signed, which is in the file too or not."""
     certificate, key = authority(tmp_path, "authority")
