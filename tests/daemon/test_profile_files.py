@@ -81,8 +81,9 @@ def test_every_key_is_read() -> None:
             -5,
             f"{FILE}:3",
             events=("mbm_*", "!mbm_local_bytes"),
+            class_origin=f"{FILE}:5",
         ),
-        "root": Profile("root", Watch.NONE, "", origin=f"{FILE}:11"),
+        "root": Profile("root", Watch.NONE, "", origin=f"{FILE}:11", class_origin=f"{FILE}:11"),
         "brief": Profile("brief", origin=f"{FILE}:12", keeps_files=False, events=("core_energy",), exposes=True),
         "tight": Profile(
             "tight",

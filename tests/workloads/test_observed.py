@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from resctrlmond.api.translate import workload_of
+from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
@@ -29,6 +30,7 @@ from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.states import Pool
 from resctrlmond.workloads.validation import MAX_ATTRIBUTES
 from tests.commanded import Commanded
+from tests.wait import wait_until
 from tests.workloads.conftest import UID, Host, assignment, join, machine, own_host
 from tests.workloads.test_interference import react, wait_until_gone, write
 
@@ -315,6 +317,7 @@ def test_workload_that_a_container_is_moved_out_of_is_not_exact(
         assert host.manager.get("outer").first.baseline_reasons == (why,)
         assert host.tree.find(ref) is not None
     finally:
+        wait_until(lambda: not cgroups.is_populated(inner))
         os.rmdir(inner)
 
 
