@@ -161,9 +161,7 @@ def _placement(state: State, leave_out: Callable[[str, str], None]) -> tuple[Oci
     pod, uid = pod_cgroup(cgroup)
     if wrong:
         log.warning("%s: the container is counted as a workload of its own", wrong)
-    elif not is_pod_uid(container.key):
-        pass
-    elif uid != container.key:
+    elif is_pod_uid(container.key) and uid != container.key:
         where = f"in the control group of pod {uid}" if uid else "not in the control group of a pod"
         log.warning(
             "container %s claims to be of pod %s, but is %s (%s): it is counted as a workload of its own",

@@ -244,9 +244,9 @@ class Systemd:
             match message.member, message.body:
                 case "UnitNew" | "UnitRemoved", [str(name), *_]:
                     self._on_change(name)
-                case "JobNew", [int(job), _, str(name)] if self._observer is not None:
+                case "JobNew", [int(job), _, str(name), *_] if self._observer is not None:
                     self._observer.begin_job(name, job)
-                case "JobRemoved", [int(job), _, str(name), result] if self._observer is not None:
+                case "JobRemoved", [int(job), _, str(name), result, *_] if self._observer is not None:
                     self._observer.end_job(name, job, is_done=result == "done")
                 case "Reloading", [False]:
                     self._on_change("")

@@ -256,8 +256,8 @@ class CallsSeen:
         jobs = self._jobs.get(name)
         return frozenset(jobs.ended if jobs is not None else ())
 
-    def is_stop(self, name: str, jobs: Collection[int]) -> bool:
-        """Return whether these jobs, which have ended, are no more than one that has stopped the service."""
+    def only_stopped(self, name: str, jobs: Collection[int]) -> bool:
+        """Return whether these jobs, which have ended, have at most stopped the service, once."""
         own = self._jobs.get(name)
         return not jobs or (len(jobs) == 1 and own is not None and own.stops.issuperset(jobs))
 

@@ -92,7 +92,7 @@ def mark_rejected(ctx: Context, pod: str, id_: str, target: int | str | None, er
             mark_apart(ctx, txn, Reason.REJECTED_CONTAINER.text(member=id_, error=why))
 
 
-def mark_claiming(ctx: Context, pod: str, id_: str) -> None:
+def mark_separate(ctx: Context, pod: str, id_: str) -> None:
     """Make the pod late, because a container in its control group is a workload of its own. Does not raise."""
     with suppress(ResctrlError, OSError), ctx.store.transaction(canonical_key(pod)) as txn:
         mark_apart(ctx, txn, Reason.LEFT_OUT.text(member=id_))

@@ -429,7 +429,7 @@ class Manager:
 
     def note_left_out(self, pod: str, id_: str) -> None:
         """Make a pod late, because a container in its control group is a workload of its own."""
-        apart.mark_claiming(self.context, pod, id_)
+        apart.mark_separate(self.context, pod, id_)
 
     def _assign(self, assignment: Assignment, whole: str) -> Assigned:
         """Carry out an assignment whose profile is selected. ``whole`` is the key that the caller has named."""

@@ -240,7 +240,7 @@ def select_for_unit(profiles: Profiles, unit: str, *, cgroup: str, user: int | N
 
 def annotation_names(annotations: Mapping[str, str]) -> dict[str, str]:
     """Return the annotations that can name a profile."""
-    # Not for each name: there may be ten thousands.
+    # Not for each name: there may be tens of thousands.
     prefixes = tuple(f"{prefix}/" for prefix in ANNOTATIONS)
     return {name: value for name, value in annotations.items() if name in ANNOTATIONS or name.startswith(prefixes)}
 

@@ -19,7 +19,6 @@ from .machine import Guest
 from .services import OWNER, READY, write_programs
 
 UNITS = "/run/systemd/system"
-# Owns a name on the bus, which the policy allows.
 # The service tells systemd that it is ready, and remains the main process.
 NOTIFY = "sh -c 'systemd-notify --ready; exec sleep 600'"
 SANDBOX = (
