@@ -68,7 +68,7 @@ def _table(reply: SumsReply, by: str) -> Table:
             cells += _cells(_sum_of(of, event), unit)
         unknown = max((each.unknown_runs for each in of.sums), default=0)
         cells.append(str(unknown) if unknown else "-")
-        is_exact = not unknown and all(each.late is None and each.estimated is None for each in of.sums)
+        is_exact = not unknown and all(map(_is_exact, of.sums))
         rows.append(Row(tuple(cells), Tone.NORMAL if is_exact else Tone.WARNING))
     return Table(tuple(columns), tuple(rows), _footer(reply))
 
@@ -79,7 +79,13 @@ def _cells(of: Sum | None, unit: str) -> Sequence[str]:
         return "-", "-"
     with localcontext(_EXACTLY):
         value, inexact = Decimal(of.value), Decimal(of.late or 0) + Decimal(of.estimated or 0)
-        return shorten(value, unit), f"{inexact / value * 100:.0f} %" if inexact and value else "-"
+        # Runs that are not exact may have used something, although they have counted nothing.
+        share = "-" if _is_exact(of) else f"{inexact / value * 100 if value else 100:.0f} %"
+        return shorten(value, unit), share
+
+
+def _is_exact(of: Sum) -> bool:
+    return of.late is None and of.estimated is None
 
 
 def _sum_of(of: NameSums, event: str) -> Sum | None:

@@ -181,8 +181,9 @@ def _sum(event: str, amounts: Mapping[Quality, int | Decimal]) -> types.Sum:
         event=event,
         unit=counters.event(event).unit,
         value=value,
-        late=accounting.digits(late) if late else None,
-        estimated=accounting.digits(estimated) if estimated else None,
+        # Also 0: what such a run has used may be missing.
+        late=None if late is None else accounting.digits(late),
+        estimated=None if estimated is None else accounting.digits(estimated),
         unknown_runs=int(amounts.get(Quality.UNKNOWN, 0)),
     )
 

@@ -407,9 +407,9 @@ class Sum(Reply, frozen=True, kw_only=True):
     value: str | None = None
     """The number, with the parts that are not exact. Absent if no workload has a number."""
     late: str | None = None
-    """The part of *value* that is _late_. Absent if there is none."""
+    """The part of *value* that is _late_; _0_ if the late runs have counted nothing. Absent if no run is late."""
     estimated: str | None = None
-    """The part of *value* that is _estimated_. Absent if there is none."""
+    """The part of *value* that is _estimated_, as *late*. Absent if no run is estimated."""
     unknown_runs: int = 0
     """How many runs have no number, or never had an RMID, so that their use is missing in *value*. Units that share a
     group are among them, although the workload of that group has their use.

@@ -304,12 +304,21 @@ def _add_latency(families: Families, of: Latency) -> None:
 
 def _add_inexact(families: Families, of: NameSums, use: Sum) -> None:
     labels = (of.by, cut(of.name), use.event)
-    total = float(use.value or 0)
-    for quality, value in ((Quality.LATE, use.late), (Quality.ESTIMATED, use.estimated)):
-        if value is not None and total:
-            families.gauge(metrics.ACCOUNTED_INEXACT, float(value) / total, *labels, quality)
+    for quality, ratio in inexact_ratios(use):
+        families.gauge(metrics.ACCOUNTED_INEXACT, ratio, *labels, quality)
     if use.unknown_runs:
         families.gauge(metrics.ACCOUNTED_UNKNOWN, use.unknown_runs, *labels)
+
+
+def inexact_ratios(use: Sum) -> Iterable[tuple[Quality, float]]:
+    """Yield the part of a sum that is late, and the part that is estimated, from 0 to 1; none for an exact sum.
+
+    The part of a sum of 0 is 1.
+    """
+    for quality, value in ((Quality.LATE, use.late), (Quality.ESTIMATED, use.estimated)):
+        if value is not None:
+            total = float(use.value or 0)
+            yield quality, float(value) / total if total else 1.0
 
 
 def _add_names(families: Families, workload: Workload) -> None:

@@ -90,6 +90,12 @@ def test_wrong_grouping_is_refused(ctl: Ctl) -> None:
     assert "--by" in done.stderr
 
 
+@pytest.mark.parametrize(("value", "share"), [("5", "0 %"), ("0", "100 %")])
+def test_share_of_runs_that_are_not_exact_and_counted_nothing_is_shown(value: str, share: str) -> None:
+    of = replace(SHOP, sums=[Sum(event="core_energy", unit="joules", value=value, estimated="0")])
+    assert share in to_text(blocks(replace(REPLY, names=[of]), "namespace"), None, True)
+
+
 @pytest.mark.parametrize("digits", [60])
 def test_large_sums_are_not_rounded_to_a_share_of_zero(digits: int) -> None:
     value = "1" * digits

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -154,6 +155,13 @@ def test_part_of_a_sum_that_is_not_exact_is_a_ratio() -> None:
     assert found["resctrlmond_accounted_inexact_ratio", "late"] == 0.25
     assert found["resctrlmond_accounted_inexact_ratio", "estimated"] == 0.5
     assert found["resctrlmond_accounted_unknown_runs", ""] == 3
+
+
+@pytest.mark.parametrize(("value", "ratio"), [("8", 0.0), ("0", 1.0)])
+def test_sum_of_runs_that_are_not_exact_and_counted_nothing_is_marked(value: str, ratio: float) -> None:
+    found = samples(Exporter(Told(sums(value, 1, estimated="0"))))
+    assert found["resctrlmond_accounted_inexact_ratio", "estimated"] == ratio
+    assert ("resctrlmond_accounted_inexact_ratio", "late") not in found
 
 
 def test_units_in_no_group_are_not_counted_as_containers() -> None:

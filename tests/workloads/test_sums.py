@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from resctrlmond.api import translate
 from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.workloads import atomic_files, group_ops, sums
@@ -169,6 +170,18 @@ def test_a_run_without_any_total_is_unknown(host: Machine) -> None:
     host.begin("a")
     host.end("a", state=State.FAILED)
     assert of(host.read()).ends == {Quality.UNKNOWN: 1}
+
+
+def test_a_sum_is_not_exact_if_a_run_that_is_not_exact_has_counted_nothing(host: Machine) -> None:
+    """The use of such a run may be missing."""
+    for key, found in (("a", total(5)), ("b", total(0, Quality.ESTIMATED)), ("c", total(0, Quality.LATE))):
+        host.begin(key)
+        host.end(key, found)
+    (shown,) = translate.name_sums(NameKind.NAMESPACE, of(host.read())).sums
+    assert (shown.value, shown.late, shown.estimated) == ("5", "0", "0")
+    host.begin("d", attributes={"pod.namespace": "shop"})
+    (shown,) = translate.name_sums(NameKind.NAMESPACE, of(host.read(("d", total(5))), "shop")).sums
+    assert (shown.value, shown.late, shown.estimated) == ("5", None, None)
 
 
 def test_a_run_that_never_had_an_rmid_is_missing_in_each_event(host: Machine) -> None:

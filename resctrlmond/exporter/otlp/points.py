@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from resctrlmond.api.types import MachineReply, Sum, SumsReply
 from resctrlmond.exporter import metrics
-from resctrlmond.exporter.collector import domain_number, health
+from resctrlmond.exporter.collector import domain_number, health, inexact_ratios
 from resctrlmond.exporter.families import cut
 from resctrlmond.exporter.metrics import EventMetrics, Metric, Type
 from resctrlmond.exporter.otlp.figures import Attributes, Figures, Run, nanoseconds
@@ -236,11 +236,9 @@ def _mark(part: Part, metric: Metric, time_ns: int, *values: str) -> None:
 
 def _add_inexact(part: Part, by: Attributes, use: Sum, time_ns: int) -> None:
     attributes = {**by, f"{PREFIX}event": use.event}
-    total = float(use.value or 0)
-    for quality, value in ((Quality.LATE, use.late), (Quality.ESTIMATED, use.estimated)):
-        if value is not None and total:
-            of = {**attributes, f"{PREFIX}quality": str(quality)}
-            part.points.append(Point(name_of(metrics.ACCOUNTED_INEXACT), of, None, time_ns, float(value) / total))
+    for quality, ratio in inexact_ratios(use):
+        of = {**attributes, f"{PREFIX}quality": str(quality)}
+        part.points.append(Point(name_of(metrics.ACCOUNTED_INEXACT), of, None, time_ns, ratio))
     if use.unknown_runs:
         point = Point(name_of(metrics.ACCOUNTED_UNKNOWN), attributes, None, time_ns, use.unknown_runs)
         part.points.append(point)
