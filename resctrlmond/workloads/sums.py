@@ -122,7 +122,7 @@ class _Use(msgspec.Struct):
                 part[name] = part.get(name, 0) + total.number - before
 
     def lack(self, events: Collection[str]) -> None:
-        """Mark the amounts of all other events: they were shown, and the totals at the end lack them."""
+        """Mark the amounts of all other events: they were shown, and the present totals lack them."""
         for name in self.qualities.keys() - events:
             self.qualities[name] = worst(self.qualities[name], Quality.ESTIMATED)
 
@@ -524,6 +524,8 @@ class Sums:
             use.workload, use.names = workload, names
             use.has_run = use.has_run or bool(workload.members)
         use.take(usage.totals)
+        if usage.error:
+            use.lack(())
 
     def _keep_discarded(self, key: str) -> None:
         """Keep the amounts that a caller has got of a run that a failed call has undone since then."""

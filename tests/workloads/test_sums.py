@@ -296,6 +296,18 @@ def test_a_workload_that_was_not_read_keeps_its_shown_amount(host: Machine) -> N
     assert amount(host.read()) == 5
 
 
+def test_a_shown_amount_of_a_workload_that_cannot_be_read_is_not_exact(host: Machine) -> None:
+    """It lacks what the workload has used since the last reading."""
+    host.begin("a")
+    host.read(("a", total(5)))
+    unreadable = Usage(host.store.known("a"), error="the kernel does not answer")
+    found = host.sums.read([unreadable], float("inf"), host.store.get, list(NameKind))
+    assert of(found).amounts == {TRAFFIC: {Quality.ESTIMATED: 5}}
+    assert of(host.read(("a", total(9)))).amounts == {TRAFFIC: {Quality.EXACT: 9}}
+    host.end("a", total(9))
+    assert of(host.read()).amounts == {TRAFFIC: {Quality.EXACT: 9}}
+
+
 def test_a_reading_from_before_an_end_does_not_count_the_run_twice(host: Machine) -> None:
     before = host.begin("a")
     host.end("a", total(7))
