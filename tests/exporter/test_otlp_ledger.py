@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.api.types import Change, Member, Usage
+from resctrlmond.api.types import Change, Claim, Member, Usage
 from resctrlmond.exporter.metrics import selected
 from resctrlmond.exporter.otlp import ledger
 from resctrlmond.exporter.otlp.ends import Ends
@@ -24,6 +24,7 @@ from resctrlmond.exporter.otlp.ledger import Counted, Step, Temporality, step
 from resctrlmond.exporter.otlp.pusher import Pusher
 from resctrlmond.exporter.otlp.sender import Protocol, Sender, with_path, without_user
 from resctrlmond.exporter.source import Observation
+from resctrlmond.workloads.states import State
 from tests.exporter.otlp_receiver import over_http
 from tests.exporter.test_collector import Told, usage
 
@@ -241,6 +242,26 @@ def test_missing_final_figures_are_counted_by_reason(monkeypatch: pytest.MonkeyP
     assert values == {"full": [0, 2, 2, 2], "unseen": [0, 0, 0, 1]}
     assert {of.temporality for of in found} == {"cumulative"}
     assert len({of.start_ns for of in found}) == 1
+
+
+def test_run_after_a_loss_does_not_continue_an_earlier_run_that_has_ended() -> None:
+    """The lost run was never seen: in one interval, a run ended, and the next one lost its group."""
+    ended = changed(usage("100"), state=State.COMPLETED, completed_at="2026-11-24T08:10:00Z")
+    claim = msgspec.convert({"owner": "me", "since": "2026-11-24T08:20:00Z", "endRule": "release"}, Claim)
+    again = [changed(usage(value, created_at=LATER), loss="gone", claims=(claim,)) for value in ("7", "9")]
+    source = Told(*(Observation(usages=[msgspec.structs.replace(of, read_at=LATER)]) for of in again))
+    ends = Ends("/nowhere")
+    end = of_usage(ended)
+    assert end is not None
+    ends.add(end)
+    with over_http() as (url, received):
+        sender = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE)
+        known = ledger.Ledger(Temporality.CUMULATIVE)
+        pusher = Pusher(source, ends, sender, known, selected(["core_energy"]), timeout_s=1)
+        assert [pusher.push() for _ in again] == [True] * 2
+        found = received.all("resctrl.workload.core_energy")
+    starts = [nanoseconds(START), *[nanoseconds(claim.since)] * 2]
+    assert [(of.value, of.start_ns) for of in found] == [(100.0, starts[0]), (7.0, starts[1]), (9.0, starts[2])]
 
 
 @pytest.mark.parametrize(

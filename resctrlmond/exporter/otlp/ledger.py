@@ -14,7 +14,7 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation, localcontext
 
@@ -140,21 +140,28 @@ class Ledger:
             self._load(path)
             self.save(self.ends)
 
-    def known(self, figures: Figures) -> Known:
-        """Return what is known of a run, with its name as it was at first."""
+    def known(self, figures: Figures, ended: Collection[Run] = ()) -> Known:
+        """Return what is known of a run, with its name as it was at first.
+
+        ``ended``: the runs whose ends wait for the receiver, which no other run continues.
+        """
         run = figures.run
         known = self.runs.get(run)
         if known is None and figures.continues:
-            known = self._interrupted(run)
+            known = self._interrupted(run, ended)
         if known is None:
             known = Known(figures.start, dict(figures.attributes))
         self.runs[run] = known
         known.seen_s = time.monotonic()
         return known
 
-    def _interrupted(self, run: Run) -> Known | None:
-        """Return the last run of the key, which was lost: its counters continue."""
-        earlier = [of for of, known in self.runs.items() if of.key == run.key and not known.is_final]
+    def _interrupted(self, run: Run, ended: Collection[Run]) -> Known | None:
+        """Return the last run of the key that has not ended, because it was lost: its counters continue."""
+        earlier = [
+            of
+            for of, known in self.runs.items()
+            if of.key == run.key and of not in ended and not (known.is_final or known.is_given_up)
+        ]
         return self.runs.pop(max(earlier, key=lambda of: of.created_at)) if earlier else None
 
     def forget(self, listed: Mapping[str, str | None]) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import datetime
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -119,10 +119,12 @@ class Builder:
             self._add_machine(host, observation.machine)
         if observation.sums is not None:
             self._add_sums(host, observation.sums)
-        return [host, *filter(None, map(self._run, runs))]
+        found = list(runs)
+        ended = {figures.run for figures in found if figures.is_final}
+        return [host, *filter(None, (self._run(figures, ended) for figures in found))]
 
-    def _run(self, figures: Figures) -> Part | None:
-        known = self._ledger.known(figures)
+    def _run(self, figures: Figures, ended: Collection[Run]) -> Part | None:
+        known = self._ledger.known(figures, ended)
         if known.is_final:
             return None
         final = figures.run if figures.is_final else None
