@@ -127,7 +127,7 @@ def test_run_that_cannot_be_read_for_long_is_not_counted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The interval can be longer than the time after which runs that are not listed are forgotten."""
-    monkeypatch.setattr(ledger, "_FORGET_S", 1e-9)
+    monkeypatch.setattr(ledger, "_FORGET_S", 0.0)
     readings = [msgspec.structs.replace(usage(value), read_at=LATER) for value in ("5", "6", "7")]
     readings[1] = msgspec.structs.replace(readings[1], error="another call changes it now")
     source = Told(*(Observation(usages=[one]) for one in readings), Observation(usages=[]))
@@ -262,6 +262,52 @@ def test_run_after_a_loss_does_not_continue_an_earlier_run_that_has_ended() -> N
         found = received.all("resctrl.workload.core_energy")
     starts = [nanoseconds(START), *[nanoseconds(claim.since)] * 2]
     assert [(of.value, of.start_ns) for of in found] == [(100.0, starts[0]), (7.0, starts[1]), (9.0, starts[2])]
+
+
+def test_runs_of_a_listed_key_are_forgotten_if_nothing_continues_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service can be started again and again while the receiver is away for days."""
+    monkeypatch.setattr(ledger, "_FORGET_S", 0.0)
+    known = ledger.Ledger(Temporality.CUMULATIVE)
+    for second in range(10, 60):
+        created_at = f"2026-11-24T08:00:{second}Z"
+        run = Run("k", created_at)
+        known.known(Figures(run, created_at, LATER, False, False, {}, [], []))
+        known.forget({"k": created_at})
+        if second % 2:
+            known.give_up([run])
+    assert len(known.runs) == 1
+    # The last run is listed.
+    assert known.missing == {ledger.Omission.FULL: 25, ledger.Omission.UNSEEN: 25}
+
+
+def test_run_whose_next_one_is_not_known_yet_can_be_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "_FORGET_S", 0.0)
+    known = ledger.Ledger(Temporality.DELTA)
+    before = known.known(run_of("k"))
+    # It waits for an RMID, and then cannot be read.
+    for created_at in (None, LATER):
+        known.forget({"k": created_at})
+    again = Figures(Run("k", LATER), START, LATER, False, True, {}, [], [])
+    assert known.known(again) is before
+
+
+def test_end_that_watch_reports_after_a_long_interval_is_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interval can be longer than the time after which runs that are not listed are forgotten."""
+    monkeypatch.setattr(ledger, "_FORGET_S", 1e-9)
+    listed = msgspec.structs.replace(usage("5"), read_at=LATER)
+    end = of_usage(changed(usage("6"), state=State.COMPLETED, completed_at=LATER))
+    assert end is not None
+    ends, known = Ends("/nowhere"), ledger.Ledger(Temporality.DELTA)
+    with over_http() as (url, received):
+        sender = Sender(url, Protocol.HTTP, Temporality.DELTA)
+        source = Told(Observation(usages=[listed]), *[Observation(usages=[])] * 2)
+        pusher = Pusher(source, ends, sender, known, selected(["core_energy"]), timeout_s=1)
+        assert pusher.push()
+        # The thread that follows Watch has not got the end yet.
+        assert pusher.push()
+        ends.add(end)
+        assert pusher.push()
+        assert [one.value for one in received.all("resctrl.workload.core_energy")] == [5.0, 1.0]
 
 
 @pytest.mark.parametrize(

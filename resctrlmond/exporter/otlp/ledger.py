@@ -23,7 +23,7 @@ import msgspec
 from resctrlmond.exporter.otlp.figures import Figures, Run, nanoseconds
 from resctrlmond.resctrl.counters import EXACTLY
 
-# A run is forgotten when it has not been listed for this time: Watch may report an end after ReadAll.
+# A run is forgotten when its figures have not been expected for this time: Watch may report an end after ReadAll.
 _FORGET_S = 60.0
 # Receivers with milliseconds need another time for another value.
 _TICK_NS = 1_000_000
@@ -71,7 +71,6 @@ class Known(msgspec.Struct):
     counters: dict[str, Counted] = msgspec.field(default_factory=dict)
     is_final: bool = False
     is_given_up: bool = False
-    seen_s: float = 0.0
 
 
 class _Entry(msgspec.Struct):
@@ -135,6 +134,8 @@ class Ledger:
         self.ends: Sequence[Figures] = ()
         # Since the start of the exporter.
         self.missing = Counter(dict.fromkeys(Omission, 0))
+        # Since when the figures of these runs are not expected (time.monotonic()).
+        self._unexpected_s: dict[Run, float] = {}
         self._path = path
         if path is not None:
             self._load(path)
@@ -152,7 +153,7 @@ class Ledger:
         if known is None:
             known = Known(figures.start, dict(figures.attributes))
         self.runs[run] = known
-        known.seen_s = time.monotonic()
+        self._unexpected_s.pop(run, None)
         return known
 
     def _interrupted(self, run: Run, ended: Collection[Run]) -> Known | None:
@@ -165,19 +166,30 @@ class Ledger:
         return self.runs.pop(max(earlier, key=lambda of: of.created_at)) if earlier else None
 
     def forget(self, listed: Mapping[str, str | None]) -> None:
-        """Forget the runs that have not been listed for a while.
+        """Forget the runs whose figures have not been expected for a while.
 
         ``listed``: the keys of all workloads that are listed, also if they could not be read, with the start of their
-        runs. A run of such a key that has not ended may be continued.
+        runs; None for a run that has not begun.
         """
         now = time.monotonic()
-        for run, known in self.runs.items():
-            if run.key in listed and (run.created_at == listed[run.key] or not known.is_final):
-                known.seen_s = now
-        forgotten = [(run, known) for run, known in self.runs.items() if now - known.seen_s >= _FORGET_S]
-        for run, known in forgotten:
-            del self.runs[run]
-            self.missing[Omission.UNSEEN] += not known.is_final and not known.is_given_up
+        unexpected = [run for run in self.runs if not self._is_expected(run, listed)]
+        # Not since the last push, whose interval can be longer than _FORGET_S.
+        self._unexpected_s = {run: self._unexpected_s.get(run, now) for run in unexpected}
+        for run, since_s in list(self._unexpected_s.items()):
+            if now - since_s >= _FORGET_S:
+                del self._unexpected_s[run]
+                known = self.runs.pop(run)
+                self.missing[Omission.UNSEEN] += not known.is_final and not known.is_given_up
+
+    def _is_expected(self, run: Run, listed: Mapping[str, str | None]) -> bool:
+        """Whether the run is listed, or the run of its key that is listed may continue it."""
+        if run.key not in listed:
+            return False
+        created_at, known = listed[run.key], self.runs[run]
+        if run.created_at == created_at:
+            return True
+        is_next_known = created_at is not None and Run(run.key, created_at) in self.runs
+        return not (is_next_known or known.is_final or known.is_given_up)
 
     def give_up(self, runs: Iterable[Run]) -> None:
         """Count the final figures of these runs as missing. They are pushed if the daemon still lists the runs."""
@@ -199,11 +211,9 @@ class Ledger:
             raise ValueError(
                 f"cannot use the state {path}: {text}. Remove it to push all use since the starts, again"
             ) from error
-        now = time.monotonic()
         self.host = found.host
         self.ends = found.ends
         for entry in found.runs:
-            entry.known.seen_s = now
             self.runs[Run(entry.key, entry.created_at)] = entry.known
 
     def save(self, ends: Sequence[Figures] = ()) -> None:
