@@ -29,20 +29,31 @@ class Textfile:
         self._failure = ""
 
     def write(self) -> bool:
-        """Replace the file by the present figures. Log a failure once, and return whether there was none."""
+        """Replace the file by the present figures. Return whether this succeeded.
+
+        After a failure, which is logged once, there is no file.
+        """
         try:
             self._replace(self._render())
-        except OSError as error:
-            failure = f"cannot write {self._path}: {error.strerror or error}"
-            if failure != self._failure:
-                log.error("%s. Check that the directory exists, can be written to and is not full", failure)
-            self._failure = failure
+        except Exception as error:  # a bug must neither end all later writes nor leave the file
+            self._report(error)
             self.remove()
             return False
         if self._failure:
             log.info("%s is written again", self._path)
         self._failure = ""
         return True
+
+    def _report(self, error: Exception) -> None:
+        """Log why the file cannot be written, if the last write did not fail for the same reason."""
+        why = (error.strerror if isinstance(error, OSError) else "") or repr(error)
+        failure = f"cannot write {self._path}: {why}"
+        if failure != self._failure:
+            if isinstance(error, OSError):
+                log.error("%s. Check that the directory exists, can be written to and is not full", failure)
+            else:
+                log.error("%s", failure, exc_info=error)
+        self._failure = failure
 
     def _render(self) -> bytes:
         # node_exporter has metrics of its own process, and reports an error for each second one with the same name.

@@ -102,19 +102,29 @@ def test_directory_that_is_missing_is_reported(tmp_path: Path) -> None:
     assert "Check that the directory exists" in log
 
 
-class _Full(Exporter):
-    """An exporter whose file does not fit on the disk."""
+class _BrokenExporter(Exporter):
+    """An exporter whose file does not fit on the disk, or that has a defect."""
+
+    error: Exception
 
     def render(self, *_: object, **__: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise self.error
 
 
-def test_file_that_cannot_be_replaced_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), RuntimeError("a defect")])
+def test_file_that_cannot_be_replaced_is_removed(
+    tmp_path: Path, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     """node_exporter would serve the figures of the last success, with resctrlmond_up 1, for as long as it lasts."""
     file = tmp_path / "resctrlmond.prom"
-    file.write_text("resctrlmond_up 1.0\n")
-    assert not Textfile(str(tmp_path), _Full(Source("/nowhere", 1)), 1).write()
-    assert not file.exists()
+    exporter = _BrokenExporter(Source("/nowhere", 1))
+    exporter.error = error
+    textfile = Textfile(str(tmp_path), exporter, 1)
+    for _ in range(2):
+        file.write_text("resctrlmond_up 1.0\n")
+        assert not textfile.write()
+        assert not file.exists()
+    assert caplog.text.count(f"cannot write {file}: ") == 1
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "left"])
