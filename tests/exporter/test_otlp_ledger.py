@@ -26,7 +26,7 @@ from resctrlmond.exporter.otlp.sender import Protocol, Sender, with_path, withou
 from resctrlmond.exporter.source import Observation
 from resctrlmond.workloads.states import State
 from tests.exporter.otlp_receiver import over_http
-from tests.exporter.test_collector import Told, usage
+from tests.exporter.test_collector import Told, machine, sums, usage
 
 START, LATER = "2026-11-24T08:00:00Z", "2026-11-24T09:00:00Z"
 # A start, a value, and whether the push succeeds.
@@ -308,6 +308,24 @@ def test_end_that_watch_reports_after_a_long_interval_is_not_counted_again(monke
         ends.add(end)
         assert pusher.push()
         assert [one.value for one in received.all("resctrl.workload.core_energy")] == [5.0, 1.0]
+
+
+def test_figures_that_cannot_be_converted_keep_no_others_back(caplog: pytest.LogCaptureFixture) -> None:
+    """As those of a daemon of another version."""
+    good, bad = usage("5"), usage("five", key="bad")
+    usages = [msgspec.structs.replace(of, read_at=LATER) for of in (bad, good)]
+    observation = sums("five", 1)
+    observation.usages, observation.machine = usages, machine("five").machine
+    source = Told(observation, observation)
+    with over_http() as (url, received):
+        sender = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE)
+        known = ledger.Ledger(Temporality.CUMULATIVE)
+        pusher = Pusher(source, Ends("/nowhere"), sender, known, selected(["core_energy"]), timeout_s=1)
+        assert [pusher.push() for _ in range(2)] == [True] * 2
+        assert [of.value for of in received.all("resctrl.workload.core_energy")] == [5.0] * 2
+        assert received.all("resctrl.up")
+    for which in ("of bad", "of the machine", "of all workloads"):
+        assert caplog.text.count(f"the figures {which} cannot be converted") == 1
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
+import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -19,6 +21,8 @@ from resctrlmond.exporter.otlp.figures import Attributes, Figures, Run, nanoseco
 from resctrlmond.exporter.otlp.ledger import Counted, Known, Ledger, step
 from resctrlmond.exporter.source import Observation
 from resctrlmond.workloads.states import NameKind, Quality
+
+log = logging.getLogger(__name__)
 
 PREFIX = "resctrl."
 _INSTANCE = "service.instance.id"
@@ -107,21 +111,39 @@ class Builder:
         self._ledger = ledger
         self._events = events
         self._host = host
+        # The figures that could not be converted for this push and for the one before, as the log names them.
+        self._left_out, self._left_out_before = set[str](), set[str]()
         self._since = datetime.datetime.now(datetime.UTC).isoformat()
         # Prometheus has no other label for the resource.
         self._instance = str(host.get(_INSTANCE, host["host.name"]))
 
     def parts(self, observation: Observation, runs: Iterable[Figures], now_ns: int) -> list[Part]:
         """Return the points of the host, and of each run that the receiver does not have to the end."""
+        self._left_out, self._left_out_before = set(), self._left_out
         host = Part({**self._host, _INSTANCE: self._instance})
         self._add_health(host, observation, now_ns)
         if observation.machine is not None:
-            self._add_machine(host, observation.machine)
+            with self._leaving_out("of the machine"):
+                self._add_machine(host, observation.machine)
         if observation.sums is not None:
-            self._add_sums(host, observation.sums)
-        found = list(runs)
+            with self._leaving_out("of all workloads"):
+                self._add_sums(host, observation.sums)
+        found, parts = list(runs), [host]
         ended = {figures.run for figures in found if figures.is_final}
-        return [host, *filter(None, (self._run(figures, ended) for figures in found))]
+        for figures in found:
+            with self._leaving_out(f"of {figures.run.key}"):
+                parts += filter(None, [self._run(figures, ended)])
+        return parts
+
+    @contextlib.contextmanager
+    def _leaving_out(self, which: str) -> Iterator[None]:
+        """Leave out figures that cannot be converted, and log that once: the others are pushed nevertheless."""
+        try:
+            yield
+        except Exception:  # the figures of a daemon of another version, or a defect
+            if which not in self._left_out_before:
+                log.exception("the figures %s cannot be converted to points of OTLP", which)
+            self._left_out.add(which)
 
     def _run(self, figures: Figures, ended: Collection[Run]) -> Part | None:
         known = self._ledger.known(figures, ended)
