@@ -48,7 +48,8 @@ def listen(address: Address) -> socket.socket:
             return sockets.listen(address.path)
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, *_, where = found[0]
-        return socket.create_server(where[:2], family=family)
+        # A link-local address of IPv6 has its interface in the last of four parts.
+        return socket.create_server(where, family=family)
     except OSError as error:
         # create_server() puts the address into the text of the error; a failed look-up has a negative number.
         is_errno = not address.path and (error.errno or 0) > 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import http.client
 import os
@@ -385,6 +386,14 @@ def test_option_names_the_port(tmp_path: Path, host: str) -> None:
         wait_until(lambda: "serving metrics" in log.read_text())
         reply = request(http.client.HTTPConnection(host.strip("[]"), port, timeout=60))
     assert reply.status == 200
+
+
+def test_link_local_address_keeps_its_interface() -> None:
+    """Without the interface, the kernel takes no link-local address: it is not valid."""
+    address = listening.parse("[fe80::1234%lo]:10133")
+    assert str(address) == "[fe80::1234%lo]:10133"
+    with pytest.raises(OSError, match=os.strerror(errno.EADDRNOTAVAIL)):
+        listening.listen(address)
 
 
 def test_port_in_use_is_reported(tmp_path: Path) -> None:
