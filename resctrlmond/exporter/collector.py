@@ -212,9 +212,11 @@ class Exporter:
         start = _seconds(sums.since)
         families.gauge(metrics.ACCOUNTED_START, start)
 
-        def count(metric: metrics.Metric, value: float, *labels: str) -> None:
-            value, _ = self._of_sums.next((metric.sample, labels), sums.since, value)
-            families.counter(metric, labels, value, start)
+        def count(metric: metrics.Metric, value: float, *labels: str) -> float:
+            """Add the sample of a counter. Return by how much it has fallen, so that its former value is held."""
+            shown, _ = self._of_sums.next((metric.sample, labels), sums.since, value)
+            families.counter(metric, labels, shown, start)
+            return shown - value
 
         # Each grouping has all runs.
         ended = Counter(dict.fromkeys(Quality, 0))
@@ -225,10 +227,11 @@ class Exporter:
                 row = self._events.get(use.event)
                 if row is None or row.accounted is None:
                     continue
+                excess = 0.0
                 if use.value is not None:
                     labels = (of.by, cut(of.name), *filter(None, (row.label,)))
-                    count(row.accounted, float(use.value), *labels)
-                _add_inexact(families, of, use)
+                    excess = count(row.accounted, float(use.value), *labels)
+                _add_inexact(families, of, use, excess)
         for quality in Quality:
             count(metrics.ENDS, ended[quality], quality)
         count(metrics.ENDS_LOST, sums.lost)
@@ -302,23 +305,25 @@ def _add_latency(families: Families, of: Latency) -> None:
     families.histogram(metrics.CALL_DURATION, (of.calls,), buckets, of.sum_us / 1e6, start)
 
 
-def _add_inexact(families: Families, of: NameSums, use: Sum) -> None:
+def _add_inexact(families: Families, of: NameSums, use: Sum, excess: float) -> None:
     labels = (of.by, cut(of.name), use.event)
-    for quality, ratio in inexact_ratios(use):
+    for quality, ratio in inexact_ratios(use, excess):
         families.gauge(metrics.ACCOUNTED_INEXACT, ratio, *labels, quality)
     if use.unknown_runs:
         families.gauge(metrics.ACCOUNTED_UNKNOWN, use.unknown_runs, *labels)
 
 
-def inexact_ratios(use: Sum) -> Iterable[tuple[Quality, float]]:
+def inexact_ratios(use: Sum, excess: float) -> Iterable[tuple[Quality, float]]:
     """Yield the part of a sum that is late, and the part that is estimated, from 0 to 1; none for an exact sum.
 
-    The part of a sum of 0 is 1.
+    The part of a sum of 0 is 1. ``excess``: by how much the exported value, which is held, is higher than the sum.
+    This part is estimated.
     """
-    for quality, value in ((Quality.LATE, use.late), (Quality.ESTIMATED, use.estimated)):
-        if value is not None:
-            total = float(use.value or 0)
-            yield quality, float(value) / total if total else 1.0
+    total = float(use.value or 0) + excess
+    if use.late is not None:
+        yield Quality.LATE, float(use.late) / total if total else 1.0
+    if use.estimated is not None or excess:
+        yield Quality.ESTIMATED, (float(use.estimated or 0) + excess) / total if total else 1.0
 
 
 def _add_names(families: Families, workload: Workload) -> None:

@@ -148,6 +148,8 @@ def test_sum_that_falls_is_held_unless_it_begins_again() -> None:
     name, ends = ("resctrlmond_accounted_core_energy_joules_total", ""), ("resctrlmond_ends_total", "exact")
     assert [of.get(name) for of in found] == [7.5, 7.5, None, 8.0, 1.0]
     assert [of.get(ends) for of in found] == [3, 3, None, 4, 1]
+    mark = ("resctrlmond_accounted_inexact_ratio", "estimated")
+    assert [of.get(mark) for of in found] == [None, 0.25 / 7.5, None, None, None]
 
 
 def test_part_of_a_sum_that_is_not_exact_is_a_ratio() -> None:

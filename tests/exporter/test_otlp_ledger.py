@@ -65,7 +65,7 @@ def test_values_of_one_start_never_fall(readings: list[tuple[str, int, bool]]) -
     last: dict[str, tuple[Decimal, int]] = {}
     for (found, start, _), (_, value, _) in zip(steps(readings, Temporality.CUMULATIVE), readings, strict=True):
         assert found.start_ns == nanoseconds(start)
-        assert found.is_held == (found.value != value)
+        assert found.excess == found.value - value
         assert (found.value, found.time_ns) >= last.get(start, (Decimal(0), 0))
         last[start] = found.value, found.time_ns
 
@@ -326,6 +326,20 @@ def test_figures_that_cannot_be_converted_keep_no_others_back(caplog: pytest.Log
         assert received.all("resctrl.up")
     for which in ("of bad", "of the machine", "of all workloads"):
         assert caplog.text.count(f"the figures {which} cannot be converted") == 1
+
+
+def test_sum_that_falls_is_held_and_marked() -> None:
+    observations = [sums("8", 1), sums("6", 1)]
+    with over_http() as (url, received):
+        sender = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE)
+        known = ledger.Ledger(Temporality.CUMULATIVE)
+        source = Told(*observations)
+        pusher = Pusher(source, Ends("/nowhere"), sender, known, selected(["core_energy"]), timeout_s=1)
+        for _ in observations:
+            assert pusher.push()
+        by = {"resctrl_by": "namespace"}
+        assert [of.value for of in received.all("resctrl.accounted.core_energy", **by)] == [8.0, 8.0]
+        assert [of.value for of in received.all("resctrl.accounted.inexact_ratio", **by)] == [0.25]
 
 
 @pytest.mark.parametrize(

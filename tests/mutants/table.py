@@ -341,7 +341,7 @@ MUTANTS = (
     Mutant(
         "a part of a sum that is not exact is not marked",
         _EXPORTER + "collector.py",
-        "                _add_inexact(families, of, use)\n",
+        "                _add_inexact(families, of, use, excess)\n",
         "",
         "tests/exporter/test_collector.py",
     ),

@@ -93,12 +93,15 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The next point of a counter, and its state once the point is delivered. ``is_held``: the counter has fallen."""
+    """The next point of a counter, and its state once the point is delivered.
+
+    ``excess``: by how much the counter has fallen, so that its former value is held.
+    """
 
     start_ns: int
     time_ns: int
     value: Decimal
-    is_held: bool
+    excess: Decimal
     kept: Counted
 
 
@@ -109,14 +112,15 @@ def step(before: Counted | None, now: Counted, start_ns: int, temporality: Tempo
     """
     if before is None or before.start != now.start:
         time_ns = max(now.time_ns, start_ns)
-        return Step(start_ns, time_ns, now.value, False, Counted(now.start, now.value, time_ns))
+        return Step(start_ns, time_ns, now.value, Decimal(0), Counted(now.start, now.value, time_ns))
     value = max(before.value, now.value)
     time_ns = max(now.time_ns, before.time_ns + (_TICK_NS if value > before.value else 0))
     kept = Counted(now.start, value, time_ns)
-    if temporality is Temporality.CUMULATIVE:
-        return Step(start_ns, time_ns, value, now.value < value, kept)
     with localcontext(EXACTLY):
-        return Step(before.time_ns, time_ns, value - before.value, now.value < value, kept)
+        excess = value - now.value
+        if temporality is Temporality.CUMULATIVE:
+            return Step(start_ns, time_ns, value, excess, kept)
+        return Step(before.time_ns, time_ns, value - before.value, excess, kept)
 
 
 class Ledger:

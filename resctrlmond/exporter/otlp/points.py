@@ -161,8 +161,8 @@ class Builder:
             if total.value is not None:
                 now = Counted(known.start, Decimal(total.value), time_ns)
                 series = of_workload(row), _scoped(row, row.workload)
-                is_held = self._count(part, known.counters, series, now, start_ns)
-                quality = Quality.ESTIMATED if is_held and quality is Quality.EXACT else quality
+                excess = self._count(part, known.counters, series, now, start_ns)
+                quality = Quality.ESTIMATED if excess and quality is Quality.EXACT else quality
             if quality is not Quality.EXACT:
                 _mark(part, metrics.WORKLOAD_INEXACT, time_ns, total.event, quality)
         for level in figures.levels:
@@ -179,15 +179,15 @@ class Builder:
         series: tuple[Name, Attributes],
         now: Counted,
         start_ns: int,
-    ) -> bool:
-        """Add the point of a counter. Return whether the counter has fallen, so that its former value is held."""
+    ) -> Decimal:
+        """Add the point of a counter. Return by how much the counter has fallen, so that its former value is held."""
         metric, attributes = series
         name = "\0".join([metric.name, *map(str, attributes.values())])
         next_ = step(counters.get(name), now, start_ns, self._ledger.temporality)
         value = _number(next_.value, unit=metric.unit)
         part.points.append(Point(metric, attributes, next_.start_ns, next_.time_ns, value))
         part.kept.append((counters, name, next_.kept))
-        return next_.is_held
+        return next_.excess
 
     def _add_machine(self, part: Part, machine: MachineReply) -> None:
         start_ns, time_ns = nanoseconds(machine.since), nanoseconds(machine.read_at)
@@ -208,17 +208,17 @@ class Builder:
                 else:
                     now = Counted(machine.since, Decimal(use.value), time_ns)
                     series = name_of(row.machine), attributes
-                    is_held = self._count(part, self._ledger.host, series, now, start_ns)
-                    quality = Quality.ESTIMATED if is_held and quality is Quality.EXACT else quality
+                    excess = self._count(part, self._ledger.host, series, now, start_ns)
+                    quality = Quality.ESTIMATED if excess and quality is Quality.EXACT else quality
             if quality is not Quality.EXACT:
                 _mark(part, metrics.MACHINE_INEXACT, time_ns, domain, use.event, use.pool, quality)
 
     def _add_sums(self, part: Part, sums: SumsReply) -> None:
         start_ns, time_ns = nanoseconds(sums.since), nanoseconds(sums.read_at)
 
-        def count(metric: Metric, value: Decimal, attributes: Attributes) -> None:
+        def count(metric: Metric, value: Decimal, attributes: Attributes) -> Decimal:
             now = Counted(sums.since, value, time_ns)
-            self._count(part, self._ledger.host, (name_of(metric), attributes), now, start_ns)
+            return self._count(part, self._ledger.host, (name_of(metric), attributes), now, start_ns)
 
         # Each grouping has all runs.
         ended = Counter(dict.fromkeys(Quality, 0))
@@ -230,9 +230,10 @@ class Builder:
                 row = self._events.get(use.event)
                 if row is None or row.accounted is None:
                     continue
+                excess = Decimal(0)
                 if use.value is not None:
-                    count(row.accounted, Decimal(use.value), {**by, **_scoped(row, row.accounted)})
-                _add_inexact(part, by, use, time_ns)
+                    excess = count(row.accounted, Decimal(use.value), {**by, **_scoped(row, row.accounted)})
+                _add_inexact(part, by, use, float(excess), time_ns)
         for quality in Quality:
             count(metrics.ENDS, Decimal(ended[quality]), {f"{PREFIX}quality": str(quality)})
         count(metrics.ENDS_LOST, Decimal(sums.lost), {})
@@ -258,9 +259,9 @@ def _mark(part: Part, metric: Metric, time_ns: int, *values: str) -> None:
     part.points.append(Point(name_of(metric), attributes, None, time_ns, 1))
 
 
-def _add_inexact(part: Part, by: Attributes, use: Sum, time_ns: int) -> None:
+def _add_inexact(part: Part, by: Attributes, use: Sum, excess: float, time_ns: int) -> None:
     attributes = {**by, f"{PREFIX}event": use.event}
-    for quality, ratio in inexact_ratios(use):
+    for quality, ratio in inexact_ratios(use, excess):
         of = {**attributes, f"{PREFIX}quality": str(quality)}
         part.points.append(Point(name_of(metrics.ACCOUNTED_INEXACT), of, None, time_ns, ratio))
     if use.unknown_runs:
