@@ -149,12 +149,12 @@ class Room:
         with self._guard:
             self._waiting[threading.get_ident()] = connection, until
 
-    def until(self) -> float:
-        """Return until when the client of this thread's connection may take."""
+    def deadline(self) -> float:
+        """Return until when the client of this thread's connection has to act (time.monotonic())."""
         with self._guard:
             return self._waiting.get(threading.get_ident(), (None, 0.0))[1]
 
-    def has_acted(self) -> None:
+    def stop_waiting(self) -> None:
         """Record that this thread does not wait for its client."""
         with self._guard:
             self._waiting.pop(threading.get_ident(), None)
@@ -236,7 +236,7 @@ class _Handler(WSGIRequestHandler):
     def parse_request(self) -> bool:
         """Parse the request, which has arrived as a whole unless it is not valid."""
         is_valid = super().parse_request()
-        self.server.has_request()
+        self.server.record_request()
         return is_valid
 
     def handle(self) -> None:
@@ -305,9 +305,9 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         finally:
             self._room.leave()
 
-    def has_request(self) -> None:
+    def record_request(self) -> None:
         """Record that the request of this thread's connection has arrived."""
-        self._room.has_acted()
+        self._room.stop_waiting()
 
     def answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Return the reply, which the client has a limited time to read."""
@@ -324,7 +324,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         if self._tls is None:
             super().finish_request(request, client_address)
             return
-        until = self._room.until()
+        until = self._room.deadline()
         request.settimeout(_CLIENT_S)
         # The handshake is not that of wrap_socket(), which takes the descriptor away from the socket that can be
         # interrupted, so that silent clients would keep their places.
