@@ -218,11 +218,7 @@ class Exporter:
             families.counter(metric, labels, shown, start)
             return shown - value
 
-        # Each grouping has all runs.
-        ended = Counter(dict.fromkeys(Quality, 0))
         for of in sums.names:
-            if of.by is NameKind.NAMESPACE:
-                ended.update({each.quality: each.runs for each in of.ends})
             for use in of.sums:
                 row = self._events.get(use.event)
                 if row is None or row.accounted is None:
@@ -232,8 +228,8 @@ class Exporter:
                     labels = (of.by, cut(of.name), *filter(None, (row.label,)))
                     excess = count(row.accounted, float(use.value), *labels)
                 _add_inexact(families, of, use, excess)
-        for quality in Quality:
-            count(metrics.ENDS, ended[quality], quality)
+        for quality, runs in ended_runs(sums).items():
+            count(metrics.ENDS, runs, quality)
         count(metrics.ENDS_LOST, sums.lost)
 
 
@@ -311,6 +307,16 @@ def _add_inexact(families: Families, of: NameSums, use: Sum, excess: float) -> N
         families.gauge(metrics.ACCOUNTED_INEXACT, ratio, *labels, quality)
     if use.unknown_runs:
         families.gauge(metrics.ACCOUNTED_UNKNOWN, use.unknown_runs, *labels)
+
+
+def ended_runs(sums: SumsReply) -> Mapping[Quality, int]:
+    """Return how many runs have ended, by the worst quality of their totals; 0 for a quality that none has."""
+    ended = Counter(dict.fromkeys(Quality, 0))
+    for of in sums.names:
+        # Each grouping has all runs.
+        if of.by is NameKind.NAMESPACE:
+            ended.update({each.quality: each.runs for each in of.ends})
+    return ended
 
 
 def inexact_ratios(use: Sum, excess: float) -> Iterable[tuple[Quality, float]]:

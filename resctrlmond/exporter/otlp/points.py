@@ -7,20 +7,19 @@ import contextlib
 import datetime
 import functools
 import logging
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
 from resctrlmond.api.types import MachineReply, Sum, SumsReply
 from resctrlmond.exporter import metrics
-from resctrlmond.exporter.collector import domain_number, health, inexact_ratios
+from resctrlmond.exporter.collector import domain_number, ended_runs, health, inexact_ratios
 from resctrlmond.exporter.families import cut
 from resctrlmond.exporter.metrics import EventMetrics, Metric, Type
 from resctrlmond.exporter.otlp.figures import Attributes, Figures, Run, nanoseconds
 from resctrlmond.exporter.otlp.ledger import Counted, Known, Ledger, step
 from resctrlmond.exporter.source import Observation
-from resctrlmond.workloads.states import NameKind, Quality
+from resctrlmond.workloads.states import Quality
 
 log = logging.getLogger(__name__)
 
@@ -220,11 +219,7 @@ class Builder:
             now = Counted(sums.since, value, time_ns)
             return self._count(part, self._ledger.host, (name_of(metric), attributes), now, start_ns)
 
-        # Each grouping has all runs.
-        ended = Counter(dict.fromkeys(Quality, 0))
         for of in sums.names:
-            if of.by is NameKind.NAMESPACE:
-                ended.update({each.quality: each.runs for each in of.ends})
             by: Attributes = {f"{PREFIX}by": str(of.by), f"{PREFIX}name": cut(of.name)}
             for use in of.sums:
                 row = self._events.get(use.event)
@@ -234,8 +229,8 @@ class Builder:
                 if use.value is not None:
                     excess = count(row.accounted, Decimal(use.value), {**by, **_scoped(row, row.accounted)})
                 _add_inexact(part, by, use, float(excess), time_ns)
-        for quality in Quality:
-            count(metrics.ENDS, Decimal(ended[quality]), {f"{PREFIX}quality": str(quality)})
+        for quality, runs in ended_runs(sums).items():
+            count(metrics.ENDS, Decimal(runs), {f"{PREFIX}quality": str(quality)})
         count(metrics.ENDS_LOST, Decimal(sums.lost), {})
 
     def _add_health(self, part: Part, observation: Observation, now_ns: int) -> None:
