@@ -30,8 +30,8 @@ _UNITS = {"bytes": "By", "joules": "J", "farads": "F", "cycles": "{cycle}", "sec
 # The names of metrics do not end in these, because a metric has a unit.
 _IN_NAME = ("bytes", "joules", "farads", "seconds")
 _GROUPS = ("workload", "machine", "accounted")
-# Numbers of these units have decimals, also one that happens to be whole: a series has values of one type.
-_FRACTIONAL = ("joules", "farads", "seconds")
+# Numbers of these units (UCUM) have decimals, also one that happens to be whole: a series has values of one type.
+_FRACTIONAL = ("J", "F", "s")
 _MAX_INT = 2**63 - 1
 # Prometheus reads the end values of the daemon, and has no such metric.
 MISSING_ENDS = Metric(
@@ -167,8 +167,9 @@ class Builder:
         for level in figures.levels:
             row = self._events.get(level.event)
             if row is not None and level.value is not None:
-                value = _number(Decimal(level.value), row.workload)
-                part.points.append(Point(of_workload(row), _scoped(row, row.workload), None, time_ns, value))
+                name = of_workload(row)
+                value = _number(Decimal(level.value), name.unit)
+                part.points.append(Point(name, _scoped(row, row.workload), None, time_ns, value))
         return part
 
     def _count(
@@ -183,7 +184,7 @@ class Builder:
         metric, attributes = series
         name = "\0".join([metric.name, *map(str, attributes.values())])
         next_ = step(counters.get(name), now, start_ns, self._ledger.temporality)
-        value = _number(next_.value, unit=metric.unit)
+        value = _number(next_.value, metric.unit)
         part.points.append(Point(metric, attributes, next_.start_ns, next_.time_ns, value))
         part.kept.append((counters, name, next_.kept))
         return next_.excess
@@ -202,7 +203,7 @@ class Builder:
                     **_scoped(row, row.machine),
                 }
                 if row.machine.type is Type.GAUGE:
-                    value = _number(Decimal(use.value), row.machine)
+                    value = _number(Decimal(use.value), name_of(row.machine).unit)
                     part.points.append(Point(name_of(row.machine), attributes, None, time_ns, value))
                 else:
                     now = Counted(machine.since, Decimal(use.value), time_ns)
@@ -264,7 +265,6 @@ def _add_inexact(part: Part, by: Attributes, use: Sum, excess: float, time_ns: i
         part.points.append(point)
 
 
-def _number(value: Decimal, metric: Metric | None = None, *, unit: str = "") -> int | float:
-    """Return a whole number for a metric of bytes, cycles or counts, which OTLP keeps exactly, up to 64 bits."""
-    is_fractional = (_UNITS[metric.unit] if metric is not None else unit) in {_UNITS[of] for of in _FRACTIONAL}
-    return float(value) if is_fractional or value > _MAX_INT else int(value)
+def _number(value: Decimal, unit: str) -> int | float:
+    """Return the value of a point: for bytes, cycles and counts an int, which OTLP keeps exactly, up to 64 bits."""
+    return float(value) if unit in _FRACTIONAL or value > _MAX_INT else int(value)
