@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from resctrlmond.exporter.otlp.ledger import Temporality
 from resctrlmond.exporter.otlp.points import Name, Part, Point
 from resctrlmond.exporter.otlp.replies import Replies, Session
-from resctrlmond.exporter.otlp.sender import Failure, Protocol, Sender
+from resctrlmond.exporter.otlp.sender import Protocol, Sender, SendFailure
 from tests.exporter.conftest import Machine
 from tests.exporter.otlp_receiver import Point as Got
 from tests.exporter.otlp_receiver import Received, answering, over_grpc, over_http, silent
@@ -146,7 +146,7 @@ def test_reply_that_trickles_does_not_stop_the_pushes(monkeypatch: pytest.Monkey
             request.wfile.write(piece)
 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    done: list[Failure | None] = []
+    done: list[SendFailure | None] = []
     with answering(trickle) as url:
         sender = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE)
         pushed = threading.Thread(target=lambda: done.append(sender.send([part()])), daemon=True)
@@ -224,10 +224,10 @@ def test_failure_names_the_status_or_the_time(monkeypatch: pytest.MonkeyPatch) -
 
     with answering(busy) as url:
         failure = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()])
-    assert failure == Failure("it answered 503 Out of disk", is_refusal=False)
+    assert failure == SendFailure("it answered 503 Out of disk", is_refusal=False)
     with silent() as url:
         failure = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()])
-    assert failure == Failure("it did not answer within 0.5 s", is_refusal=False)
+    assert failure == SendFailure("it did not answer within 0.5 s", is_refusal=False)
 
 
 @pytest.mark.parametrize(("status", "is_refusal"), [(400, True), (413, True), (401, False), (404, False)])
@@ -239,7 +239,7 @@ def test_status_of_a_refusal(status: int, is_refusal: bool) -> None:
 
     with answering(refuse) as url:
         failure = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()])
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, SendFailure)
     assert failure.is_refusal == is_refusal
     assert "because  of this" in failure.reason
 

@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import ad
 
 from resctrlmond.exporter.otlp import tls
 from resctrlmond.exporter.otlp.ledger import Temporality
-from resctrlmond.exporter.otlp.sender import Failure, Protocol, Sender
+from resctrlmond.exporter.otlp.sender import Protocol, Sender, SendFailure
 from tests.exporter.conftest import Machine
 from tests.exporter.otlp_receiver import Received, Servicer, over_http
 from tests.exporter.test_http import authority
@@ -107,7 +107,7 @@ def failure(url: str, protocol: Protocol, monkeypatch: pytest.MonkeyPatch, **env
         for name, path in environment.items():
             of.setenv(name, str(path))
         found = Sender(url, protocol, Temporality.CUMULATIVE).send([part()])
-    assert found is None or found == Failure(found.reason, is_refusal=False)
+    assert found is None or found == SendFailure(found.reason, is_refusal=False)
     return found.reason.removeprefix("UNAVAILABLE: ") if found is not None else ""
 
 

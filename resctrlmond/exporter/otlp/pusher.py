@@ -15,7 +15,7 @@ from resctrlmond.exporter.otlp.ends import Ends
 from resctrlmond.exporter.otlp.figures import Figures, Run, of_host, of_usage
 from resctrlmond.exporter.otlp.ledger import Ledger, Temporality
 from resctrlmond.exporter.otlp.points import Builder, Part
-from resctrlmond.exporter.otlp.sender import Failure, Sender
+from resctrlmond.exporter.otlp.sender import Sender, SendFailure
 from resctrlmond.exporter.source import Observation, Source
 
 log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class Pusher:
         # A run that continues another one comes after it.
         return sorted(runs.values(), key=lambda of: (of.run.key, of.start, of.run.created_at))
 
-    def _send(self, parts: Sequence[Part]) -> Failure | None:
+    def _send(self, parts: Sequence[Part]) -> SendFailure | None:
         """Send a message. Return why the receiver did not accept it, or None."""
         if self._ledger.temporality is Temporality.CUMULATIVE:
             # The receiver may have got them although the push fails.

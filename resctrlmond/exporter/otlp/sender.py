@@ -84,7 +84,7 @@ class _LastMessages(logging.Handler):
         return found.rstrip(".")
 
 
-class Failure(NamedTuple):
+class SendFailure(NamedTuple):
     """Why a message was not accepted. ``is_refusal``: the receiver does not accept this message, but may others."""
 
     reason: str
@@ -125,7 +125,7 @@ class Sender:
         """Return the attributes of OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME, which each resource gets."""
         return self._attributes
 
-    def send(self, parts: Iterable[Part]) -> Failure | None:
+    def send(self, parts: Iterable[Part]) -> SendFailure | None:
         """Send the points of some resources in one message. Return why the receiver did not accept it, or None."""
         self._messages.clear()
         self._replies.clear()
@@ -138,7 +138,7 @@ class Sender:
             if result is MetricExportResult.SUCCESS:
                 return None
             reason = self._replies.failure or self._messages.text()
-        return Failure(reason_text(reason), self._replies.is_refusal)
+        return SendFailure(reason_text(reason), self._replies.is_refusal)
 
     def _report(self, reply: ExportMetricsServiceResponse) -> None:
         """Log which points the receiver has rejected, when its reason changes. They must not be sent again."""
