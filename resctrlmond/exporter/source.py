@@ -72,7 +72,7 @@ class Source:
     def observe(self, wait_s: float) -> Observation:
         """Return the replies that there are after ``wait_s`` at most. Calls at the same time share one series."""
         try:
-            series = self._joined()
+            series = self._running_or_new()
         except RuntimeError as error:  # no thread is left
             return Observation(errors=dict.fromkeys(VERBS, str(error)))
         try:
@@ -81,7 +81,7 @@ class Source:
             return series.so_far(_late(self._path, wait_s))
         return series.found
 
-    def _joined(self) -> _Series:
+    def _running_or_new(self) -> _Series:
         """Return the series that runs, or start one. Raises RuntimeError if no thread can be started."""
         with self._guard:
             running = self._running
@@ -101,13 +101,14 @@ class Source:
             series.end.set_result(None)
 
     def _read(self, found: Observation) -> None:
+        """Make all calls, and add the reply or the error of each to ``found`` as it arrives."""
         begun, timeout_s = time.monotonic(), self._timeout_s
         client = Client(self._path, timeout_s)
         # A daemon that sends replies without end, or one byte a second, is interrupted too.
         limit = threading.Timer(timeout_s, client.interrupt)
         limit.daemon = True
         limit.start()
-        done = ""
+        waiting = list(VERBS)
         try:
             with client:
                 for verb in VERBS:
@@ -121,11 +122,11 @@ class Source:
                         # The stream of replies was closed: the next call would use a connection without a limit.
                         if time.monotonic() - begun >= timeout_s:
                             raise
-                    done = verb
+                    waiting.remove(verb)
         except (OSError, ProtocolError) as error:
             is_late = time.monotonic() - begun >= timeout_s
             text = _late(self._path, timeout_s) if is_late else _text(error)
-            found.errors |= dict.fromkeys(VERBS[VERBS.index(done) + 1 if done else 0 :], text)
+            found.errors |= dict.fromkeys(waiting, text)
         finally:
             limit.cancel()
         found.duration_s = time.monotonic() - begun
@@ -147,6 +148,7 @@ def _text(error: Exception) -> str:
 
 
 def _call(client: Client, verb: str, found: Observation, timeout_s: float) -> None:
+    """Call the verb, and add its reply to ``found``. Raises the errors of the client."""
     method = f"{_MANAGER}.{verb}"
     match verb:
         case "Status":
@@ -159,7 +161,7 @@ def _call(client: Client, verb: str, found: Observation, timeout_s: float) -> No
             found.machine = client.call(method, reply=MachineReply)
         case "Sums":
             found.sums = client.call(method, reply=SumsReply)
-        case _:
+        case "ListUnwatched":
             found.unwatched = client.call(method, reply=ListUnwatchedReply).containers
 
 
