@@ -30,7 +30,10 @@ _DORMANT = "its control group is empty or gone; tasks that appear at its path ar
 
 
 def record_ends(ctx: Context, txn: Transaction) -> Workload | None:
-    """Record which members have ended, end the claims that end with them, and with the last claim the workload."""
+    """Record which members have ended, end the claims that end with them, and with the last claim the workload.
+
+    Return the workload as it is then; None if there is no such workload.
+    """
     workload = txn.find()
     if workload is None or (workload.state.is_over and not workload.is_interrupted):
         return workload
@@ -40,25 +43,25 @@ def record_ends(ctx: Context, txn: Transaction) -> Workload | None:
         if group.observed or group.class_ == member.id:
             # Its runtime is about to remove the group, or the class that it created for the container.
             group_ops.read_before_removal(ctx, workload, group)
-    now = functools.reduce(_without_dead_member, ended, workload)
-    over = _ended_claims(ctx, now)
+    without_dead = functools.reduce(_without_dead_member, ended, workload)
+    owners = _ended_claims(ctx, without_dead)
     # Its owner did not release it at its end.
-    is_read_late = all(claim.owner in over for claim in now.claims) and any(
-        claim.ends is EndRule.MEMBERS for claim in now.claims
+    is_read_late = all(claim.owner in owners for claim in without_dead.claims) and any(
+        claim.ends is EndRule.MEMBERS for claim in without_dead.claims
     )
 
-    def with_ends(workload: Workload) -> Workload:
-        workload = functools.reduce(_without_dead_member, ended, workload)
-        return _with_late_end(ctx, workload, Reason.END_READ_LATE) if is_read_late else workload
+    def with_ends(before: Workload) -> Workload:
+        after = functools.reduce(_without_dead_member, ended, before)
+        return _with_late_end(ctx, after, Reason.END_READ_LATE) if is_read_late else after
 
-    left = functools.reduce(group_ops.without_claim, over, now)
+    left = functools.reduce(group_ops.without_claim, owners, without_dead)
     if not left.claims and not left.state.is_over and left.state is not State.ENDING:
         # As in Release, the write that records the end removes the last claims.
         reason = left.reason or "its last member ended"
-        workload = group_ops.finish(ctx, txn, reason, change=with_ends, without_claims=over)
+        workload = group_ops.finish(ctx, txn, reason, change=with_ends, without_claims=owners)
     else:
-        workload = txn.save(functools.reduce(group_ops.without_claim, over, with_ends(workload)))
-    _log_dormant(now, ended)
+        workload = txn.save(functools.reduce(group_ops.without_claim, owners, with_ends(workload)))
+    _log_dormant(without_dead, ended)
     return finish_again(ctx, txn) if workload.state is State.ENDING else workload
 
 
@@ -158,6 +161,7 @@ def _has_ended_unseen(ctx: Context, workload: Workload) -> bool:
 
 
 def _ended_claims(ctx: Context, workload: Workload) -> list[str]:
+    """Return the owners of the claims that have ended by their rules."""
     if workload.is_observed:
         # The owner of the group removes it soon after its last task.
         lives = any(member.has_tasks for member in workload.living)
