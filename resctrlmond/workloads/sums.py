@@ -121,8 +121,8 @@ class _Use(msgspec.Struct):
                 part = self.parts.setdefault(self.names, {})
                 part[name] = part.get(name, 0) + total.number - before
 
-    def lack(self, events: Collection[str]) -> None:
-        """Mark the amounts of all other events: they were shown, and the present totals lack them."""
+    def downgrade_except(self, events: Collection[str]) -> None:
+        """Mark the amounts of all events but these: they were shown, and the present totals lack them."""
         for name in self.qualities.keys() - events:
             self.qualities[name] = worst(self.qualities[name], Quality.ESTIMATED)
 
@@ -240,6 +240,7 @@ class Sums:
         return read_file(self._path)  # an error that passes must not cost the sums
 
     def _take(self, data: bytes) -> None:
+        """Replace the sums in memory by those of the file. Raises _Unusable and ValueError, before any change."""
         version = _VERSION_DECODER.decode(data).version
         if version != VERSION:
             raise _Unusable(f"written by another version of resctrlmond (format {version}, not {VERSION})")
@@ -313,7 +314,7 @@ class Sums:
             else:
                 use = _copy(known.use)
             use.take(totals)
-            use.lack({total.event.name for total in totals})
+            use.downgrade_except({total.event.name for total in totals})
             use.workload, use.has_run = None, use.has_run or bool(workload.members)
             self._ends[workload.key] = time.monotonic()
             if len(self._ends) > _MOST_ENDS:
@@ -367,6 +368,7 @@ class Sums:
         return self.write()
 
     def _add(self, counted: _Counted, sign: int) -> None:
+        """Add a run to its names, or subtract it with the ``sign`` -1."""
         use, quality = counted.use, counted.use.quality
         for grouping, name in zip(NameKind, use.names, strict=True):
             of = self._name(grouping, name)
@@ -389,6 +391,7 @@ class Sums:
         return tuple(self._slot(grouping, name) for grouping, name in zip(NameKind, names, strict=True))
 
     def _slot(self, grouping: NameKind, name: str) -> str:
+        """Return the name under which this one is counted, itself or OTHER, and reserve it."""
         known = self._names[grouping]
         if name in known:
             return name
@@ -510,6 +513,7 @@ class Sums:
             return SumsUse(self._since, utc_now(), self._reset, self._lost, found)
 
     def _show(self, usage: Usage, begun: float) -> None:
+        """Add the use of a running workload to the shown amounts, unless the sums have its end already."""
         workload = usage.workload
         if self._ends.get(workload.key, -1.0) >= begun:
             return
@@ -525,7 +529,7 @@ class Sums:
             use.has_run = use.has_run or bool(workload.members)
         use.take(usage.totals)
         if usage.error:
-            use.lack(())
+            use.downgrade_except(())
 
     def _keep_discarded(self, key: str) -> None:
         """Keep the amounts that a caller has got of a run that a failed call has undone since then."""
@@ -560,6 +564,7 @@ def _had_loss(workload: Workload) -> bool:
 
 
 def _names(workload: Workload) -> Names:
+    """Return the names of a workload, in the order of NameKind."""
     found = names_of(workload.attributes, [*(member.cgroup for member in workload.members), workload.pod_cgroup])
     return found.namespace, found.slice, found.user, workload.profile
 
@@ -646,13 +651,14 @@ def _encode(name: str, of: _Name) -> bytes:
 
 def _encoded_run(run: Run, use: _Use, had_loss: bool = False) -> _RunInFile:
     parts = [
-        _PartInFile(_four(names), {event: digits(number) for event, number in part.items()})
+        _PartInFile(_as_in_file(names), {event: digits(number) for event, number in part.items()})
         for names, part in use.parts.items()
     ]
-    return _RunInFile(*run, _four(use.names), had_loss, use.qualities, parts, use.has_run)
+    return _RunInFile(*run, _as_in_file(use.names), had_loss, use.qualities, parts, use.has_run)
 
 
-def _four(names: Names) -> tuple[str, str, str, str]:
+def _as_in_file(names: Names) -> tuple[str, str, str, str]:
+    """Return the same names, whose number the type checker then knows."""
     namespace, slice_, user, profile = names
     return namespace, slice_, user, profile
 
