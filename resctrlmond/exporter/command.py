@@ -177,25 +177,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the exporter until a signal stops it. Return the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.certfile is None and (options.keyfile or options.client_cafile):
-        parser.error("--keyfile and --client-cafile need --certfile")
-    if options.textfile and (options.listen or options.certfile):
-        parser.error("--listen and --certfile cannot be used with --textfile, which does not listen")
-    if options.interval and not options.textfile and options.otlp is None:
-        parser.error("--interval needs --textfile or --otlp")
-    if options.node_name and metrics.Names.NRI_RESCTRL_MON not in (options.names or ()):
-        parser.error("--node-name needs --names nri-resctrl-mon")
-    events = options.event or metrics.DEFAULT_EVENTS
-    if metrics.Names.NODE_EXPORTER in (options.names or ()) and metrics.selected(events).keys().isdisjoint(
-        metrics.OF_NODE_EXPORTER
-    ):
-        parser.error(f"--names node-exporter needs an --event of: {', '.join(metrics.OF_NODE_EXPORTER)}")
+    _check(parser, options)
     # Before any thread, also those of gRPC: all of them leave the signals to this one.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     push = _otlp(parser, options)
     journal.setup(options.log_level, "resctrlmon-exporter")
     source = Source(options.manager_socket, options.timeout)
-    names = options.names or metrics.DEFAULT_NAMES
+    events, names = options.event or metrics.DEFAULT_EVENTS, options.names or metrics.DEFAULT_NAMES
     exporter = Exporter(source, events, names, options.node_name or _node_name())
     try:
         if push is not None:
@@ -206,6 +194,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         log.error("cannot start: %s", error)
         return os.EX_OSERR
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End the process with a message if options cannot be used together. ``_otlp`` checks those of OTLP."""
+    if options.certfile is None and (options.keyfile or options.client_cafile):
+        parser.error("--keyfile and --client-cafile need --certfile")
+    if options.textfile and (options.listen or options.certfile):
+        parser.error("--listen and --certfile cannot be used with --textfile, which does not listen")
+    if options.interval and not options.textfile and options.otlp is None:
+        parser.error("--interval needs --textfile or --otlp")
+    if options.node_name and metrics.Names.NRI_RESCTRL_MON not in (options.names or ()):
+        parser.error("--node-name needs --names nri-resctrl-mon")
+    events = metrics.selected(options.event or metrics.DEFAULT_EVENTS)
+    if metrics.Names.NODE_EXPORTER in (options.names or ()) and events.keys().isdisjoint(metrics.OF_NODE_EXPORTER):
+        parser.error(f"--names node-exporter needs an --event of: {', '.join(metrics.OF_NODE_EXPORTER)}")
 
 
 def _otlp(parser: argparse.ArgumentParser, options: argparse.Namespace) -> _Push | None:
@@ -265,6 +268,7 @@ def _otlp(parser: argparse.ArgumentParser, options: argparse.Namespace) -> _Push
 
 
 def _serve(options: argparse.Namespace, exporter: Exporter) -> int:
+    """Serve all sockets, until a signal arrives. Return the exit status. Raises OSError if it cannot start."""
     tls = server_context(options.certfile, options.keyfile, options.client_cafile) if options.certfile else None
     application, room = Application(exporter, options.timeout), Room(MAX_CONNECTIONS, exporter.failures)
     with contextlib.ExitStack() as stack:
@@ -292,6 +296,7 @@ def _text(listener: socket.socket) -> str:
 
 
 def _write(textfile: Textfile, interval_s: float) -> int:
+    """Write the file at each interval, until a signal arrives. Return the exit status."""
     # node_exporter runs as another user, and must be able to read the file.
     os.umask(0o022)
     if not textfile.write():
