@@ -271,7 +271,7 @@ def test_runs_of_a_listed_key_are_forgotten_if_nothing_continues_them(monkeypatc
     for second in range(10, 60):
         created_at = f"2026-11-24T08:00:{second}Z"
         run = Run("k", created_at)
-        known.known(Figures(run, created_at, LATER, False, False, {}, [], []))
+        known.enter(Figures(run, created_at, LATER, False, False, {}, [], []))
         known.forget({"k": created_at})
         if second % 2:
             known.give_up([run])
@@ -283,12 +283,12 @@ def test_runs_of_a_listed_key_are_forgotten_if_nothing_continues_them(monkeypatc
 def test_run_whose_next_one_is_not_known_yet_can_be_continued(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "_FORGET_S", 0.0)
     known = ledger.Ledger(Temporality.DELTA)
-    before = known.known(run_of("k"))
+    before = known.enter(run_of("k"))
     # It waits for an RMID, and then cannot be read.
     for created_at in (None, LATER):
         known.forget({"k": created_at})
     again = Figures(Run("k", LATER), START, LATER, False, True, {}, [], [])
-    assert known.known(again) is before
+    assert known.enter(again) is before
 
 
 def test_end_that_watch_reports_after_a_long_interval_is_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,14 +377,14 @@ def test_full_disk_leaves_the_last_state_and_no_part_of_another(small_disk: Path
     """The part of the new file kept the disk full."""
     file = small_disk / "state"
     of = ledger.Ledger(Temporality.DELTA, str(file))
-    of.known(run_of("first"))
+    of.enter(run_of("first"))
     of.save()
     before = file.read_bytes()
     with pytest.raises(OSError, match=r"No space left on device\. Free some space there"):
         of.save([ending(number) for number in range(2000)])
     assert file.read_bytes() == before
     for number in range(2000):
-        of.known(run_of(f"workload-{number}"))
+        of.enter(run_of(f"workload-{number}"))
     with pytest.raises(OSError, match=r"No space left on device\. Free some space there"):
         of.save()
     assert file.read_bytes() == before

@@ -145,10 +145,11 @@ class Ledger:
             self._load(path)
             self.save(self.ends)
 
-    def known(self, figures: Figures, ended: Collection[Run] = ()) -> Known:
-        """Return what is known of a run, with its name as it was at first.
+    def enter(self, figures: Figures, ended: Collection[Run] = ()) -> Known:
+        """Enter a run, if it is new, and return what is known of it, with its name as it was at first.
 
-        ``ended``: the runs whose ends wait for the receiver, which no other run continues.
+        A run after a loss takes over the entry of the lost one. ``ended``: the runs whose ends wait for the receiver,
+        which no other run continues.
         """
         run = figures.run
         known = self.runs.get(run)

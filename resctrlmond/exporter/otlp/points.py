@@ -68,19 +68,21 @@ class Part:
 
     attributes: Attributes
     points: list[Point] = field(default_factory=list)
-    kept: list[tuple[dict[str, Counted], str, Counted]] = field(default_factory=list)
-    # The run whose final figures these are.
-    final: Run | None = None
+    # The counters of the ledger, and the entry of each once the receiver has its point.
+    delivered: list[tuple[dict[str, Counted], str, Counted]] = field(default_factory=list)
+    # The run whose final figures these are; None for figures that are not final.
+    ended_run: Run | None = None
+    # The entry of the run in the ledger; None for the host.
     known: Known | None = None
 
-    def keep(self) -> None:
-        """Record that the receiver has the counters."""
-        for counters, name, counted in self.kept:
+    def record_counters(self) -> None:
+        """Record in the ledger that the receiver has the counters."""
+        for counters, name, counted in self.delivered:
             counters[name] = counted
 
-    def end(self) -> None:
-        """Record that the receiver has the final figures, if these are final."""
-        if self.final is not None and self.known is not None:
+    def record_end(self) -> None:
+        """Record in the ledger that the receiver has the final figures, if these are final."""
+        if self.ended_run is not None and self.known is not None:
             self.known.is_final = True
             self.known.counters.clear()
 
@@ -145,12 +147,12 @@ class Builder:
             self._left_out.add(which)
 
     def _run(self, figures: Figures, ended: Collection[Run]) -> Part | None:
-        known = self._ledger.known(figures, ended)
+        known = self._ledger.enter(figures, ended)
         if known.is_final:
             return None
-        final = figures.run if figures.is_final else None
+        ended_run = figures.run if figures.is_final else None
         instance = {_INSTANCE: f"{self._instance}/{figures.run.key}"}
-        part = Part({**self._host, **instance, **known.attributes}, final=final, known=known)
+        part = Part({**self._host, **instance, **known.attributes}, ended_run=ended_run, known=known)
         start_ns, time_ns = nanoseconds(known.start), nanoseconds(figures.read_at)
         for total in figures.totals:
             row = self._events.get(total.event)
@@ -186,7 +188,7 @@ class Builder:
         next_ = step(counters.get(name), now, start_ns, self._ledger.temporality)
         value = _number(next_.value, metric.unit)
         part.points.append(Point(metric, attributes, next_.start_ns, next_.time_ns, value))
-        part.kept.append((counters, name, next_.kept))
+        part.delivered.append((counters, name, next_.kept))
         return next_.excess
 
     def _add_machine(self, part: Part, machine: MachineReply) -> None:

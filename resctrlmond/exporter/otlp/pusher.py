@@ -159,15 +159,15 @@ class Pusher:
         if self._ledger.temporality is Temporality.CUMULATIVE:
             # The receiver may have got them although the push fails.
             for part in parts:
-                part.keep()
+                part.record_counters()
         failure = self._sender.send(parts)
         if failure is not None:
             return failure
         for part in parts:
-            part.keep()
-            part.end()
-            if part.final is not None:
-                self._ends.remove(part.final)
+            part.record_counters()
+            part.record_end()
+            if part.ended_run is not None:
+                self._ends.remove(part.ended_run)
             self._refused.discard(_name(part))
         self._save()
         return None
