@@ -216,15 +216,14 @@ class Sums:
             why = str(error)
         else:
             return ""
-        aside = self._path + _SET_ASIDE
         try:
-            os.rename(self._path, aside)
+            os.rename(self._path, self.set_aside_path)
         except OSError as error:
-            log.warning("cannot set aside %s: %s", self._path, error)
+            rest = f"the file could not be kept as {self.set_aside_path}: {error.strerror}"
+        else:
+            rest = f"the file is kept as {self.set_aside_path}: remove it if it is not needed"
         self._since, self._reset = utc_now(), why
-        return (
-            f"{self._path}: {why}. The sums begin again; the file is kept as {aside}: remove it if it is not needed"
-        )
+        return f"{self._path}: {why}. The sums begin again; {rest}"
 
     @property
     def set_aside_path(self) -> str:

@@ -627,6 +627,14 @@ def test_a_damaged_file_is_not_believed(host: Machine, change: Callable[[Any], N
     assert "The sums begin again" in host.start()
 
 
+def test_a_file_that_cannot_be_set_aside_is_not_reported_as_kept(host: Machine) -> None:
+    Path(host.sums.set_aside_path).mkdir()
+    host.path.write_text("{}")
+    why = host.start()
+    assert "the file could not be kept as" in why
+    assert "is kept" not in why
+
+
 def test_a_file_from_before_the_boot_is_not_continued(host: Machine) -> None:
     host.begin("a")
     host.end("a", total(7))
