@@ -7,36 +7,32 @@ not exact, so the marks of resctrlmond are exported with the figures under any n
 
 from __future__ import annotations
 
-import datetime
-import itertools
 import logging
-import re
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client import Metric as Family
 from prometheus_client.registry import Collector
 
-from resctrlmond import __version__
 from resctrlmond.api.monotone import Monotone
-from resctrlmond.api.types import Latency, MachineReply, NameSums, StatusReply, Sum, SumsReply, Usage, Workload
+from resctrlmond.api.types import MachineReply, NameSums, Sum, SumsReply, Usage, Workload
 from resctrlmond.exporter import metrics
+from resctrlmond.exporter.conversion import domain_digits, domain_number, ended_runs, inexact_ratios, seconds
 from resctrlmond.exporter.failures import Failures
 from resctrlmond.exporter.families import Families, cut
+from resctrlmond.exporter.health import add_health
 from resctrlmond.exporter.metrics import EventMetrics, Names, Type
 from resctrlmond.exporter.source import VERBS, Observation, Source
 from resctrlmond.workloads.names import names_of
-from resctrlmond.workloads.states import NameKind, Quality, State
+from resctrlmond.workloads.states import Quality
 from resctrlmond.workloads.validation import is_pod_uid
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_NUMBER = re.compile(r"[0-9]+\Z", re.ASCII)
 # The start of the process is computed from /proc/stat, which the unit hides.
 _PROCESS_LEFT_OUT = "process_start_time_seconds"
 
@@ -109,7 +105,7 @@ class Exporter:
 
     def _converted(self, observation: Observation, *, with_start_times: bool) -> Families:
         families = Families(with_start_times=with_start_times)
-        _add_health(families, observation)
+        add_health(families, observation)
         if observation.usages is not None:
             self._add_workloads(families, observation.usages)
         if observation.machine is not None:
@@ -136,7 +132,7 @@ class Exporter:
     def _add_usage(self, families: Families, usage: Usage) -> None:
         workload = usage.workload
         key, started = workload.key, workload.created_at or ""
-        start = _seconds(started) if started else None
+        start = seconds(started) if started else None
         names, held = self._names_of(workload), set()
         for use in usage.domains or ():
             row = self._events.get(use.event)
@@ -170,13 +166,13 @@ class Exporter:
         first = self._first_classes.setdefault(workload.key, run)
         if first[0] != run[0]:
             first = self._first_classes[workload.key] = run
-        return (workload.key, _domain_id(domain), domain, first[1], "pod", self._node)
+        return (workload.key, domain_digits(domain), domain, first[1], "pod", self._node)
 
     def _has_machine(self, row: EventMetrics) -> bool:
         return Names.RESCTRLMOND in self._names or (Names.NODE_EXPORTER in self._names and row.node is not None)
 
     def _add_machine(self, families: Families, machine: MachineReply) -> None:
-        start = _seconds(machine.since)
+        start = seconds(machine.since)
         if Names.RESCTRLMOND in self._names:
             families.gauge(metrics.MACHINE_START, start)
         # The values of all pools of an event in a domain.
@@ -209,7 +205,7 @@ class Exporter:
                 families.figure(row.node, (domain, *filter(None, (row.label,))), sum(known))
 
     def _add_sums(self, families: Families, sums: SumsReply) -> None:
-        start = _seconds(sums.since)
+        start = seconds(sums.since)
         families.gauge(metrics.ACCOUNTED_START, start)
 
         def count(metric: metrics.Metric, value: float, *labels: str) -> float:
@@ -241,95 +237,12 @@ class _Scrape(Collector):
         return self._families()
 
 
-def health(observation: Observation) -> Iterable[tuple[metrics.Metric, Mapping[str, str], float]]:
-    """Return the gauges of the service: each sample with its metric and its labels."""
-    families = Families(with_start_times=False)
-    _add_health(families, observation)
-    return families.gauges()
-
-
-def _add_health(families: Families, observation: Observation) -> None:
-    families.gauge(metrics.UP, observation.status is not None)
-    families.info(metrics.EXPORTER_BUILD, __version__)
-    for verb in VERBS:
-        families.gauge(metrics.READ_SUCCESS, verb not in observation.errors, verb)
-    families.gauge(metrics.READ_DURATION, observation.duration_s)
-    if observation.status is not None:
-        _add_status(families, observation.status)
-    if observation.usages is not None:
-        states = Counter(usage.workload.state for usage in observation.usages)
-        for state in State:
-            families.gauge(metrics.WORKLOADS, states[state], state)
-        families.gauge(metrics.UNREADABLE, sum(usage.error is not None for usage in observation.usages))
-    if observation.unwatched is not None:
-        found = Counter((one.is_unit, one.profile) for one in observation.unwatched)
-        for (is_unit, profile), count in sorted(found.items()):
-            families.gauge(metrics.UNWATCHED_UNITS if is_unit else metrics.UNWATCHED, count, cut(profile))
-
-
-def _add_status(families: Families, status: StatusReply) -> None:
-    families.info(metrics.BUILD, status.version)
-    families.gauge(metrics.MOUNTED, status.mounted)
-    families.gauge(metrics.SIMULATION, status.simulation is not None)
-    families.gauge(metrics.PROBLEMS, len(status.problems))
-    for of in status.latencies or ():
-        _add_latency(families, of)
-    families.gauge(metrics.PENDING_OLDEST, (status.oldest_pending_ms or 0) / 1000)
-    if status.in_limbo is not None:
-        families.gauge(metrics.RMIDS_IN_LIMBO, status.in_limbo)
-    if status.mounted:
-        for one in status.capacity:
-            families.gauge(metrics.RMIDS, one.rmids, one.resource)
-        foreign, classes = len(status.foreign), len(status.classes)
-        families.gauge(metrics.FOREIGN, foreign)
-        owners = {"workload": status.rmids_used - foreign - classes, "foreign": foreign, "class": classes}
-        for owner, used in owners.items():
-            families.gauge(metrics.RMIDS_USED, used, owner)
-        families.gauge(metrics.RMIDS_FREE, status.rmids - status.rmids_used)
-    if status.bandwidth is not None:
-        families.gauge(metrics.BANDWIDTH_MODE, 1, status.bandwidth.mode)
-        for cache in status.bandwidth.counters:
-            families.gauge(metrics.ASSIGNABLE, cache.counters, domain_number(cache.domain))
-            if cache.available is not None:
-                families.gauge(metrics.ASSIGNABLE_FREE, cache.available, domain_number(cache.domain))
-
-
-def _add_latency(families: Families, of: Latency) -> None:
-    bounds = [repr(bound / 1e6) for bound in of.bounds_us] + ["+Inf"]
-    buckets = list(zip(bounds, itertools.accumulate(of.counts), strict=True))
-    start = _seconds(of.since)
-    families.histogram(metrics.CALL_DURATION, (of.calls,), buckets, of.sum_us / 1e6, start)
-
-
 def _add_inexact(families: Families, of: NameSums, use: Sum, excess: float) -> None:
     labels = (of.by, cut(of.name), use.event)
     for quality, ratio in inexact_ratios(use, excess):
         families.gauge(metrics.ACCOUNTED_INEXACT, ratio, *labels, quality)
     if use.unknown_runs:
         families.gauge(metrics.ACCOUNTED_UNKNOWN, use.unknown_runs, *labels)
-
-
-def ended_runs(sums: SumsReply) -> Mapping[Quality, int]:
-    """Return how many runs have ended, by the worst quality of their totals; 0 for a quality that none has."""
-    ended = Counter(dict.fromkeys(Quality, 0))
-    for of in sums.names:
-        # Each grouping has all runs.
-        if of.by is NameKind.NAMESPACE:
-            ended.update({each.quality: each.runs for each in of.ends})
-    return ended
-
-
-def inexact_ratios(use: Sum, excess: float) -> Iterable[tuple[Quality, float]]:
-    """Yield the part of a sum that is late, and the part that is estimated, from 0 to 1; none for an exact sum.
-
-    The part of a sum of 0 is 1. ``excess``: by how much the exported value, which is held, is higher than the sum.
-    This part is estimated.
-    """
-    total = float(use.value or 0) + excess
-    if use.late is not None:
-        yield Quality.LATE, float(use.late) / total if total else 1.0
-    if use.estimated is not None or excess:
-        yield Quality.ESTIMATED, (float(use.estimated or 0) + excess) / total if total else 1.0
 
 
 def _add_names(families: Families, workload: Workload) -> None:
@@ -346,23 +259,6 @@ def _add_names(families: Families, workload: Workload) -> None:
     }
     families.info(metrics.WORKLOAD, workload.key, *(names[name] for name in metrics.WORKLOAD_NAMES))
     if workload.created_at is not None:
-        families.gauge(metrics.WORKLOAD_START, _seconds(workload.created_at), workload.key)
+        families.gauge(metrics.WORKLOAD_START, seconds(workload.created_at), workload.key)
     if workload.completed_at is not None:
-        families.gauge(metrics.WORKLOAD_END, _seconds(workload.completed_at), workload.key)
-
-
-def _domain_id(name: str) -> str:
-    """Return the number of a domain as its directory has it: "00" for mon_L3_00."""
-    number = _NUMBER.search(name)
-    return number[0] if number else ""
-
-
-def domain_number(name: str) -> str:
-    """Return the number of a domain as the kernel counts it: "0" for mon_L3_00 and for mon_PERF_PKG_00."""
-    number = _NUMBER.search(name)
-    return str(int(number[0])) if number else name
-
-
-def _seconds(time: str) -> float:
-    """Return a time (RFC 3339) in seconds since the epoch."""
-    return datetime.datetime.fromisoformat(time).timestamp()
+        families.gauge(metrics.WORKLOAD_END, seconds(workload.completed_at), workload.key)

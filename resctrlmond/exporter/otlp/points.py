@@ -13,8 +13,9 @@ from decimal import Decimal
 
 from resctrlmond.api.types import MachineReply, Sum, SumsReply
 from resctrlmond.exporter import metrics
-from resctrlmond.exporter.collector import domain_number, ended_runs, health, inexact_ratios
+from resctrlmond.exporter.conversion import domain_number, ended_runs, inexact_ratios
 from resctrlmond.exporter.families import cut
+from resctrlmond.exporter.health import health
 from resctrlmond.exporter.metrics import EventMetrics, Metric, Type
 from resctrlmond.exporter.otlp.figures import Attributes, Figures, Run, nanoseconds
 from resctrlmond.exporter.otlp.ledger import Counted, Known, Ledger, step
