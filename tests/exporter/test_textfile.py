@@ -7,6 +7,7 @@ import contextlib
 import errno
 import http.client
 import os
+import re
 import resource
 import signal
 import stat
@@ -77,6 +78,9 @@ def test_node_exporter_serves_the_file_without_an_error(machine: Machine) -> Non
     assert "level=error" not in server.log.read_text()
     served = parsed(reply.text)
     assert served["node_textfile_scrape_error", frozenset()] == 0
+    # The selector of the alert ResctrlmonTextfileStale among the examples.
+    files = [dict(labels)["file"] for name, labels in served if name == "node_textfile_mtime_seconds"]
+    assert [file for file in files if re.fullmatch(r".*/resctrlmond[.]prom", file)] == files != []
     written = parsed((folder / "resctrlmond.prom").read_text())
     of = frozenset({"by": "namespace", "name": "shop"}.items())
     assert written["resctrlmond_accounted_core_energy_joules_total", of] > 0
