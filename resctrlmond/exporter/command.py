@@ -236,7 +236,7 @@ def _otlp(parser: argparse.ArgumentParser, options: argparse.Namespace) -> _Push
     except ImportError as error:
         parser.error(
             f"--otlp needs the SDK of OpenTelemetry with its exporters, which cannot be imported: {error}. Debian 13"
-            " does not have them: install resctrlmond[otlp] from PyPI into an environment of its own, see"
+            " does not have them: install opentelemetry-exporter-otlp with pip into an environment of its own, see"
             " resctrlmon-exporter(8), PUSHING"
         )
     except Exception as error:

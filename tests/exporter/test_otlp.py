@@ -251,7 +251,7 @@ def test_missing_sdk_is_explained() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "--otlp needs the SDK of OpenTelemetry" in done.stderr
-    assert "install resctrlmond[otlp]" in done.stderr
+    assert "install opentelemetry-exporter-otlp with pip" in done.stderr
 
 
 @pytest.mark.parametrize(

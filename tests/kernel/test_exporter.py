@@ -158,7 +158,7 @@ def test_example_service_pushes_from_its_sandbox(host: Host, tmp_path: Path) -> 
     assert host.run(f"systemctl start {unit}", check=False, timeout=300).returncode != 0
     assert host.out(f"systemctl show -P ExecMainStatus {unit}") == "2"
     assert host.out(f"systemctl show -P ActiveState {unit}") == "failed"
-    assert "install resctrlmond[otlp] from PyPI" in host.out(f"journalctl --no-pager -u {unit}")
+    assert "install opentelemetry-exporter-otlp with pip" in host.out(f"journalctl --no-pager -u {unit}")
     pack_sdk(tmp_path / "sdk.tar.gz")
     host.guest.put(tmp_path / "sdk.tar.gz", "/run/sdk.tar.gz")
     host.guest.write("/run/receiver.py", RECEIVER)
