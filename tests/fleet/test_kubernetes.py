@@ -251,3 +251,17 @@ def test_manifest_agrees_with_the_other_examples() -> None:
         *service["spec"]["selector"].items()
     )
     assert second["kubernetes_sd_configs"][0]["selectors"][0]["label"] == f"{label}={value}"
+
+
+def test_command_of_the_page_writes_the_prometheus_rule(tmp_path: Path) -> None:
+    """The Prometheus Operator reads no file of rules. The object has the same groups."""
+    [command] = re.findall(r"^\$ (\{ printf .*?)\n\$ ", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    rules = FLEET.with_name("prometheus") / "resctrlmond.rules.yaml"
+    (tmp_path / rules.name).write_bytes(rules.read_bytes())
+    subprocess.run(["sh", "-e", "-c", command.replace("\\\\", "\\")], cwd=tmp_path, check=True, timeout=60)
+    assert yaml.safe_load((tmp_path / "rule.yaml").read_text(encoding="utf-8")) == {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "resctrlmond", "namespace": "monitoring"},
+        "spec": yaml.safe_load(rules.read_text(encoding="utf-8")),
+    }
