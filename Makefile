@@ -179,7 +179,8 @@ soak: setup
 	$(BIN)/python -m tests.soak $(SOAK)
 
 # Let a real Prometheus scrape the exporter for an hour while short workloads come and go, and while the daemon and the
-# exporter are killed: no counter may fall, and no end may be missed. CHURN="--minutes 5" is shorter.
+# exporter are killed: no counter may fall, no end may be missed, and the sums of namespaces are the use that the simulator
+# recorded. CHURN="--minutes 5" is shorter.
 churn: setup
 	$(BIN)/python -m tests.exporter $(CHURN)
 

@@ -12,7 +12,7 @@ from tests.exporter.churn import churn
 
 
 def main() -> int:
-    """Print what was seen; return 1 if a counter fell or an end was missed."""
+    """Print what was seen; return 1 if a counter fell, an end was missed, or a sum was not the use."""
     parser = argparse.ArgumentParser(prog="python -m tests.exporter", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="(%(default)s)")
     parser.add_argument("--interval", type=int, default=5, metavar="SECONDS", help="of scrapes (%(default)s)")
@@ -20,9 +20,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="resctrlmond-churn.") as folder:
         outcome = churn(Path(folder), options.minutes * 60, options.interval)
     print(
-        f"{outcome.workloads} workloads, {outcome.kills} kills, {outcome.samples} samples of counters, "
+        f"{outcome.workloads} workloads, {outcome.short} of which lived less than {options.interval} s, "
+        f"{outcome.kills} kills, {outcome.samples} samples of counters, "
         f"{outcome.starts} new starts, {len(outcome.faults)} faults"
     )
+    print("ended: " + ", ".join(f"{number} {quality}" for quality, number in sorted(outcome.ended.items())))
     for fault in outcome.faults[:50]:
         print(fault)
     return 1 if outcome.faults or not outcome.workloads else 0

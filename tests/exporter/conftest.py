@@ -173,12 +173,15 @@ def start_all(listeners: Sequence[socket.socket], log: Path, *options: str) -> s
 
 
 @contextlib.contextmanager
-def machine_of(top: Path, profile: str, *rmids: int) -> Iterator[Machine]:
-    """Return a simulated machine without a daemon. ``rmids`` is how many it has, if not those of the profile."""
+def machine_of(top: Path, profile: str, *rmids: int, residue: int | None = None) -> Iterator[Machine]:
+    """Return a simulated machine without a daemon. ``rmids`` is how many it has, if not those of the profile.
+
+    ``residue`` is the seed of the counts that its RMIDs have from former use; None for no former use.
+    """
     (top / "resctrl").mkdir()
     # The daemon ends before the simulation that it uses.
     with (
-        Simulation(str(top / "resctrl"), profile, *rmids) as simulation,
+        Simulation(str(top / "resctrl"), profile, *rmids, residue=residue) as simulation,
         contextlib.closing(Machine(top, simulation)) as machine,
     ):
         yield machine

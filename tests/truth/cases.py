@@ -28,6 +28,7 @@ from resctrlmond.workloads.accounting import Total, added
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.settings import Settings
 from tests.truth.compare import ENERGY, EXACT, TRAFFIC
+from tests.truth.record import used_by
 from tests.truth.script import PIECE_NS
 from tests.truth.world import Use, mounted
 from tests.workloads.conftest import Host
@@ -129,7 +130,7 @@ class Machine:
 
     def used(self, *tids: int) -> Use:
         """Return the use of these tasks in all groups."""
-        rows = [row for tid in tids for task in self.control.truth(tid=tid).tasks for row in task.used]
+        rows = [row for tid in tids for row in used_by(self.control, tid)]
         return sum((Use(Decimal(row.picojoules) / _PICO, row.bytes) for row in rows), start=Use())
 
     def crowd(self) -> None:

@@ -15,6 +15,7 @@ from typing import Protocol
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation
 from tests.truth.crew import Crew, remove_cgroup
+from tests.truth.record import used_by
 from tests.truth.script import CLASSES, CPUS, PIECE_NS, Event, Script, What, Workload
 from tests.workloads.conftest import MARK
 
@@ -293,8 +294,7 @@ class World:
         self.control.exit(task.tid)
         task.lives = False
         # Before the kernel gives the number to another process.
-        truth = max(self.control.truth(tid=task.tid).tasks, key=lambda task: task.start, default=None)
-        for row in truth.used if truth else ():
+        for row in used_by(self.control, task.tid):
             use = Use(Decimal(row.picojoules) / _PICO, row.bytes)
             life.used += use
             if row.rmid not in self._not_groups:
