@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from .install import install, stage
+from .install import stage, start_installed
 from .machine import MACHINES, Guest, GuestDiedError, Machine, MachineError
 
 HERE = Path(__file__).parent
@@ -34,9 +34,16 @@ class Guests:
 
     def start(self, profile: str = "cat") -> Guest:
         """Start a fresh guest of a profile. The test fails if the host could not build it."""
+        return self._started(lambda: machine(profile).start())
+
+    def start_installed(self, staged: Path) -> Guest:
+        """Start a fresh guest of the default profile in which the project is installed, but not started."""
+        return self._started(lambda: start_installed(machine("cat"), staged))
+
+    def _started(self, start: Callable[[], Guest]) -> Guest:
         if reason := self._config.stash.get(NOT_BUILT, ""):
             pytest.fail(f"there is no test machine: {reason}", pytrace=False)
-        guest = self._open.enter_context(machine(profile).start())
+        guest = self._open.enter_context(start())
         self.running.append(guest)
         return guest
 
@@ -97,9 +104,7 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def installed_guest(module_guests: Guests, staged: Path) -> Guest:
     """Return a guest of the default profile with the project installed, but not started."""
-    guest = module_guests.start("cat")
-    install(guest, staged)
-    return guest
+    return module_guests.start_installed(staged)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

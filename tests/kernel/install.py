@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .machine import Guest
+from .machine import Guest, Machine, cache
 from .machine.tools import tool
 
 PROJECT = Path(__file__).parents[2]
@@ -33,6 +33,24 @@ def install(guest: Guest, staged: Path) -> None:
         RELOAD_DBUS,
     ]
     guest.run(" && ".join(steps), timeout=100)
+
+
+def start_installed(machine: Machine, staged: Path) -> Guest:
+    """Start a guest in which the staged tree is installed. The first one of each tree is saved for all later ones."""
+    return machine.start_prepared("installed", _content(staged), lambda guest: install(guest, staged))
+
+
+def _content(staged: Path) -> str:
+    """Return a hash of the tree and of this file."""
+    parts: list[str | bytes | Path] = [Path(__file__)]
+    for path in sorted(staged.rglob("*")):
+        status = path.lstat()
+        parts.append(f"{path.relative_to(staged)} {status.st_mode:o}")
+        if path.is_symlink():
+            parts.append(str(path.readlink()))
+        elif path.is_file():
+            parts.append(path)
+    return cache.key(*parts)
 
 
 def _packages(staged: Path) -> list[Path]:

@@ -49,6 +49,14 @@ def test_leftovers_of_killed_and_unused_builds_are_swept(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["thing-new", "thing-young", "thing.lock"]
 
 
+def test_build_states_how_long_unused_ones_are_kept(tmp_path: Path) -> None:
+    for name, age in (("thing-old", 70), ("thing-young", 0), ("other-old", 70)):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (0, time.time() - age))
+    cache.artifact("thing", "new", lambda place: None, keep_unused_seconds=60)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other-old", "thing-new", "thing-young", "thing.lock"]
+
+
 def test_a_second_run_waits_and_builds_nothing(tmp_path: Path) -> None:
     program = (
         "import sys; from tests.kernel.machine import cache\n"

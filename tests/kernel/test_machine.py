@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.wait import wait_until
 
-from .conftest import Guests
+from .conftest import Guests, machine
 from .install import PROJECT
-from .machine import CommandError, CommandTimeoutError, Guest, GuestDiedError
+from .machine import CommandError, CommandTimeoutError, Guest, GuestDiedError, cache
+from .machine.tools import tool
 
 RESCTRL = "/sys/fs/resctrl"
 
@@ -157,6 +160,33 @@ def test_each_guest_begins_with_the_saved_state(guests: Guests) -> None:
     first.run(f"mkdir {RESCTRL}/mon_groups/mine; touch /etc/mine; sync")
     assert second.run(f"ls {RESCTRL}/mon_groups").stdout == ""
     assert guests.start().run("ls /etc/mine", check=False).returncode == 2
+
+
+def test_prepared_state_is_saved_once(name_in_cache: str) -> None:
+    prepared: list[Guest] = []
+
+    def prepare(guest: Guest) -> None:
+        prepared.append(guest)
+        guest.run(f"echo mine >/etc/mine; mkdir {RESCTRL}/mon_groups/mine; sync")
+
+    for _ in range(2):
+        before = time.time()
+        with machine("cat").start_prepared(name_in_cache, "key", prepare) as guest:
+            assert before - 60 < float(guest.run("date +%s.%N").stdout) < time.time() + 60
+            assert guest.run(f"cat /etc/mine; ls {RESCTRL}/mon_groups").stdout == "mine\nmine\n"
+            guest.run(f"rm /etc/mine; rmdir {RESCTRL}/mon_groups/mine; sync")
+    assert len(prepared) == 1
+    with machine("cat").start() as guest:
+        assert guest.run(f"ls /etc/mine {RESCTRL}/mon_groups/mine", check=False).stdout == ""
+
+
+@pytest.fixture
+def name_in_cache() -> Iterator[str]:
+    """Yield a name of builds, which are removed at the end."""
+    name = f"test-{secrets.token_hex(4)}"
+    yield name
+    for path in cache.folder().glob(f"{name}-*"):
+        tool(["rm", "-rf", path])
 
 
 def test_panic_is_reported_with_the_console(guests: Guests) -> None:

@@ -20,7 +20,6 @@ from .conftest import Guests
 from .cri.containerd import SID, TRIXIE, Containerd
 from .cri.node import Node, Pod, serving
 from .host import RUN, TREE, WHERE, parse_where
-from .install import install
 from .test_companions import EXAMPLE, MEMTIERD
 
 # The first test of a version includes the start of the guest, the installation and the start of containerd.
@@ -45,9 +44,8 @@ def served(
 ) -> Iterator[Node]:
     """Yield a node with the containerd of Debian 13 or unstable."""
     containerd: Containerd = request.param
-    guest = module_guests.start("cat")
+    guest = module_guests.start_installed(staged)
     try:
-        install(guest, staged)
         with serving(guest, tmp_path_factory.mktemp("cri"), containerd) as made:
             yield made
     finally:

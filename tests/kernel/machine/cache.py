@@ -37,16 +37,20 @@ def key(*parts: str | bytes | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def artifact(name: str, key: str, build: Callable[[Path], None]) -> Path:
+def artifact(
+    name: str, key: str, build: Callable[[Path], None], keep_unused_seconds: float = KEEP_UNUSED_SECONDS
+) -> Path:
     """Return the folder <name>-<key>. If it does not exist, *build* fills an empty folder.
 
     The folder is renamed when the build is complete, so that an interrupted build is not used. A second process
-    waits for the first process to build *name*.
+    waits for the first process to build *name*. A build removes the folders of *name* with other keys that were not
+    used for *keep_unused_seconds*.
     """
     place = folder() / f"{name}-{key}"
     if not place.is_dir():
         with _lock(name):
             if not place.is_dir():
+                _sweep(name, keep_unused_seconds)
                 _build(place, name, build)
     os.utime(place)
     return place
@@ -58,7 +62,6 @@ def progress(text: str) -> None:
 
 
 def _build(place: Path, name: str, build: Callable[[Path], None]) -> None:
-    _sweep(name)
     scratch = Path(tempfile.mkdtemp(prefix=f".building-{name}=", dir=place.parent))
     begun = time.monotonic()
     try:
@@ -70,12 +73,12 @@ def _build(place: Path, name: str, build: Callable[[Path], None]) -> None:
     progress(f"{name} is ready ({time.monotonic() - begun:.0f} s)")
 
 
-def _sweep(name: str) -> None:
-    """Remove the folders of killed builds, and folders of other recipes that were not used for two days."""
+def _sweep(name: str, keep_unused_seconds: float) -> None:
+    """Remove the folders of killed builds, and folders of other recipes that were not used for that long."""
     for leftover in folder().glob(f".building-{name}=*"):  # this process has the lock, so there is no other build
         shutil.rmtree(leftover, ignore_errors=True)
     for old in folder().glob(f"{name}-*"):
-        if time.time() - old.stat().st_mtime > KEEP_UNUSED_SECONDS:
+        if time.time() - old.stat().st_mtime > keep_unused_seconds:
             shutil.rmtree(old, ignore_errors=True)
 
 

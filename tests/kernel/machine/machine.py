@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine of one profile. Its state is saved once after a full boot, and each guest starts from that state."""
+"""A machine of one profile. Its state is saved once after a full boot, and each guest starts from a saved state."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from . import cache, debugger, packages, qemu
@@ -16,6 +17,8 @@ from .tools import tool
 
 BOOT_SECONDS = 600.0
 BOOTS = 2
+# Each change of what is prepared has its own state of 240 MB, so those that no run uses are removed soon.
+KEEP_PREPARED_SECONDS = 3600
 SOURCES = (__file__, qemu.__file__, debugger.__file__)
 
 
@@ -27,15 +30,25 @@ class Machine:
 
     def start(self) -> Guest:
         """Return a guest in the saved state, with the host's time. The caller closes it."""
+        return self._restored(self.build())
+
+    def start_prepared(self, name: str, key: str, prepare: Callable[[Guest], None]) -> Guest:
+        """Return a guest in the state that *prepare* leaves, with the host's time. The caller closes it.
+
+        That state is saved once for each *key*, which identifies all that *prepare* depends on, below *name*.
+        """
         state = self.build()
-        process = self._qemu(state / "disk.qcow2", state / "memory")
-        guest = Guest(process)
-        try:
-            guest.set_clock()
-        except BaseException:
-            guest.close()
-            raise
-        return guest
+
+        def save(place: Path) -> None:
+            disk = self._overlay(place, state / "disk.qcow2", "qcow2")
+            with self._restored(state, disk) as guest:
+                prepare(guest)
+                self._save_running(guest, place)
+
+        parts = (state.name, key)
+        return self._restored(
+            cache.artifact(f"{name}-{self.profile.name}", cache.key(*parts), save, KEEP_PREPARED_SECONDS)
+        )
 
     def build(self) -> Path:
         """Return the folder of the saved state. Create it if it does not exist."""
@@ -49,8 +62,18 @@ class Machine:
         )
         return cache.artifact(f"state-{self.profile.name}", cache.key(*map(Path, SOURCES), *parts), self._save)
 
-    def _qemu(self, disk: Path, memory: Path | None = None) -> qemu.Qemu:
-        return qemu.Qemu(self.profile, self._vmlinux, self._initrd, disk, memory)
+    def _restored(self, state: Path, disk: Path | None = None) -> Guest:
+        """Return a guest in a saved state, with the host's time. It writes to *disk*, if given, an overlay."""
+        guest = Guest(self._qemu(disk or state / "disk.qcow2", state / "memory", writes=disk is not None))
+        try:
+            guest.set_clock()
+        except BaseException:
+            guest.close()
+            raise
+        return guest
+
+    def _qemu(self, disk: Path, memory: Path | None = None, *, writes: bool = True) -> qemu.Qemu:
+        return qemu.Qemu(self.profile, self._vmlinux, self._initrd, disk, memory, writes=writes)
 
     @property
     def _vmlinux(self) -> Path:
@@ -63,14 +86,9 @@ class Machine:
     def _save(self, place: Path) -> None:
         root = rootfs(self.profile.kernel, self.profile.suite) / "root.ext4"
         cache.progress(f"booting {self.profile.name} to save its state")
-        disk = place / "disk.qcow2"
         for boot in range(1, BOOTS + 1):
-            disk.unlink(missing_ok=True)
-            # A relative path, because the folder still has a temporary name, and a cache may be moved.
-            backing = Path("..") / root.relative_to(cache.folder())
-            tool(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", backing, disk])
             try:
-                self._boot_and_save(disk, place / "memory")
+                self._boot_and_save(self._overlay(place, root, "raw"), place)
                 return
             except GuestDiedError as error:
                 # Under TCG, a boot panics rarely. Two panics in a row have another cause.
@@ -78,7 +96,17 @@ class Machine:
                     raise
                 cache.progress("the guest's kernel panicked: booting once more")
 
-    def _boot_and_save(self, disk: Path, memory: Path) -> None:
+    @staticmethod
+    def _overlay(place: Path, base: Path, base_format: str) -> Path:
+        """Create the disk of a state, or replace it: what is written to it leaves *base* as it is."""
+        disk = place / "disk.qcow2"
+        disk.unlink(missing_ok=True)
+        # A relative path, because the folder still has a temporary name, and a cache may be moved.
+        backing = Path("..") / base.relative_to(cache.folder())
+        tool(["qemu-img", "create", "-q", "-f", "qcow2", "-F", base_format, "-b", backing, disk])
+        return disk
+
+    def _boot_and_save(self, disk: Path, place: Path) -> None:
         process = self._qemu(disk)
         with Guest(process) as guest:
             if self.profile.kernel != NEWEST:
@@ -89,7 +117,12 @@ class Machine:
             )
             guest.run("udevadm settle", timeout=BOOT_SECONDS)
             guest.run(self.profile.setup)
-            guest.run("sync; echo 3 >/proc/sys/vm/drop_caches")  # less memory to save and to restore
-            guest.qemu.save(memory)
-        os.chmod(disk, 0o444)
-        os.chmod(memory, 0o444)
+            self._save_running(guest, place)
+
+    @staticmethod
+    def _save_running(guest: Guest, place: Path) -> None:
+        """Save the state of a guest, whose disk is already there, and end the guest."""
+        guest.run("sync; echo 3 >/proc/sys/vm/drop_caches")  # less memory to save and to restore
+        guest.qemu.save(place / "memory")
+        for file in place.iterdir():
+            os.chmod(file, 0o444)

@@ -64,18 +64,26 @@ def version() -> str:
 class Qemu:
     """A running guest; ``agent`` is the host's end of the agent's port."""
 
-    def __init__(self, profile: Profile, vmlinux: Path, initrd: Path, disk: Path, state: Path | None = None) -> None:
-        """Boot from *disk* (qcow2, written to). With a saved *state*, restore it, and write nothing.
+    def __init__(
+        self,
+        profile: Profile,
+        vmlinux: Path,
+        initrd: Path,
+        disk: Path,
+        state: Path | None = None,
+        *,
+        writes: bool = True,
+    ) -> None:
+        """Boot from *disk* (qcow2), or, with a saved *state*, restore it. Unless *writes*, discard what is written.
 
         A kernel that does not know setcpuid= does not begin to boot until ``force`` was called.
         """
         self.profile = profile
         arguments = [*machine_arguments(profile), "-kernel", str(vmlinux), "-initrd", str(initrd)]
         drive = f"file={disk},format=qcow2,if=none,id=root,cache=unsafe"
-        if state is None:
-            arguments += ["-drive", drive]
-        else:
-            arguments += ["-drive", f"{drive},snapshot=on", "-incoming", f"exec:cat {shlex.quote(str(state))}"]
+        arguments += ["-drive", drive if writes else f"{drive},snapshot=on"]
+        if state is not None:
+            arguments += ["-incoming", f"exec:cat {shlex.quote(str(state))}"]
         halted = state is None and profile.kernel != NEWEST
         with contextlib.ExitStack() as stack:
             self._console: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
