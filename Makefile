@@ -30,7 +30,7 @@ INSTALL = install -p
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
 .PHONY: bench churn crash exact-all flood fuzz mutants nri-all soak record starved truth views interfaces proto lint man
 .PHONY: panels starved-units units-budget units-budget-kernel pictures deb wheel install install-modules install-files clean
-.PHONY: check-host hook unit-exec uninstall uninstall-files
+.PHONY: check-fast-and-second-guest check-second-guest check-host hook unit-exec uninstall uninstall-files
 
 all: setup hook unit-exec
 
@@ -46,9 +46,15 @@ $(READY): pyproject.toml tests/host-packages
 demo: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/demo
 
-# The fast tests mostly wait, and a guest uses one processor: together they take as long as the guests alone.
+# The fast tests mostly wait, and a guest uses one processor: they run at the same time. When the fast tests have ended,
+# a second guest uses the other processor. It begins with the last of the tests, and ends where it meets the first guest.
 check: lint
-	+$(MAKE) --no-print-directory --keep-going --jobs=2 check-fast check-kernel
+	rm -rf $(CLAIMS)
+	mkdir $(CLAIMS)
+	+$(MAKE) --no-print-directory --keep-going --jobs=2 CLAIM=yes check-fast-and-second-guest check-kernel
+
+check-fast-and-second-guest: setup
+	+$(MAKE) --no-print-directory --keep-going --jobs=1 check-fast check-second-guest
 
 # One pytest for each folder, several at a time, the longest first. The output of a folder appears when it ends.
 JOBS ?= 2
@@ -65,13 +71,25 @@ check-fast: setup
 	$(APART) $(FAST:%=pytest/%)
 
 # One guest at a time, because emulated processors are slow.
-check-kernel: JOBS = 1
+check-kernel check-second-guest: JOBS = 1
 check-kernel: setup
 	$(BIN)/python -m tests.kernel.machine build
-	$(APART) $(ON_KERNEL:%=pytest/%)
+	$(APART) $(ON_KERNEL:%=guest/%)
+
+check-second-guest: setup
+	$(APART) $(call reversed,$(ON_KERNEL:%=guest/%))
+
+reversed = $(if $(1),$(call reversed,$(wordlist 2,$(words $(1)),$(1))) $(firstword $(1)))
 
 pytest/%:
 	$(BIN)/python -m pytest -q $*
+
+# Of two guests, the first one that creates the directory of a test runs it.
+CLAIM =
+CLAIMS = $(VENV)/claims
+guest/%:
+	@$(if $(CLAIM),mkdir $(CLAIMS)/$(@F) 2>/dev/null || { test -d $(CLAIMS)/$(@F); exit; };) \
+	  set -x; $(BIN)/python -m pytest -q $*
 
 # Build the Debian packages twice, check them with lintian, run autopkgtest on Debian 13 and sid, and install, upgrade
 # and purge them in a guest, where the Ansible role installs them too. Not part of check, because it downloads four more
