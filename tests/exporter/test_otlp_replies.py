@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.server
 import itertools
+import socket
 import threading
+import urllib.parse
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -43,6 +46,19 @@ def receiver(protocol: Protocol) -> Iterator[tuple[str, Received]]:
 def part(key: str = "k") -> Part:
     point = Point(Name("resctrl.workload.core_energy", "J", ""), {}, 1, 2, 1.5)
     return Part({"resctrl.workload.key": key}, [point])
+
+
+@contextlib.contextmanager
+def full_backlog() -> Iterator[tuple[str, int]]:
+    """Return an address to which a connection is neither opened nor refused: its queue is full (listen(2))."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        address = listener.getsockname()
+        for _ in range(4):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(address)
+        yield address
 
 
 def has_key(*keys: str) -> Callable[[list[Got]], bool]:
@@ -157,6 +173,37 @@ def test_reply_that_trickles_does_not_stop_the_pushes(monkeypatch: pytest.Monkey
     assert is_in_time
     # The status has arrived: a delta must not be sent again.
     assert (done[0] is None) == (part_of_reply == "headers")
+
+
+def test_time_that_passed_while_connecting_does_not_let_a_reply_trickle_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first address of the host does not answer, and a connection has no socket until it is open."""
+    is_over = threading.Event()
+
+    def trickle(request: Handler) -> None:
+        while not is_over.wait(0.05):
+            request.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    done: list[BaseException] = []
+    with answering(trickle) as url, full_backlog() as address:
+        port = urllib.parse.urlsplit(url).port
+        places = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", of) for of in (address, ("127.0.0.1", port))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: places)
+
+        def post() -> None:
+            try:
+                Session(Replies(lambda _: None, 0.5)).post(url, b"x", timeout=3600)
+            except requests.RequestException as error:
+                done.append(error)
+
+        posted = threading.Thread(target=post, daemon=True)
+        posted.start()
+        posted.join(20)
+        is_in_time = not posted.is_alive()
+        is_over.set()
+    assert is_in_time
+    assert "it did not answer within 0.5 s" in str(done)
 
 
 def test_time_limit_of_a_request_does_not_depend_on_the_clock() -> None:

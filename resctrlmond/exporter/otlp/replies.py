@@ -23,6 +23,7 @@ from resctrlmond.exporter.otlp import tls
 # A reply has some hundred bytes.
 _MAX_REPLY = 64 * 1024
 _PROTOBUF = "application/x-protobuf"
+_AGAIN_S = 0.2
 
 # The answers to a message that the receiver will not accept later either: it is wrong or too large. Some take a wrong
 # value for an error of their own.
@@ -144,10 +145,13 @@ class Session(requests.Session):
     def _note(self, connection: _Interruptible) -> None:
         self._connection = connection
 
-    def _interrupt(self) -> None:
-        connection = self._connection
-        if connection is not None:
-            connection.interrupt()
+    def _interrupt_after(self, limit_s: float, is_over: threading.Event) -> None:
+        """Interrupt the request when its time is over, again and again: a connection that opens has no socket yet."""
+        while not is_over.wait(limit_s):
+            limit_s = _AGAIN_S
+            connection = self._connection
+            if connection is not None:
+                connection.interrupt()
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         """Send a request, and return the reply, whose text has arrived. Raises RequestException."""
@@ -157,9 +161,8 @@ class Session(requests.Session):
         options |= {"timeout": limit_s, "stream": True, "allow_redirects": False}
         begun = time.monotonic()
         # The time-out of a socket is that of each read: a receiver that sends one byte a second never exceeds it.
-        limit = threading.Timer(limit_s, self._interrupt)
-        limit.daemon = True
-        limit.start()
+        is_over = threading.Event()
+        threading.Thread(target=self._interrupt_after, args=(limit_s, is_over), name="limit", daemon=True).start()
         try:
             response = super().send(request, **options)
             with response:
@@ -172,7 +175,7 @@ class Session(requests.Session):
             self._replies.failure = self._replies.failure or f"it did not answer within {limit_s:.3g} s"
             raise requests.ReadTimeout(self._replies.failure) from error
         finally:
-            limit.cancel()
+            is_over.set()
             self._connection = None
         self._replies.is_refusal = response.status_code in _REFUSALS
         if not response.ok:
