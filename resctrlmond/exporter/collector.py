@@ -63,6 +63,9 @@ class Exporter:
         # By key: the start of the run, and the class that it had at first.
         self._first_classes: dict[str, tuple[str, str]] = {}
         self._has_failed = False
+        # The reading that was converted last, and its text in each form.
+        self._last_observation: Observation | None = None
+        self._texts: dict[str, bytes] = {}
 
     def render(
         self,
@@ -77,12 +80,40 @@ class Exporter:
         ``with_process``: with the memory, CPU time, descriptors and failed connections of the exporter itself.
         """
         observation = self._source.observe(timeout_s)
+        with self._guard:
+            return self._encoded(observation, encode, with_start_times=with_start_times, with_process=with_process)
+
+    def text(
+        self, form: str, encode: Callable[[CollectorRegistry], bytes], timeout_s: float, *, with_start_times: bool
+    ) -> bytes:
+        """Return all metrics as ``render`` does, with one conversion for all scrapes that share a reading.
+
+        ``form``: the name of what ``encode`` returns. Each user of the host can send many requests at once: with a
+        conversion for each of them, a scrape of Prometheus would wait for longer than its time-out.
+        """
+        observation = self._source.observe(timeout_s)
+        with self._guard:
+            if self._last_observation is not observation:
+                self._last_observation, self._texts = observation, {}
+            text = self._texts.get(form)
+            if text is None:
+                text = self._encoded(observation, encode, with_start_times=with_start_times, with_process=True)
+                self._texts[form] = text
+            return text
+
+    def _encoded(
+        self,
+        observation: Observation,
+        encode: Callable[[CollectorRegistry], T],
+        *,
+        with_start_times: bool,
+        with_process: bool,
+    ) -> T:
         registry = CollectorRegistry(auto_describe=False)
         own = (*self._process.collect(), *self._failed(with_start_times)) if with_process else ()
         shown = [family for family in own if family.name != _PROCESS_LEFT_OUT]
         registry.register(_Scrape(lambda: [*self._collect(observation, with_start_times=with_start_times), *shown]))
-        with self._guard:
-            return encode(registry)
+        return encode(registry)
 
     def _failed(self, with_start_times: bool) -> Iterable[Family]:
         families = Families(with_start_times=with_start_times)

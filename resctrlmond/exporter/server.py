@@ -78,7 +78,9 @@ class Application:
         stated = _stated_timeout_s(environ.get("HTTP_X_PROMETHEUS_SCRAPE_TIMEOUT_SECONDS", ""))
         timeout_s = min(self._timeout_s, stated * _SHARE) if stated else self._timeout_s
         is_openmetrics = content_type.startswith(_OPENMETRICS)
-        body = self._exporter.render(encoder, timeout_s, with_start_times=is_openmetrics)
+        # The version of the client, which can be any number, does not change the text.
+        form = f"{is_openmetrics} {content_type.partition('; escaping=')[2]}"
+        body = self._exporter.text(form, encoder, timeout_s, with_start_times=is_openmetrics)
         headers = [("Content-Type", content_type)]
         if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")):
             body = gzip.compress(body, compresslevel=1)

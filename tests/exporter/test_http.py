@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from resctrlmond.exporter import listening, server
+from resctrlmond.exporter import collector, listening, server
 from resctrlmond.exporter.failures import Failure
 from resctrlmond.exporter.server import MAX_CONNECTIONS
+from resctrlmond.exporter.source import Observation, Source
 from resctrlmond.exporter.tls import server_context
 from tests.exporter.conftest import OPENMETRICS, Exporter, Reply, request, reserved_port, start, start_all
 from tests.wait import wait_until
@@ -252,6 +253,36 @@ def test_format_that_cannot_be_parsed_is_that_of_prometheus(alone: Exporter, acc
     reply = alone.get(accept=accept)
     assert (reply.status, reply.headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
     assert "Traceback" not in alone.log.read_text()
+
+
+class _Unchanged(Source):
+    """A source that returns the same reading again."""
+
+    def __init__(self) -> None:
+        super().__init__("/nowhere", 1.0)
+        self.found = Observation()
+
+    def observe(self, wait_s: float) -> Observation:
+        return self.found
+
+
+def test_scrapes_that_share_a_reading_share_its_conversion() -> None:
+    """One takes 0.2 s for 500 workloads, and each user of the host can send as many requests as there are places."""
+    source = _Unchanged()
+    exporter = collector.Exporter(source)
+    application = server.Application(exporter, 1.0)
+
+    def failures(accept: str) -> bytes:
+        """Scrape, and let a connection fail, which the next conversion shows. Return those that the scrape shows."""
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", "HTTP_ACCEPT": accept}
+        (body,) = application(environ, lambda *_: lambda _: None)
+        exporter.failures.add(Failure.TLS, "test")
+        return next(line for line in body.splitlines() if b'failed_total{reason="tls"}' in line).split()[1]
+
+    versions = [f"application/openmetrics-text;version=1.0.{number}" for number in range(3)]
+    assert [failures(accept) for accept in ("", *versions, "text/plain")] == [b"0.0", b"1.0", b"1.0", b"1.0", b"0.0"]
+    source.found = Observation()
+    assert failures("") == b"5.0"
 
 
 def _status(exporter: Exporter) -> int:
