@@ -63,7 +63,7 @@ class Application:
         if environ["REQUEST_METHOD"] != "GET":
             start_response("405 Method Not Allowed", [*_TEXT, ("Allow", "GET")])
             return [b"Use GET\n"]
-        match environ["PATH_INFO"]:
+        match _path(environ["PATH_INFO"]):
             case "/metrics":
                 return self._metrics(environ, start_response)
             case "/":
@@ -87,6 +87,12 @@ class Application:
             headers.append(("Content-Encoding", "gzip"))
         start_response("200 OK", [*headers, ("Content-Length", str(len(body)))])
         return [body]
+
+
+def _path(target: str) -> str:
+    """Return the path of a request. Clients may send the whole address, as to a proxy (RFC 9112, 3.2.2)."""
+    scheme, separator, rest = target.partition("://")
+    return "/" + rest.partition("/")[2] if separator and scheme.lower() in ("http", "https") else target
 
 
 def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:

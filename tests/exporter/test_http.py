@@ -73,7 +73,17 @@ def test_reply_is_compressed_for_a_client_that_accepts_it(alone: Exporter) -> No
 
 
 @pytest.mark.parametrize(
-    ("path", "status"), [("/", 200), ("/metrics", 200), ("/metrics/", 404), ("/etc/passwd", 404)]
+    ("path", "status"),
+    [
+        ("/", 200),
+        ("/metrics", 200),
+        ("/metrics/", 404),
+        ("/etc/passwd", 404),
+        ("http://localhost/metrics", 200),
+        ("HTTPS://[::1]:10133/metrics?a=b", 200),
+        ("http://localhost", 200),
+        ("ftp://localhost/metrics", 404),
+    ],
 )
 def test_paths(alone: Exporter, path: str, status: int) -> None:
     assert alone.get(path).status == status
