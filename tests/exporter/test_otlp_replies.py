@@ -11,7 +11,9 @@ import socket
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 import requests
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -319,6 +321,22 @@ def test_reply_that_is_not_of_otlp_is_accepted() -> None:
 
     with answering(answer) as url:
         assert Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()]) is None
+
+
+def test_reply_over_grpc_that_is_not_of_otlp_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    """The status is success. As a refusal, the message would be divided, and its deltas sent and counted again."""
+    export = grpc.unary_unary_rpc_method_handler(lambda *_: b"\xff\xff\xff")
+    service = "opentelemetry.proto.collector.metrics.v1.MetricsService"
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {"Export": export})])
+        url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        try:
+            assert Sender(url, Protocol.GRPC, Temporality.DELTA).send([part()]) is None
+        finally:
+            server.stop(None).wait()
+    assert "Traceback" not in caplog.text
 
 
 def test_every_failure_over_grpc_has_its_reason() -> None:

@@ -49,6 +49,24 @@ class Replies:
         self.is_refusal, self.failure = False, ""
 
 
+class Channel:
+    """A channel of gRPC. A reply that cannot be decoded becomes an empty one: the message was accepted."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+
+    def unary_unary(self, *arguments: Any, **options: Any) -> Any:
+        """Return the function that calls a method."""
+        return self._channel.unary_unary(*arguments, **{**options, "response_deserializer": _decoded})
+
+
+def _decoded(data: bytes) -> ExportMetricsServiceResponse:
+    try:
+        return ExportMetricsServiceResponse.FromString(data)
+    except DecodeError:
+        return ExportMetricsServiceResponse()
+
+
 class Stub:
     """A stub of gRPC that keeps the replies."""
 
@@ -184,8 +202,7 @@ class Session(requests.Session):
         response._content = data
         if response.ok and response.headers.get("Content-Type", "").partition(";")[0].strip() == _PROTOBUF:
             # Whatever it is, the receiver has accepted the message.
-            with contextlib.suppress(DecodeError):
-                self._replies.report(ExportMetricsServiceResponse.FromString(data))
+            self._replies.report(_decoded(data))
         return response
 
     def _read(self, response: requests.Response, until: float) -> bytes:

@@ -31,7 +31,7 @@ from resctrlmond.exporter.otlp import tls
 from resctrlmond.exporter.otlp.figures import Attributes
 from resctrlmond.exporter.otlp.ledger import Temporality
 from resctrlmond.exporter.otlp.points import Name, Part, Point
-from resctrlmond.exporter.otlp.replies import Replies, Session, Stub
+from resctrlmond.exporter.otlp.replies import Channel, Replies, Session, Stub
 from resctrlmond.workloads.validation import reason_text
 
 log = logging.getLogger(__name__)
@@ -180,13 +180,17 @@ def _exporter(url: str | None, protocol: Protocol, replies: Replies) -> MetricEx
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (  # noqa: PLC0415 - one of two is imported
             OTLPMetricExporter as OverGrpc,
         )
+        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (  # noqa: PLC0415
+            MetricsServiceStub,
+        )
 
         class Reporter(OverGrpc):
             """Has a stub that reports the replies. The SDK creates one again when the connection is lost."""
 
             def _initialize_channel_and_stub(self) -> None:
                 super()._initialize_channel_and_stub()  # type: ignore[no-untyped-call]
-                self._client = Stub(self._client, replies)  # type: ignore[assignment]
+                stub = MetricsServiceStub(Channel(self._channel))  # type: ignore[no-untyped-call]
+                self._client = Stub(stub, replies)  # type: ignore[assignment]
 
         return Reporter(endpoint=url)
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
