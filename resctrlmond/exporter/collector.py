@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -52,6 +52,8 @@ class Exporter:
         node: str = "",
     ) -> None:
         self.failures = Failures()
+        # By the option of the file: when the first of its certificates expires (seconds since the epoch).
+        self.certificates: Mapping[str, float] = {}
         self._source = source
         self._events = metrics.selected(events)
         self._names = frozenset(names)
@@ -77,7 +79,7 @@ class Exporter:
     ) -> T:
         """Read from the daemon, for ``timeout_s`` at most, and return what ``encode`` makes of all metrics.
 
-        ``with_process``: with the memory, CPU time, descriptors and failed connections of the exporter itself.
+        ``with_process``: with the memory, CPU time, descriptors, failed connections and certificates of the exporter.
         """
         observation = self._source.observe(timeout_s)
         with self._guard:
@@ -110,15 +112,17 @@ class Exporter:
         with_process: bool,
     ) -> T:
         registry = CollectorRegistry(auto_describe=False)
-        own = (*self._process.collect(), *self._failed(with_start_times)) if with_process else ()
+        own = (*self._process.collect(), *self._of_server(with_start_times)) if with_process else ()
         shown = [family for family in own if family.name != _PROCESS_LEFT_OUT]
         registry.register(_Scrape(lambda: [*self._collect(observation, with_start_times=with_start_times), *shown]))
         return encode(registry)
 
-    def _failed(self, with_start_times: bool) -> Iterable[Family]:
+    def _of_server(self, with_start_times: bool) -> Iterable[Family]:
         families = Families(with_start_times=with_start_times)
         for failure, count in self.failures.counts().items():
             families.counter(metrics.CONNECTIONS_FAILED, (failure,), count, self.failures.since)
+        for file, expiry in self.certificates.items():
+            families.gauge(metrics.CERTIFICATE_EXPIRY, expiry, file)
         return families
 
     def _collect(self, observation: Observation, *, with_start_times: bool) -> Iterable[Family]:

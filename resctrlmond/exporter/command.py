@@ -23,7 +23,7 @@ from resctrlmond.exporter.otlp.ledger import Ledger, Temporality
 from resctrlmond.exporter.server import MAX_CONNECTIONS, Application, Room, Server
 from resctrlmond.exporter.source import Source
 from resctrlmond.exporter.textfile import NAME, Textfile
-from resctrlmond.exporter.tls import server_context
+from resctrlmond.exporter.tls import expiries, server_context
 from resctrlmond.notify import Notify
 
 log = logging.getLogger("resctrlmond.exporter")
@@ -269,7 +269,10 @@ def _otlp(parser: argparse.ArgumentParser, options: argparse.Namespace) -> _Push
 
 def _serve(options: argparse.Namespace, exporter: Exporter) -> int:
     """Serve all sockets, until a signal arrives. Return the exit status. Raises OSError if it cannot start."""
-    tls = server_context(options.certfile, options.keyfile, options.client_cafile) if options.certfile else None
+    tls = None
+    if options.certfile:
+        tls = server_context(options.certfile, options.keyfile, options.client_cafile)
+        exporter.certificates = expiries(options.certfile, options.client_cafile)
     application, room = Application(exporter, options.timeout), Room(MAX_CONNECTIONS, exporter.failures)
     with contextlib.ExitStack() as stack:
         for listener in _listeners(options.listen or listening.parse(listening.DEFAULT)):

@@ -238,3 +238,9 @@ CONNECTIONS_FAILED = Metric(
     "The connections to the exporter that got no reply.",
     ("reason",),
 )
+CERTIFICATE_EXPIRY = _gauge(
+    "exporter_certificate_expiry_time_seconds",
+    "When the first of the certificates that the exporter read from a file expires.",
+    "option",
+    unit="seconds",
+)

@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import datetime
 import logging
+import re
 import ssl
+from pathlib import Path
 
 log = logging.getLogger(__name__)
 
+# The labels that OpenSSL reads as certificates.
+_PEM = re.compile(rb"-----BEGIN ((?:X509 |TRUSTED )?CERTIFICATE)-----\s(.*?)-----END \1-----", re.DOTALL)
+# Tags of ASN.1 in a certificate (X.690; RFC 5280, section 4.1).
+_SEQUENCE, _VERSION, _UTC_TIME = 0x30, 0xA0, 0x17
 _MISMATCH = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH")
 
 
@@ -37,6 +45,54 @@ def server_context(certfile: str, keyfile: str | None, client_cafile: str | None
         context.load_verify_locations(client_cafile)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def expiries(certfile: str, client_cafile: str | None) -> dict[str, float]:
+    """Return when the certificates of each file expire (seconds since the epoch), by the option of the file."""
+    files = {"certfile": certfile, "client-cafile": client_cafile}
+    found = {option: _expiry(path) for option, path in files.items() if path is not None}
+    return {option: time for option, time in found.items() if time is not None}
+
+
+def _expiry(path: str) -> float | None:
+    """Return when the first of the certificates in the file expires; None if no date can be read.
+
+    Python's ssl module returns the dates only of authorities and of a peer's certificate that is still valid.
+    """
+    found = []
+    for block in _PEM.finditer(Path(path).read_bytes()):
+        with contextlib.suppress(ValueError, IndexError):
+            found.append(_not_after(base64.b64decode(block[2])))
+    return min(found, default=None)
+
+
+def _not_after(certificate: bytes) -> float:
+    """Return the end of the validity of a certificate in DER. Raises ValueError or IndexError if it is not one."""
+    _, signed, _ = _element(certificate)
+    _, fields, _ = _element(signed)
+    tag, _, rest = _element(fields)
+    # The version is optional. Then: serial number, algorithm, issuer, validity.
+    for _ in range(3 if tag == _VERSION else 2):
+        _, _, rest = _element(rest)
+    tag, validity, _ = _element(rest)
+    if tag != _SEQUENCE:
+        raise ValueError("the certificate has no validity")
+    _, _, rest = _element(validity)
+    tag, time, _ = _element(rest)
+    text = time.decode("ascii")
+    if tag == _UTC_TIME:
+        # RFC 5280, section 4.1.2.5.1.
+        text = ("19" if text[:2] >= "50" else "20") + text
+    return datetime.datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=datetime.UTC).timestamp()
+
+
+def _element(data: bytes) -> tuple[int, bytes, bytes]:
+    """Return the tag and the content of the first element in DER, and the bytes after it."""
+    length, start = data[1], 2
+    if length & 0x80:
+        start += length & 0x7F
+        length = int.from_bytes(data[2:start], "big")
+    return data[0], data[start : start + length], data[start + length :]
 
 
 def _check_readable(option: str, path: str) -> None:

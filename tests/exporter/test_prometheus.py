@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,10 @@ def test_prometheus_scrapes_over_tls_with_the_files_of_the_page(tmp_path: Path) 
         server = stack.enter_context(running_with(tmp_path / "prometheus", configuration))
         wait_until(lambda: 1.0 in [value for one in server.series("resctrlmond_up") for _, value in one.samples])
         assert {value for one in server.series("up", job="resctrlmond") for _, value in one.samples} >= {1.0}
+        # The commands create certificates for 3650 days.
+        query = "round((resctrlmond_exporter_certificate_expiry_time_seconds - time()) / 86400)"
+        days = {labels["option"]: value for labels, value in server.query(query, time.time())}
+        assert days == {"certfile": 3650.0, "client-cafile": 3650.0}
 
 
 def test_page_has_an_exact_query_and_the_error_of_increase(tmp_path: Path) -> None:

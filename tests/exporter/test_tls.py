@@ -19,7 +19,7 @@ import pytest
 from resctrlmond.exporter import server
 from resctrlmond.exporter.failures import Failure
 from resctrlmond.exporter.server import MAX_CONNECTIONS
-from resctrlmond.exporter.tls import server_context
+from resctrlmond.exporter.tls import expiries, server_context
 from tests.exporter.conftest import OPENMETRICS, Exposition, Reply, request, start
 from tests.exporter.test_http import authority, running
 from tests.exporter.test_otlp_tls import expired
@@ -247,3 +247,52 @@ def test_valid_certificate_has_no_remark(tmp_path: Path) -> None:
         with running(log, "--listen", str(tmp_path / f"socket{number}"), *options):
             wait_until(lambda log=log: "serving metrics" in log.read_text())  # type: ignore[misc]
         assert "warning" not in log.read_text()
+
+
+def not_after(certificate: Path) -> float:
+    """Return when a certificate expires, as openssl reads it."""
+    command = ["openssl", "x509", "-noout", "-enddate", "-in", str(certificate)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return ssl.cert_time_to_seconds(done.stdout.strip().removeprefix("notAfter="))
+
+
+def test_expiry_of_certificates_is_a_metric(tmp_path: Path) -> None:
+    certificate, key = authority(tmp_path, "server")
+    of_client, _ = authority(tmp_path, "client")
+    authorities = tmp_path / "authorities.pem"
+    late = expired(tmp_path).certificate
+    authorities.write_bytes(of_client.read_bytes() + late.read_bytes())
+    known = ssl.create_default_context(cafile=certificate)
+    name = "exporter_certificate_expiry_time_seconds"
+    with serving(tmp_path / "log", "--certfile", str(certificate), "--keyfile", str(key)) as (_, port):
+        metrics = Exposition(over_tls(port, known).text)
+    assert metrics.value(name, option="certfile") == not_after(certificate)
+    assert metrics.value(name, option="client-cafile") is None
+    assert expiries(str(certificate), str(authorities)) == {
+        "certfile": not_after(certificate),
+        "client-cafile": not_after(late),
+    }
+
+
+@pytest.mark.parametrize("days", [1, 36500])
+@pytest.mark.parametrize("kind", ["rsa:2048", "ed25519", "version 1"])
+def test_expiry_of_each_kind_of_certificate(tmp_path: Path, kind: str, days: int) -> None:
+    """From 2050 on, the date has another type (RFC 5280). Certificates of version 1 have no field for the version."""
+    key, certificate, request = tmp_path / "key", tmp_path / "certificate", tmp_path / "request"
+    new = "ed25519" if kind == "version 1" else kind
+    subject = ["-newkey", new, "-nodes", "-keyout", str(key), "-subj", "/CN=here"]
+    if kind == "version 1":
+        subprocess.run(["openssl", "req", "-new", *subject, "-out", str(request)], check=True, capture_output=True)
+        command = ["openssl", "x509", "-req", "-in", str(request), "-signkey", str(key)]
+    else:
+        command = ["openssl", "req", "-x509", *subject]
+    command += ["-days", str(days), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert expiries(str(certificate), None) == {"certfile": not_after(certificate)}
+
+
+@pytest.mark.parametrize("text", ["", "AAAA", "!", "MAMCAQA=", "MIIB", "MIQ="])
+def test_expiry_of_a_block_that_is_not_a_certificate_is_absent(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "file"
+    file.write_text(f"-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
+    assert expiries(str(file), None) == {}
