@@ -271,7 +271,11 @@ def test_options_that_do_not_fit(options: list[str], message: str) -> None:
     assert message in done.stderr
 
 
-@pytest.mark.parametrize("content", ["{", '{"version":9,"temporality":"delta","runs":[],"host":{}}', None])
+@pytest.mark.parametrize(
+    "content",
+    ["{", '{"version":9,"series":[],"ends":[]}', f'{{"version":1,"x":{"[" * 100_000}', None],
+    ids=["damaged", "later", "nested", "absent"],
+)
 def test_state_that_cannot_be_used_is_not_replaced(tmp_path: Path, content: str | None) -> None:
     """Without it, all use since the starts would be pushed again."""
     path = tmp_path / "state" if content else tmp_path / "none" / "state"
@@ -282,4 +286,5 @@ def test_state_that_cannot_be_used_is_not_replaced(tmp_path: Path, content: str 
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == os.EX_CANTCREAT
     assert ("cannot use the state" if content else "cannot write the state") in done.stderr
+    assert "Traceback" not in done.stderr
     assert not content or path.read_text() == content

@@ -12,7 +12,7 @@ from resctrlmond.api.types import Change, Level, Total, Usage, Workload
 from resctrlmond.exporter.families import cut
 from resctrlmond.workloads.changes import ChangeKind
 from resctrlmond.workloads.names import names_of
-from resctrlmond.workloads.states import State
+from resctrlmond.workloads.states import Quality, State
 from resctrlmond.workloads.validation import is_pod_uid
 
 # The values of attributes of a resource and of a point.
@@ -31,6 +31,15 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """The use of an event, without the reason for its quality, which can be long. ``value``: None if unknown."""
+
+    event: str
+    value: str | None
+    quality: Quality
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """The use of a run until ``read_at``, over all domains. ``is_final``: the run has ended.
 
@@ -44,7 +53,7 @@ class Figures:
     is_final: bool
     continues: bool
     attributes: Attributes
-    totals: Sequence[Total]
+    totals: Sequence[Use]
     levels: Sequence[Level]
 
 
@@ -75,10 +84,8 @@ def _figures(
         return None
     continues = workload.loss is not None
     start = min([created_at, *(claim.since for claim in workload.claims)]) if continues else created_at
-    # Without the reasons, which can be long.
-    brief = [Total(event=of.event, unit=of.unit, value=of.value, quality=of.quality) for of in totals]
-    run = Run(workload.key, created_at)
-    return Figures(run, start, at, is_final, continues, _attributes(workload), brief, levels)
+    run, uses = Run(workload.key, created_at), [Use(of.event, of.value, of.quality) for of in totals]
+    return Figures(run, start, at, is_final, continues, _attributes(workload), uses, levels)
 
 
 def _attributes(workload: Workload) -> Attributes:

@@ -20,8 +20,9 @@ from decimal import Decimal, InvalidOperation, localcontext
 
 import msgspec
 
-from resctrlmond.exporter.otlp.figures import Figures, Run, nanoseconds
+from resctrlmond.exporter.otlp.figures import Figures, Run, Use, nanoseconds
 from resctrlmond.resctrl.counters import EXACTLY
+from resctrlmond.workloads.states import Quality
 
 # A run is forgotten when its figures have not been expected for this time: Watch may report an end after ReadAll.
 _FORGET_S = 60.0
@@ -73,10 +74,34 @@ class Known(msgspec.Struct):
     is_given_up: bool = False
 
 
+# The file has types of its own, so that a field that the interface or Figures gets does not make it unreadable. A
+# field that is added here has a default. Fields that are not known are ignored.
+
+
 class _Entry(msgspec.Struct):
     key: str
     created_at: str
     known: Known
+
+
+class _Run(msgspec.Struct):
+    key: str
+    created_at: str
+
+
+class _Use(msgspec.Struct, omit_defaults=True):
+    event: str
+    quality: Quality
+    value: str | None = None
+
+
+class _End(msgspec.Struct):
+    run: _Run
+    start: str
+    read_at: str
+    continues: bool
+    attributes: dict[str, str | int]
+    totals: list[_Use]
 
 
 class _File(msgspec.Struct):
@@ -85,10 +110,29 @@ class _File(msgspec.Struct):
     runs: list[_Entry]
     host: dict[str, Counted]
     # Absent in files of earlier versions.
-    ends: list[Figures] = []
+    ends: list[_End] = []
+
+
+class _Header(msgspec.Struct):
+    """The part of a file that is read first. Later versions have it too."""
+
+    version: int
+    ends: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 _VERSION = 1
+
+
+def _end(of: Figures) -> _End:
+    totals = [_Use(each.event, each.quality, each.value) for each in of.totals]
+    run = _Run(of.run.key, of.run.created_at)
+    return _End(run, of.start, of.read_at, of.continues, dict(of.attributes), totals)
+
+
+def _figures(of: _End) -> Figures:
+    totals = [Use(each.event, each.value, each.quality) for each in of.totals]
+    run = Run(of.run.key, of.run.created_at)
+    return Figures(run, of.start, of.read_at, True, of.continues, of.attributes, totals, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,20 +248,29 @@ class Ledger:
                 known.is_given_up = True
 
     def _load(self, path: str) -> None:
+        content = b""
         try:
-            found = msgspec.json.decode(_content(path), type=_File)
-            if found.version != _VERSION or found.temporality is not self.temporality:
-                raise ValueError(f"it has version {found.version} and temporality {found.temporality}")
+            content = _content(path)
+            version = msgspec.json.decode(content, type=_Header).version
+            if version != _VERSION:
+                raise ValueError(
+                    f"its format is {version}, and this version of the exporter reads the format {_VERSION}."
+                    " The version that wrote it can use it"
+                )
+            found = msgspec.json.decode(content, type=_File)
+            if found.temporality is not self.temporality:
+                raise ValueError(f"it has the temporality {found.temporality}")
             _check(found)
         except FileNotFoundError:
             return
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             text = error.strerror if isinstance(error, OSError) else error
             raise ValueError(
                 f"cannot use the state {path}: {text}. Remove it to push all use since the starts, again"
+                f"{_loss(content)}"
             ) from error
         self.host = found.host
-        self.ends = found.ends
+        self.ends = [*map(_figures, found.ends)]
         for entry in found.runs:
             self.runs[Run(entry.key, entry.created_at)] = entry.known
 
@@ -226,7 +279,7 @@ class Ledger:
         if self._path is None:
             return
         entries = [_Entry(run.key, run.created_at, known) for run, known in self.runs.items()]
-        data = msgspec.json.encode(_File(_VERSION, self.temporality, entries, self.host, list(ends)))
+        data = msgspec.json.encode(_File(_VERSION, self.temporality, entries, self.host, [*map(_end, ends)]))
         temporary = f"{self._path}.new"
         try:
             # Left by an exporter that was killed, or put there by another user: a link must not lead the exporter
@@ -259,6 +312,16 @@ def _content(path: str) -> bytes:
     return data
 
 
+def _loss(content: bytes) -> str:
+    """Return the end of a message: how many final figures are lost if a file with this content is removed."""
+    try:
+        header = msgspec.json.decode(content, type=_Header)
+        ends = len(msgspec.json.decode(header.ends, type=list[msgspec.Raw]))
+    except (ValueError, RecursionError):
+        return ""
+    return f", without the final figures of the {ends} runs that wait in it" if ends else ""
+
+
 def _decimal(text: str) -> Decimal:
     try:
         return Decimal(text)
@@ -283,5 +346,3 @@ def _check(found: _File) -> None:
             raise ValueError(f"{time_!r} has no time zone")
         if not 0 <= nanoseconds(time_) < 2**63:
             raise ValueError(f"{time_!r} is not a time of a run")
-    if any(not each.is_final or each.levels for each in found.ends):
-        raise ValueError("the figures that wait are not those of an end")
