@@ -162,6 +162,13 @@ def test_levels_sums_pools_and_health(machine: Machine, process: StartProcess) -
     assert sum(last.values()) == 1
     assert received.all("resctrl.up")[0].value == 1
     assert received.all("resctrl.workloads", resctrl_state="active")[0].value == 1
+    # Receivers with the names of Prometheus append "_ratio" to gauges with the unit "1".
+    units = {one.name: one.unit for one in received.points if not one.temporality}
+    assert {name for name, unit in units.items() if unit == "1"} == {"resctrl.accounted.inexact_ratio"}
+    assert (units["resctrl.up"], units["resctrl.rmids_free"]) == ("", "{rmid}")
+    # The alerts among the examples use resctrl_up and resctrl_exporter_ends_missing_total{resctrl_reason}.
+    (missing,) = {one.unit for one in received.all("resctrl.exporter_ends_missing", resctrl_reason="full")}
+    assert (missing, {one.value for one in received.all("resctrl.exporter_ends_missing")}) == ("{run}", {0})
 
 
 def test_all_events_can_be_chosen(machine: Machine) -> None:
@@ -171,7 +178,7 @@ def test_all_events_can_be_chosen(machine: Machine) -> None:
         wait_until(lambda: received.all(resctrl_workload_key="short"))
     found = {(one.name, one.unit, one.of("resctrl.state")) for one in received.all(resctrl_workload_key="short")}
     assert {of for of in found if "inexact" not in of[0]} == {
-        ("resctrl.workload.uops_retired", "1", None),
+        ("resctrl.workload.uops_retired", "{uop}", None),
         ("resctrl.workload.core_idle_cycles", "{cycle}", "c1"),
         ("resctrl.workload.core_idle_cycles", "{cycle}", "c6"),
     }

@@ -27,7 +27,30 @@ log = logging.getLogger(__name__)
 PREFIX = "resctrl."
 _INSTANCE = "service.instance.id"
 # The codes of UCUM, which the semantic conventions use, by the unit of the metric.
-_UNITS = {"bytes": "By", "joules": "J", "farads": "F", "cycles": "{cycle}", "seconds": "s", "": "1"}
+_UNITS = {"bytes": "By", "joules": "J", "farads": "F", "cycles": "{cycle}", "seconds": "s"}
+# The units of other metrics, by the name of the metric; a flag has none. "1" is for a ratio only: receivers with the
+# names of Prometheus append "_ratio" to a gauge with this unit.
+_OTHER_UNITS = {
+    "accounted_inexact_ratio": "1",
+    "accounted_unknown_runs": "{run}",
+    "accounted_uops_retired": "{uop}",
+    "bandwidth_assignable": "{counter}",
+    "bandwidth_assignable_free": "{counter}",
+    "ends": "{run}",
+    "ends_lost": "{run}",
+    "exporter_ends_missing": "{run}",
+    "foreign_groups": "{group}",
+    "machine_uops_retired": "{uop}",
+    "problems": "{problem}",
+    "rmids": "{rmid}",
+    "rmids_free": "{rmid}",
+    "rmids_used": "{rmid}",
+    "unwatched_containers": "{container}",
+    "unwatched_units": "{unit}",
+    "uops_retired": "{uop}",
+    "workloads": "{workload}",
+    "workloads_unreadable": "{workload}",
+}
 # The names of metrics do not end in these, because a metric has a unit.
 _IN_NAME = ("bytes", "joules", "farads", "seconds")
 _GROUPS = ("workload", "machine", "accounted")
@@ -95,7 +118,11 @@ def name_of(metric: Metric, text: str = "", group: str = "") -> Name:
     for one in _GROUPS:
         if name.startswith(f"{one}_"):
             name = f"{one}.{name.removeprefix(f'{one}_')}"
-    return Name(f"{PREFIX}{group}{name}", _UNITS[metric.unit], text or metric.help)
+    return Name(f"{PREFIX}{group}{name}", _unit(metric), text or metric.help)
+
+
+def _unit(metric: Metric) -> str:
+    return _UNITS[metric.unit] if metric.unit else _OTHER_UNITS.get(metric.name, "")
 
 
 @functools.cache
