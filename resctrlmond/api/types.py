@@ -835,7 +835,8 @@ class MachineReply(Reply, frozen=True, kw_only=True):
     """The answer of Machine."""
 
     since: str
-    """When the daemon began to count, soon after its start."""
+    """When the daemon began to count: soon after its start, or after resctrl was mounted again. An earlier daemon may
+    have begun."""
     read_at: str
     """When the counters were read."""
     pools: list[PoolUse]

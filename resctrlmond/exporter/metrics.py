@@ -119,7 +119,7 @@ def _of_event(event: str, name: str, label: str, value: str, text: str) -> Event
     is_gauge = of.kind is Kind.GAUGE
     type_ = Type.GAUGE if is_gauge else Type.COUNTER
     by_workload = f"Of a workload in a domain{'' if is_gauge else ', since its baseline'}: {text}."
-    by_pool = f"Of a pool of the machine in a domain{'' if is_gauge else ', since the daemon began'}: {text}."
+    by_pool = f"Of a pool of the machine in a domain{'' if is_gauge else ', since resctrlmond began'}: {text}."
     by_name = f"Of all workloads of a name since the boot, ended ones included: {text}."
     by_pod = f"Event {event} of a pod in a domain{'' if is_gauge else ', since its baseline'}."
     of_node = f"Of the whole machine in a domain{'' if is_gauge else ', since resctrlmond began'}: {text}."

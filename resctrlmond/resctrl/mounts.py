@@ -102,6 +102,14 @@ def mounting_at(path: str) -> Mounting:
         (mask,) = struct.unpack_from("I", buffer, 0)
         if mask & _STATX_MNT_ID_UNIQUE:
             return struct.unpack_from("Q", buffer, 144)[0], 0
+    return superblock_at(path)
+
+
+def superblock_at(path: str) -> Mounting:
+    """Return the identity of the filesystem at ``path``, the same in all mount namespaces; (0, 0) if it is unknown.
+
+    See ``mounting_at`` for its limit.
+    """
     try:
         status = os.stat(path)
     except OSError:

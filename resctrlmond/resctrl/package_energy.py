@@ -24,7 +24,9 @@ _MOST_W = 2000
 _MICRO = Decimal("0.000001")
 
 
-class _Zone(msgspec.Struct):
+class Zone(msgspec.Struct):
+    """A package, or a die of it. ``last_uj`` was read at ``read_at``, and ``used_uj`` were used until then."""
+
     package: int
     range_uj: int
     last_uj: int
@@ -37,7 +39,7 @@ class PackageEnergy:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._zones: dict[str, _Zone] = {}
+        self._zones: dict[str, Zone] = {}
         self._missed = ""
         # An older value that is added after a newer one looks as if the counter had begun again.
         self._lock = threading.Lock()
@@ -55,16 +57,20 @@ class PackageEnergy:
                 name = _NAME.fullmatch(kernel_files.read(os.path.join(zone, "name")).decode("ascii", "replace"))
                 if name is not None:
                     range_uj = int(kernel_files.read(os.path.join(zone, "max_energy_range_uj")))
-                    self._zones[zone] = _Zone(int(name[1]), range_uj, _energy_uj(zone), time.monotonic())
+                    self._zones[zone] = Zone(int(name[1]), range_uj, _energy_uj(zone), time.monotonic())
             except (OSError, ValueError):
                 continue
 
-    def update(self, *, only_due: bool = False) -> None:
-        """Read the counters; ``only_due``: only those that could begin again before the next call, 10 s later."""
-        with self._lock:
-            self._update(only_due=only_due)
+    def update(self, *, only_due: bool = False) -> bool:
+        """Read the counters; ``only_due``: only those that could begin again before the next call, 10 s later.
 
-    def _update(self, *, only_due: bool) -> None:
+        Return whether one was read.
+        """
+        with self._lock:
+            return self._update(only_due=only_due)
+
+    def _update(self, *, only_due: bool) -> bool:
+        is_read = False
         for path, zone in self._zones.items():
             elapsed_s, span_s = time.monotonic() - zone.read_at, zone.range_uj / 1e6 / _MOST_W
             if only_due and elapsed_s + 10 < span_s / 2:
@@ -78,7 +84,8 @@ class PackageEnergy:
                 self._missed = f"{path} was not read for {elapsed_s:.0f} s, and may have begun again meanwhile"
             # The counter begins again from 0 after max_energy_range_uj.
             zone.used_uj += now_uj - zone.last_uj + (zone.range_uj if now_uj < zone.last_uj else 0)
-            zone.last_uj, zone.read_at = now_uj, time.monotonic()
+            zone.last_uj, zone.read_at, is_read = now_uj, time.monotonic(), True
+        return is_read
 
     def used_joules(self) -> dict[int, Decimal]:
         """Return the energy of each package since ``begin``."""
@@ -87,6 +94,17 @@ class PackageEnergy:
             for zone in self._zones.values():
                 used[zone.package] = used.get(zone.package, Decimal(0)) + zone.used_uj * _MICRO
         return used
+
+    @property
+    def zones(self) -> dict[str, Zone]:
+        """The state of each zone, by the path of its folder."""
+        with self._lock:
+            return {path: msgspec.structs.replace(zone) for path, zone in self._zones.items()}
+
+    def restore(self, zones: dict[str, Zone], missed: str) -> None:
+        """Continue from the state that a process before this one had, in the same boot."""
+        with self._lock:
+            self._zones, self._missed = zones, missed
 
     @property
     def missed(self) -> str:

@@ -557,12 +557,23 @@ def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> Non
         except (NoSuchGroup, NotMounted) as error:
             _lose_group(ctx, txn, group, str(error))
             return
+    if is_again:
+        _close_again(ctx, txn, group)
     if nested.may_leave_tasks(ctx, txn.workload, group, is_again=is_again):
         # Forked while the others were moved. What they have used since the end values were read is not counted.
         txn.save(replace(txn.workload, left_tasks=True))
         nested.give_back(ctx, txn.workload)
     _remove_directory(ctx, group)
     _close(ctx, txn, group, GroupState.COMPLETED, group.reason)
+
+
+def _close_again(ctx: Context, txn: Transaction, group: Group) -> None:
+    """Count what tasks used since the end values were written: the removal of the group failed, or a kill came."""
+    found = _find_or_none(ctx, group)
+    if found is not None:
+        ctx.machine.ending(txn.workload, group)
+        with contextlib.suppress(NoSuchGroup):
+            ctx.machine.closed(txn.workload.subfolder(group), group, ctx.tree.read(found.ref))
 
 
 def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, reason: str) -> Group:

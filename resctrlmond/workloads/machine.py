@@ -6,7 +6,8 @@ the classes, whose tasks are in no group (``UNTRACKED``). A group's RMID is coun
 one; what the kernel's value of a class rises and falls by, when groups come and go, is not use (``class_counters``).
 What the packages used beyond their cores is a pool too (``UNCORE``), if the host shows it.
 
-Nothing is read while nobody asks, except once when the daemon has started: ``since`` is then.
+Nothing is read while nobody asks, except once when the daemon has started: ``since`` is then. From the first call on,
+a file keeps what was counted (``machine_state``), so that the next daemon continues: what is counted never falls.
 """
 
 from __future__ import annotations
@@ -23,12 +24,22 @@ from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.class_counters import ClassCounters, Counter, GroupCounters, read_class
 from resctrlmond.resctrl.counters import EXACTLY, Event, Kind, Reading, Value, event
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, NotRead, ResctrlError, printable
-from resctrlmond.resctrl.mounts import Mounting
+from resctrlmond.resctrl.mounts import Mounting, superblock_at
 from resctrlmond.resctrl.package_energy import PackageEnergy
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads import accounting, caveats
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.clock import utc_now
+from resctrlmond.workloads.machine_state import (
+    ClassUse,
+    MachineFile,
+    MachineState,
+    OtherGroup,
+    OwnUse,
+    Sum,
+    Sums,
+    note,
+)
 from resctrlmond.workloads.model import Group, Workload
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.states import Pool
@@ -44,9 +55,7 @@ _MAX_UNSEEN = 1000
 # More groups than that are not removed during one reading.
 _MAX_REMOVED = 4096
 _TRIES = 3
-# So many reasons are stated, and then that there are more.
-_MAX_REASONS = 4
-_MORE = "and more of that kind"
+_NOT_SEEN = "changes of other programs were not seen while resctrlmond did not run"
 
 
 class PoolUse(msgspec.Struct, frozen=True):
@@ -72,46 +81,6 @@ class MachineUse(msgspec.Struct, frozen=True):
     pools: tuple[PoolUse, ...]
 
 
-class _Sum(msgspec.Struct):
-    number: int | Decimal = 0
-    skew: int | Decimal = 0
-    is_known: bool = False
-    reasons: dict[str, None] = msgspec.field(default_factory=dict)
-
-    def add(self, number: int | Decimal | None, skew: int | Decimal = 0, reason: str = "") -> None:
-        if number is not None:
-            self.number += number
-            self.skew += skew
-            self.is_known = True
-        if reason:
-            _note(self.reasons, reason)
-
-
-Sums = dict[Counter, _Sum]
-
-
-class _OwnUse(msgspec.Struct):
-    """The own use of a class: the reading that it is counted from, and the largest number found since."""
-
-    base: int | Decimal
-    base_width: int | Decimal
-    highest: int | Decimal
-    width: int | Decimal = 0
-    reasons: dict[str, None] = msgspec.field(default_factory=dict)
-
-
-class _Class(msgspec.Struct):
-    inode: int
-    own: dict[Counter, _OwnUse] = msgspec.field(default_factory=dict)
-
-
-class _Other(msgspec.Struct):
-    """A group of another program, from its first reading to its last one."""
-
-    first: dict[Counter, Value]
-    last: dict[Counter, Value]
-
-
 class Machine:
     """Adds up the pools. ``may_run`` returns whether tasks may still run in a workload's groups. Thread-safe.
 
@@ -127,42 +96,70 @@ class Machine:
         gid: int,
         energy: PackageEnergy,
         may_run: Callable[[Workload], bool],
+        file: MachineFile,
     ) -> None:
         self._tree = tree
         self._store = store
         self._snapshots = snapshots
         self._gid = gid
         self._energy = energy
-        # The energy of each package while the cores were read at ``since``.
-        self._while_beginning: dict[int, Decimal] = {}
         self._may_run = may_run
         self._guard = threading.Lock()
-        self._since = ""
+        self._state = MachineState()
         # Held while counting begins, which reads all classes.
         self._begin_lock = threading.Lock()
+        # The mount of ``_state``, and what names it in the file.
         self._mounting: Mounting = (0, 0)
-        self._domains: dict[str, int] = {}
-        self._classes: dict[str, _Class] = {}
-        self._others: dict[int, _Other] = {}
-        # By nonce: the readings from which the groups count that existed at ``since``.
-        self._base: dict[int, dict[Counter, Value]] = {}
-        # The use of what is gone.
-        self._ended: dict[Pool, Sums] = {pool: {} for pool in Pool}
-        # By nonce: the groups of workloads that were read for the last time, and are about to be removed. Those that
-        # were removed since are in ``_removed``: a reading may have found them before.
-        self._closed: dict[int, Sums] = {}
-        self._removed: dict[int, None] = {}
+        self._root: Mounting = (0, 0)
         self._ends = 0
         # The groups with our mark that the last reading found without a record: they were being created.
         self._unrecorded: set[int] = set()
-        # Why all figures of a pool, or of a domain, are not exact from then on.
-        self._flaws: dict[Pool, dict[str, None]] = {pool: {} for pool in Pool}
-        self._domain_flaws: dict[str, str] = {}
-        # The memory transactions that each event counted at ``since``, and why a changed event is not exact.
-        self._transactions: dict[str, str] = {}
-        self._event_flaws: dict[str, str] = {}
         # Directories that other programs created, until a reading finds them.
         self._unseen: dict[str, None] = {}
+        # Held while the file is written. It is kept from the first call of read() on.
+        self._writing = threading.Lock()
+        self._file = file
+        self._is_kept = False
+        # The version of the state in memory, and that of the file.
+        self._version, self._written = 0, 0
+
+    # -- the file
+
+    def load(self) -> None:
+        """Continue what the last daemon counted, if a caller has got figures of it. Before anything is changed."""
+        root = superblock_at(self._tree.path)
+        found = self._file.load(root)
+        if found is None:
+            return
+        state, zones, missed = found
+        self._energy.restore(zones, missed)
+        with self._guard:
+            self._state, self._mounting, self._root = state, self._tree.mounting(), root
+            self._is_kept = True
+            for pool in (Pool.FOREIGN, Pool.UNTRACKED):
+                note(state.flaws[pool], _NOT_SEEN)
+
+    def _save(self) -> None:
+        """Write the file, if it is kept and out of date."""
+        if not self._is_kept:
+            return
+        with self._guard:
+            self._version += 1
+            wanted = self._version
+        with self._writing:
+            if self._written >= wanted:
+                return  # by another thread meanwhile
+            try:
+                with self._guard:
+                    version = self._version
+                    data = self._file.encode(self._state, self._root, self._energy.zones, self._energy.missed)
+            except Exception:
+                # A defect here must not keep a workload from ending.
+                log.exception("the state of the pools cannot be written")
+                self._file.remove()
+                return
+            self._file.write(data)
+            self._written = version
 
     # -- what the daemon reports
 
@@ -171,7 +168,7 @@ class Machine:
 
         What they use between that reading and the group's removal is in no pool.
         """
-        if not self._since or group.observed:  # the group is of the pool FOREIGN
+        if not self._state.since or group.observed:  # the group is of the pool FOREIGN
             return
         try:
             is_empty = not self._may_run(workload) or not self._tree.tasks(group.ref)
@@ -183,37 +180,39 @@ class Machine:
             self._add_flaw(Pool.TRACKED, "a workload ended while its tasks ran")
 
     def closed(self, subfolder: str, group: Group, readings: Sequence[Reading]) -> None:
-        """Count the use of a group up to its last readings. Its removal follows. Can be called again."""
+        """Count the use of a group up to its last readings, and keep it. Its removal follows. Can be called again."""
         self._ends += 1
-        if not self._since or group.observed:
+        if not self._state.since or group.observed:
             return
         try:
-            sums = _difference(self._base.get(group.nonce) or self._begin(subfolder), _values(readings))
+            sums = _difference(self._state.base.get(group.nonce) or self._begin(subfolder), _values(readings))
         except (ResctrlError, OSError) as error:
             self.lost(f"the values of an ended workload cannot be read: {error}")
             return
         with self._guard:
-            if group.nonce not in self._removed:
-                self._closed[group.nonce] = sums
+            if group.nonce in self._state.removed:
+                return
+            self._state.closed[group.nonce] = sums
+        self._save()
 
     def removed(self, group: Group) -> None:
         """Add the use of a group, which was removed, to that of the others that are gone."""
-        if not self._since:
+        if not self._state.since:
             return
         with self._guard, localcontext(EXACTLY):
-            base = self._base.pop(group.nonce, None)
-            if base is not None and group.nonce not in self._closed:
+            base = self._state.base.pop(group.nonce, None)
+            if base is not None and group.nonce not in self._state.closed:
                 # Its last values were written before ``since``, and then its removal failed.
-                _note(self._flaws[Pool.TRACKED], "a group that ended before the start was removed later")
-            if group.nonce in self._closed:
-                _add(self._ended[Pool.TRACKED], self._closed.pop(group.nonce))
-                self._removed[group.nonce] = None
-                if len(self._removed) > _MAX_REMOVED:
-                    del self._removed[next(iter(self._removed))]
+                note(self._state.flaws[Pool.TRACKED], "a group that ended before the start was removed later")
+            if group.nonce in self._state.closed:
+                _add(self._state.ended[Pool.TRACKED], self._state.closed.pop(group.nonce))
+                self._state.removed[group.nonce] = None
+                if len(self._state.removed) > _MAX_REMOVED:
+                    del self._state.removed[next(iter(self._state.removed))]
 
     def lost(self, reason: str) -> None:
         """Record that a group of a workload was removed before its last reading."""
-        if self._since:
+        if self._state.since:
             self._add_flaw(Pool.TRACKED, reason)
 
     def created_by_others(self, directories: Iterable[str]) -> None:
@@ -223,7 +222,7 @@ class Machine:
                 if len(self._unseen) < _MAX_UNSEEN:
                     self._unseen[directory] = None
                 else:
-                    _note(self._flaws[Pool.FOREIGN], "too many groups of other programs came and went")
+                    note(self._state.flaws[Pool.FOREIGN], "too many groups of other programs came and went")
 
     def events_lost(self) -> None:
         """Record that the kernel did not report all changes of other programs."""
@@ -233,8 +232,12 @@ class Machine:
     def counters_reset(self, events: Iterable[str], why: str) -> None:
         """Record that another program may have reset the counters of these events."""
         with self._guard:
+            before = len(self._state.event_flaws)
             for name in events:
-                self._event_flaws.setdefault(name, why)
+                self._state.event_flaws.setdefault(name, printable(why))
+            is_new = len(self._state.event_flaws) > before
+        if is_new:
+            self._save()
 
     def tick(self, *, has_trouble: bool) -> None:
         """Begin to count, once, after the start; then keep the energy of the packages from being missed.
@@ -242,13 +245,14 @@ class Machine:
         ``has_trouble``: changes of other programs are not reported. Raises ResctrlError, OSError.
         """
         # A call of read() may be at it.
-        if not self._since and self._begin_lock.acquire(blocking=False):
+        if not self._state.since and self._begin_lock.acquire(blocking=False):
             try:
-                if not self._since:
+                if not self._state.since:
                     self._begin_all()
             finally:
                 self._begin_lock.release()
-        self._energy.update(only_due=True)
+        if self._energy.update(only_due=True) or self._file.is_outdated:
+            self._save()
         if has_trouble:
             self.events_lost()
 
@@ -262,7 +266,7 @@ class Machine:
         before = {}
         for _ in range(_TRIES):
             with self._begin_lock:
-                if not self._since or self._is_remounted():
+                if not self._state.since or self._is_remounted():
                     self._begin_all()
             self._energy.update()
             before = self._energy.used_joules()
@@ -282,17 +286,28 @@ class Machine:
         live = self._live(classes)
         cores: dict[int, PoolUse] = {}
         with self._guard, localcontext(EXACTLY):
-            return MachineUse(
-                self._since,
-                read_at,
-                (*self._pools(classes, live, cores, caveat, of_traffic), *self._uncore(cores, meanwhile)),
-            )
+            uses = [*self._pools(classes, live, cores, caveat, of_traffic), *self._uncore(cores, meanwhile)]
+            found = MachineUse(self._state.since, read_at, tuple(map(self._show, uses)))
+            self._is_kept = True
+        self._save()
+        return found
+
+    def _show(self, use: PoolUse) -> PoolUse:
+        """Return the use of a pool for a caller. What was used never falls: a counter that falls seems to be new."""
+        of = use.pool, use.domain, use.event.name
+        if use.number is None or use.event.kind is Kind.GAUGE:
+            return use
+        held = self._state.shown.setdefault(of, use.number)
+        if use.number >= held:
+            self._state.shown[of] = use.number
+            return use
+        return msgspec.structs.replace(use, number=held, skew=use.skew + held - use.number)
 
     def _is_remounted(self) -> bool:
         return self._tree.mounting() not in ((0, 0), self._mounting)
 
     def _begin_all(self) -> None:
-        mounting = self._tree.mounting()
+        mounting, root = self._tree.mounting(), superblock_at(self._tree.path)
         since, ends = utc_now(), self._ends
         transactions = self._tree.bandwidth_configuration().transactions
         self._energy.begin()
@@ -305,23 +320,25 @@ class Machine:
             self._energy.begin()
             classes, is_whole = self._read_whole()
         self._energy.update()
-        self._while_beginning = self._energy.used_joules()
+        state = MachineState(
+            since=since,
+            domains=classes[""].domains,
+            removed=self._state.removed,
+            transactions=transactions,
+            while_beginning=self._energy.used_joules(),
+        )
         with self._guard:
-            self._since, self._mounting = since, mounting
-            self._classes, self._others, self._base, self._closed = {}, {}, {}, {}
-            self._ended = {pool: {} for pool in Pool}
-            self._flaws = {pool: {} for pool in Pool}
             if not is_whole or ends != self._ends:
-                _note(self._flaws[Pool.TRACKED], "a workload ended or moved while counting began")
-            self._domain_flaws, self._unseen, self._domains = {}, {}, classes[""].domains
-            self._transactions, self._event_flaws = transactions, {}
+                note(state.flaws[Pool.TRACKED], "a workload ended or moved while counting began")
+            self._state, self._mounting, self._root = state, mounting, root
+            self._unseen = {}
             for name, found in classes.items():
                 self._add_class(name, found)
                 for inode, group in found.groups.items():
                     if group.gid == self._gid:
-                        self._base[group.nonce] = group.values
+                        self._state.base[group.nonce] = group.values
                     else:
-                        self._others[inode] = _Other(group.values, group.values)
+                        self._state.others[inode] = OtherGroup(group.values, group.values)
 
     def _read_classes(self) -> dict[str, ClassCounters]:
         """Read each class and its groups. One that goes meanwhile is left out."""
@@ -355,7 +372,8 @@ class Machine:
             }
             is_once = len(groups) == len({inode for found in classes.values() for inode in found.groups})
             with self._guard:
-                missing = before & self._subfolders().keys() - seen - self._closed.keys() - self._removed.keys()
+                gone = self._state.closed.keys() | self._state.removed.keys()
+                missing = before & self._subfolders().keys() - seen - gone
                 if is_once and not missing:
                     return classes, True
         return classes, False
@@ -378,19 +396,19 @@ class Machine:
         pending = {group.nonce for workload in self._store.unfinished() for group in workload.groups}
         for group in (group for of in classes.values() for group in of.groups.values() if group.gid == self._gid):
             subfolder = subfolders.get(group.nonce, "")
-            if not subfolder and group.nonce not in self._base:
+            if not subfolder and group.nonce not in self._state.base:
                 if group.nonce not in pending:
                     unrecorded.add(group.nonce)
                 continue
             try:
-                begin = self._base.get(group.nonce) or self._begin(subfolder)
+                begin = self._state.base.get(group.nonce) or self._begin(subfolder)
                 # One that was created during the reading has no values of the counters that were read before.
                 begin = {counter: value for counter, value in begin.items() if counter in group.values}
                 found[group.nonce] = _difference(begin, group.values)
             except (ResctrlError, OSError):
                 reasons = {"its begin values cannot be read": None}
-                found[group.nonce] = {counter: _Sum(reasons=dict(reasons)) for counter in group.values}
-        if unrecorded & self._unrecorded - self._closed.keys() - self._removed.keys():
+                found[group.nonce] = {counter: Sum(reasons=dict(reasons)) for counter in group.values}
+        if unrecorded & self._unrecorded - self._state.closed.keys() - self._state.removed.keys():
             self._add_flaw(Pool.TRACKED, "a group with the mark of resctrlmond has no record")
         self._unrecorded = unrecorded
         return found
@@ -405,14 +423,14 @@ class Machine:
     ) -> Iterable[PoolUse]:
         """Yield the use of the pools of all RMIDs; put that of the cores of each package into ``cores``."""
         self._see_domains(classes[""].domains)
-        sums: dict[Pool, Sums] = {pool: _copy(self._ended[pool]) for pool in Pool}
+        sums: dict[Pool, Sums] = {pool: _copy(self._state.ended[pool]) for pool in Pool}
         levels: dict[Pool, Sums] = {pool: {} for pool in Pool}
         self._add_own(classes, sums[Pool.UNTRACKED], levels[Pool.UNTRACKED])
         self._add_groups(classes, live, sums, levels)
         self._find_unseen(classes)
         counters = {counter for found in classes.values() for counter in found.own}
         # Those of domains that are offline now.
-        counters |= {counter for known in self._classes.values() for counter in known.own}
+        counters |= {counter for known in self._state.classes.values() for counter in known.own}
         counters |= {counter for of in sums.values() for counter in of}
         # A group may have no value of these now either.
         unread = {
@@ -423,14 +441,14 @@ class Machine:
             if of.kind is Kind.UNKNOWN:
                 continue
             for pool in (Pool.TRACKED, Pool.FOREIGN, Pool.UNTRACKED):
-                found = (levels if of.kind is Kind.GAUGE else sums)[pool].get((domain, name), _Sum(is_known=True))
+                found = (levels if of.kind is Kind.GAUGE else sums)[pool].get((domain, name), Sum(is_known=True))
                 reasons = dict(found.reasons)
                 if of.kind is Kind.CUMULATIVE:
-                    reasons |= self._flaws[pool]
-                    if domain in self._domain_flaws:
-                        reasons[self._domain_flaws[domain]] = None
-                    if name in self._event_flaws:
-                        reasons[self._event_flaws[name]] = None
+                    reasons |= self._state.flaws[pool]
+                    if domain in self._state.domain_flaws:
+                        reasons[self._state.domain_flaws[domain]] = None
+                    if name in self._state.event_flaws:
+                        reasons[self._state.event_flaws[name]] = None
                     if of.restarts and of_traffic:
                         reasons[of_traffic] = None
                 for reason in filter(None, (caveat, unread.get((domain, name)))):
@@ -442,43 +460,43 @@ class Machine:
 
     def _see_domains(self, domains: dict[str, int]) -> None:
         """Compare the domains of the root with those at the first reading: counters begin again from 0 there."""
-        for domain in self._domains.keys() | domains.keys():
-            if self._domains.get(domain) != domains.get(domain):
+        for domain in self._state.domains.keys() | domains.keys():
+            if self._state.domains.get(domain) != domains.get(domain):
                 # The value of a cache includes those of its Sub-NUMA nodes.
-                self._domain_flaws[domain.partition("/")[0]] = f"{domain} was offline for a time"
+                self._state.domain_flaws[domain.partition("/")[0]] = f"{domain} was offline for a time"
 
     def _add_class(self, name: str, found: ClassCounters) -> None:
         own = {
-            counter: _OwnUse(of.low, of.width, of.low)
+            counter: OwnUse(of.low, of.width, of.low)
             for counter, of in found.own.items()
             if of.low is not None and event(counter[1]).kind is Kind.CUMULATIVE
         }
-        self._classes[name] = _Class(found.inode, own)
+        self._state.classes[name] = ClassUse(found.inode, own)
 
     def _add_own(self, classes: dict[str, ClassCounters], sums: Sums, levels: Sums) -> None:
-        for name, known in list(self._classes.items()):
+        for name, known in list(self._state.classes.items()):
             if name not in classes or classes[name].inode != known.inode:
                 for counter, used in known.own.items():
-                    _of(self._ended[Pool.UNTRACKED], counter).add(used.highest - used.base)
+                    _of(self._state.ended[Pool.UNTRACKED], counter).add(used.highest - used.base)
                     _of(sums, counter).add(used.highest - used.base)
-                del self._classes[name]
-                _note(self._flaws[Pool.UNTRACKED], f"class {name} was removed between two readings")
+                del self._state.classes[name]
+                note(self._state.flaws[Pool.UNTRACKED], f"class {name} was removed between two readings")
         for name, found in classes.items():
-            if name not in self._classes:
+            if name not in self._state.classes:
                 self._add_class(name, found)
-                _note(self._flaws[Pool.UNTRACKED], f"class {name} was created between two readings")
-            for counter, offline in self._classes[name].own.items():
+                note(self._state.flaws[Pool.UNTRACKED], f"class {name} was created between two readings")
+            for counter, offline in self._state.classes[name].own.items():
                 if counter not in found.own:  # its domain is offline
                     _of(sums, counter).add(offline.highest - offline.base, offline.width + offline.base_width)
             for counter, own in found.own.items():
                 if event(counter[1]).kind is Kind.GAUGE:
                     _of(levels, counter).add(own.low, own.width, own.reason)
                     continue
-                counted = self._classes[name].own.get(counter)
+                counted = self._state.classes[name].own.get(counter)
                 if counted is None:
                     _of(sums, counter).add(None, 0, own.reason or "the counter had no number at first")
                     if own.low is not None:
-                        counted = self._classes[name].own[counter] = _OwnUse(own.low, own.width, own.low)
+                        counted = self._state.classes[name].own[counter] = OwnUse(own.low, own.width, own.low)
                         counted.reasons["the counter had no number at first"] = None
                     continue
                 if own.is_read:
@@ -502,31 +520,31 @@ class Machine:
                     if event(counter[1]).kind is Kind.GAUGE:
                         _of(levels[pool], counter).add(value.number)
                 if is_ours:
-                    if group.nonce not in self._closed and group.nonce not in self._removed:
+                    if group.nonce not in self._state.closed and group.nonce not in self._state.removed:
                         _add(sums[pool], live.get(group.nonce, {}))
                 else:
                     self._see_other(inode, group, is_whole=found.is_whole(group))
-        for sums_of in self._closed.values():
+        for sums_of in self._state.closed.values():
             _add(sums[Pool.TRACKED], sums_of)
         here = {inode for found in classes.values() for inode in found.groups}
-        for inode in self._others.keys() - here:
-            other = self._others.pop(inode)
+        for inode in self._state.others.keys() - here:
+            other = self._state.others.pop(inode)
             use = _difference(other.first, other.last)
-            _add(self._ended[Pool.FOREIGN], use)
+            _add(self._state.ended[Pool.FOREIGN], use)
             _add(sums[Pool.FOREIGN], use)
-            _note(self._flaws[Pool.FOREIGN], "a group of another program was removed between two readings")
-        for inode in self._others.keys() & here:
-            _add(sums[Pool.FOREIGN], _difference(self._others[inode].first, self._others[inode].last))
+            note(self._state.flaws[Pool.FOREIGN], "a group of another program was removed between two readings")
+        for inode in self._state.others.keys() & here:
+            _add(sums[Pool.FOREIGN], _difference(self._state.others[inode].first, self._state.others[inode].last))
 
     def _see_other(self, inode: int, group: GroupCounters, *, is_whole: bool) -> None:
-        known = self._others.get(inode)
+        known = self._state.others.get(inode)
         if known is None:
-            self._others[inode] = _Other(group.values, group.values)
-            _note(self._flaws[Pool.FOREIGN], "a group of another program was created between two readings")
+            self._state.others[inode] = OtherGroup(group.values, group.values)
+            note(self._state.flaws[Pool.FOREIGN], "a group of another program was created between two readings")
         else:
             known.last = known.last | group.values
             if not is_whole:
-                _note(self._flaws[Pool.FOREIGN], "a group of another program was removed during the reading")
+                note(self._state.flaws[Pool.FOREIGN], "a group of another program was removed during the reading")
 
     def _find_unseen(self, classes: dict[str, ClassCounters]) -> None:
         here = {name for name in classes if name}
@@ -535,7 +553,7 @@ class Machine:
         for directory in self._unseen:
             if directory not in here:
                 pool = Pool.FOREIGN if "mon_groups" in directory.split("/") else Pool.UNTRACKED
-                _note(self._flaws[pool], f"{directory} was created and removed between two readings")
+                note(self._state.flaws[pool], f"{directory} was created and removed between two readings")
         self._unseen.clear()
 
     def _begin(self, subfolder: str) -> dict[Counter, Value]:
@@ -547,7 +565,7 @@ class Machine:
             now = self._tree.bandwidth_configuration()
         except ResctrlError as error:
             return f"it is unknown how traffic is counted: {error}"
-        self._event_flaws |= caveats.with_change({}, self._transactions, now.transactions)
+        self._state.event_flaws |= caveats.with_change({}, self._state.transactions, now.transactions)
         return "the processor takes counters from one RMID for another" if now.mode is Mode.REALLOCATED else ""
 
     def _uncore(self, cores: dict[int, PoolUse], meanwhile: dict[int, Decimal]) -> Iterable[PoolUse]:
@@ -558,22 +576,19 @@ class Machine:
             if core is None or core.number is None:
                 continue
             reasons = dict.fromkeys(filter(None, (core.reason, missed)))
-            skew = core.skew + meanwhile[package] + self._while_beginning.get(package, 0)
-            left = _Sum(max(joules - core.number, Decimal(0)), skew, is_known=True)
+            skew = core.skew + meanwhile[package] + self._state.while_beginning.get(package, 0)
+            left = Sum(max(joules - core.number, Decimal(0)), skew, is_known=True)
             yield _use(Pool.UNCORE, core.domain, core.event, left, reasons)
 
     def _add_flaw(self, pool: Pool, reason: str) -> None:
         with self._guard:
-            _note(self._flaws[pool], reason)
+            is_new = note(self._state.flaws[pool], reason)
+        if is_new:
+            self._save()
 
 
-def _note(reasons: dict[str, None], reason: str) -> None:
-    """Add a reason, unless there are many: other programs can cause any number of them."""
-    reasons[reason if reason in reasons or len(reasons) < _MAX_REASONS else _MORE] = None
-
-
-def _of(sums: Sums, counter: Counter) -> _Sum:
-    return sums.setdefault(counter, _Sum())
+def _of(sums: Sums, counter: Counter) -> Sum:
+    return sums.setdefault(counter, Sum())
 
 
 def _add(sums: Sums, more: Sums) -> None:
@@ -582,7 +597,7 @@ def _add(sums: Sums, more: Sums) -> None:
         if of.is_known:
             total.add(of.number, of.skew)
         for reason in of.reasons:
-            _note(total.reasons, reason)
+            note(total.reasons, reason)
 
 
 def _copy(sums: Sums) -> Sums:
@@ -610,7 +625,7 @@ def _difference(begin: dict[Counter, Value], end: dict[Counter, Value]) -> Sums:
     return sums
 
 
-def _advance(used: _OwnUse, low: int | Decimal | None, width: int | Decimal) -> None:
+def _advance(used: OwnUse, low: int | Decimal | None, width: int | Decimal) -> None:
     """Take a further reading into account. The use never falls: a lower number is the skew of the reading."""
     if low is None:
         used.reasons["a later reading had no number"] = None
@@ -623,7 +638,7 @@ def _advance(used: _OwnUse, low: int | Decimal | None, width: int | Decimal) -> 
     used.highest = max(used.highest, low)
 
 
-def _use(pool: Pool, domain: str, of: Event, found: _Sum, reasons: dict[str, None]) -> PoolUse:
+def _use(pool: Pool, domain: str, of: Event, found: Sum, reasons: dict[str, None]) -> PoolUse:
     # Other programs choose the names of classes and groups.
     reason = printable("; ".join(reasons))
     if not found.is_known:
@@ -641,6 +656,6 @@ def _add_core(cores: dict[int, PoolUse], use: PoolUse) -> None:
         cores[int(package)] = use
         return
     is_known = before.number is not None and use.number is not None
-    total = _Sum((before.number or 0) + (use.number or 0), before.skew + use.skew, is_known)
+    total = Sum((before.number or 0) + (use.number or 0), before.skew + use.skew, is_known)
     reasons = dict.fromkeys(filter(None, (before.reason, use.reason)))
     cores[int(package)] = _use(use.pool, use.domain, use.event, total, reasons)

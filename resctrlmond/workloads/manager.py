@@ -49,6 +49,7 @@ from resctrlmond.workloads.interference import Interference
 from resctrlmond.workloads.joiners import Joiners
 from resctrlmond.workloads.latency import Latencies
 from resctrlmond.workloads.machine import Machine, MachineUse
+from resctrlmond.workloads.machine_state import MachineFile
 from resctrlmond.workloads.maintenance import Maintenance
 from resctrlmond.workloads.mark import Mark
 from resctrlmond.workloads.model import EndRule, Group, Member, State, Workload, replace
@@ -114,7 +115,10 @@ class Manager:
         store.on_unsaved = snapshots.remove_quality
         # Simulated packages have no energy of their own.
         energy = PackageEnergy(DEFAULT_FOLDER if tree.simulation is None else "")
-        machine = Machine(tree, store, snapshots, gid=mark.gid, energy=energy, may_run=ends.may_leave_tasks)
+        file = MachineFile(os.path.join(os.path.dirname(store.folder), "machine.json"), mark.boot_id)
+        machine = Machine(
+            tree, store, snapshots, gid=mark.gid, energy=energy, may_run=ends.may_leave_tasks, file=file
+        )
         interference = Interference(tree, store, mark)
         interference.on_created, interference.on_events_lost = machine.created_by_others, machine.events_lost
         interference.on_counters_reset = machine.counters_reset

@@ -60,6 +60,7 @@ class Recovery:
             if reset := sums.load():
                 problems.append(Problem(reset, functools.partial(os.path.lexists, sums.set_aside_path)))
             sums.recover(ctx.store.by_key(), {item.key for item in self.unreadable})
+        ctx.machine.load()
         for workload in ctx.store.all():
             with self._reported(workload.key, problems), ctx.store.transaction(workload.key) as txn:
                 ends.add_unseen_end(ctx, txn)
@@ -138,6 +139,7 @@ class Recovery:
                 if txn.workload.is_claimed_by(RECOVERED) or ctx.tree.tasks(group.ref):
                     # It was adopted with its tasks, and the last daemon was killed before it wrote that down.
                     quality = Quality.UNKNOWN
+                    ctx.machine.lost("a group with tasks had no begin values")
                 placement.adopt(ctx, txn, group_ops.write_baseline(ctx, txn, group, quality, late))
             case Do.FINISH:
                 # The first call may have failed to write it.
@@ -188,6 +190,7 @@ class Recovery:
                 exists,
             )
             return
+        ctx.machine.lost("a group with the mark of resctrlmond had no record")
         if not ctx.tree.tasks(found.ref):
             ctx.tree.remove(found.ref)
             yield Problem(

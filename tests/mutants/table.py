@@ -37,16 +37,37 @@ MUTANTS = (
     Mutant(
         "a group that ended is counted again while its directory exists",
         _WORKLOADS + "machine.py",
-        "if group.nonce not in self._closed and group.nonce not in self._removed:",
-        "if group.nonce not in self._removed:",
+        "if group.nonce not in self._state.closed and group.nonce not in self._state.removed:",
+        "if group.nonce not in self._state.removed:",
         "tests/workloads/test_machine.py",
     ),
     Mutant(
         "the use of groups that ended is not kept",
         _WORKLOADS + "machine.py",
-        "                _add(self._ended[Pool.TRACKED], self._closed.pop(group.nonce))\n",
-        "                self._closed.pop(group.nonce)\n",
+        "                _add(self._state.ended[Pool.TRACKED], self._state.closed.pop(group.nonce))\n",
+        "                self._state.closed.pop(group.nonce)\n",
         "tests/workloads/test_machine.py",
+    ),
+    Mutant(
+        "the last use of a group is not in the file before the group is removed",
+        _WORKLOADS + "machine.py",
+        "            self._state.closed[group.nonce] = sums\n        self._save()\n",
+        "            self._state.closed[group.nonce] = sums\n",
+        "tests/workloads/test_machine_file.py",
+    ),
+    Mutant(
+        "a number of a pool falls after a restart",
+        _WORKLOADS + "machine.py",
+        "        if use.number >= held:\n",
+        "        if True:\n",
+        "tests/workloads/test_machine_file.py",
+    ),
+    Mutant(
+        "what was used after a kill in a group that has ended is counted nowhere",
+        _WORKLOADS + "group_ops.py",
+        "        _close_again(ctx, txn, group)\n",
+        "        pass\n",
+        "tests/workloads/test_machine_file.py",
     ),
     Mutant(
         "groups that come and go during the reading of a class are not noticed",
@@ -377,8 +398,8 @@ MUTANTS = (
     Mutant(
         "the use of an observed group is counted in two pools",
         _WORKLOADS + "machine.py",
-        "        self._ends += 1\n        if not self._since or group.observed:",
-        "        self._ends += 1\n        if not self._since:",
+        "        self._ends += 1\n        if not self._state.since or group.observed:",
+        "        self._ends += 1\n        if not self._state.since:",
         "tests/workloads/test_observed.py",
     ),
     Mutant(

@@ -121,6 +121,8 @@ class Ours:
 
     def _start(self) -> None:
         if self._is_down:
+            if self.pools.is_estimated:
+                self.pools.begin_anew(self.host.run)
             self.host.restart()
             self.restarts += 1
             self._is_down = False

@@ -56,6 +56,7 @@ class Pools:
 
     def restart(self) -> None:
         """Start another daemon, which counts anew."""
+        (Path(self.host.run) / "machine.json").unlink(missing_ok=True)
         self.host.restart().tick()
         self._before = self._true()
 
@@ -252,6 +253,9 @@ def test_reasons_are_few_and_text_whatever_other_programs_do(pools: Pools) -> No
     }
     assert shown is not None
     assert shown.encode()
+    since = pools.read().since
+    pools.host.restart()
+    assert pools.read().since == since
 
 
 def test_lost_group_is_counted_up_to_its_last_reading(pools: Pools, process: Start) -> None:
@@ -458,6 +462,23 @@ def test_failed_assign_leaves_no_group_whose_counters_cannot_be_read(
     }
 
 
+def test_group_whose_removal_failed_is_counted_once(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("a", tid))
+    control.run(tid, SECOND)
+    control.exit(tid)
+    control.set_faults(Fault(on=Operation.RMDIR, answer="EIO"))
+    with pytest.raises(ResctrlError):
+        host.manager.release("a", owner="test")
+    assert used(pools.check(), Pool.TRACKED) == Decimal("2.5")
+    control.set_faults()
+    host.manager.tick()
+    assert not host.marked_groups()
+    assert used(pools.check(), Pool.TRACKED) == Decimal("2.5")
+    assert not reasons(pools.read(), Pool.TRACKED)
+
+
 def test_group_that_ended_before_the_start_and_ran_on_is_estimated(pools: Pools, process: Start) -> None:
     host, control = pools.host, pools.control
     tid = control.spawn(tid=process().pid)
@@ -471,7 +492,8 @@ def test_group_that_ended_before_the_start_and_ran_on_is_estimated(pools: Pools,
     control.set_faults()
     host.manager.tick()
     assert not host.marked_groups()
-    assert reasons(pools.read(), Pool.TRACKED) == {"a group that ended before the start was removed later"}
+    assert used(pools.check(), Pool.TRACKED) == Decimal("2.5")
+    assert reasons(pools.read(), Pool.TRACKED) == {"a workload ended while its tasks ran"}
 
 
 def test_change_of_what_traffic_counts_is_estimated(tmp_path: Path) -> None:
@@ -549,7 +571,7 @@ def test_tick_does_not_begin_while_a_call_begins(tmp_path: Path) -> None:
         counting = host.manager.context.machine
         with counting._begin_lock:
             counting.tick(has_trouble=False)
-            assert counting._since == ""
+            assert counting._state.since == ""
         counting.tick(has_trouble=False)
         assert counting.read().since
 

@@ -179,7 +179,7 @@ def test_remount_during_a_call_is_not_reported_as_removal_of_groups(tmp_path: Pa
 
 
 def test_class_removed_with_its_groups_is_not_mistaken_for_a_remount(host: Host, process: Start) -> None:
-    """Classes change the ctime of the simulator's root directory, and of the kernel's after a chmod of it."""
+    """Classes change the ctime of the root directory after a chmod of it."""
     os.chmod(host.mountpoint, 0o755)
     host.make_class("gold")
     child = process()

@@ -133,6 +133,7 @@ class Filesystem:
             node = self._find_owned(path)
             node.mode = mode & 0o7777
             node.ctime_ns = self._model.clock.wall_ns()
+            node.has_times = True
             return 0
 
     def chown(self, path: str, uid: int, gid: int) -> int:
@@ -144,6 +145,7 @@ class Filesystem:
             node.uid = node.uid if uid == -1 else uid
             node.gid = node.gid if gid == -1 else gid
             node.ctime_ns = self._model.clock.wall_ns()
+            node.has_times = True
             return 0
 
     def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
@@ -158,6 +160,7 @@ class Filesystem:
             if mtime != _UTIME_OMIT:
                 node.mtime_ns = chosen.get(mtime, mtime)
             node.ctime_ns = now
+            node.has_times = True
             return 0
 
     def truncate(self, path: str | None, length: int, fh: int | None = None) -> int:  # noqa: ARG002

@@ -42,6 +42,9 @@ class Node:
         self.mode = mode
         self.uid, self.gid = owner
         self.atime_ns = self.mtime_ns = self.ctime_ns = now_ns
+        # kernfs has times for a node if its owner is not root, or once its attributes were set (kernfs_add_one() and
+        # kernfs_setattr()).
+        self.has_times = owner != (0, 0)
         self.inode = next(_inode_numbers)
         self.parent: Directory | None = None
         self.removed = False
@@ -124,16 +127,18 @@ class Directory(Node):
         return 2 + sum(isinstance(child, Directory) for child in self.children.values())
 
     def add(self, child: Node) -> None:
-        """Add ``child``; its birth becomes the mtime of the directory."""
+        """Add ``child``; its birth becomes the mtime of a directory that has times."""
         child.parent = self
         self.children[child.name] = child
-        self.mtime_ns = self.ctime_ns = child.ctime_ns
+        if self.has_times:
+            self.mtime_ns = self.ctime_ns = child.ctime_ns
 
     def detach(self, child: Node, now_ns: int) -> None:
         """Take ``child`` out without removing it."""
         del self.children[child.name]
         child.parent = None
-        self.mtime_ns = self.ctime_ns = now_ns
+        if self.has_times:
+            self.mtime_ns = self.ctime_ns = now_ns
 
     def remove(self, child: Node, now_ns: int) -> None:
         """Remove ``child`` with everything in it."""

@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pools of the machine over restarts: another daemon continues what the last one has counted."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlmond.resctrl.errors import NotRead
+from resctrlmond.resctrl.package_energy import PackageEnergy
+from resctrlmond.sim.fuse.mount import Simulation, unmount
+from resctrlmond.workloads import atomic_files
+from resctrlmond.workloads.machine import MachineUse, Pool
+from resctrlmond.workloads.machine_state import MachineFile, MachineState
+from resctrlmond.workloads.states import Quality
+from tests.workloads.conftest import Host, assignment
+from tests.workloads.test_cut import Fuse, cut
+from tests.workloads.test_machine import DIGITS, SECOND, Pools, Start, pools, reasons, used
+
+__all__ = ["pools"]
+
+NOT_SEEN = "changes of other programs were not seen while resctrlmond did not run"
+
+
+@pytest.fixture(scope="module")
+def fuse() -> Fuse:
+    return Fuse()
+
+
+def file_of(host: Host) -> Path:
+    return Path(host.run) / "machine.json"
+
+
+def test_another_daemon_continues(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    outside, running, ended, foreign = (
+        control.spawn(),
+        control.spawn(tid=process().pid),
+        control.spawn(tid=process().pid),
+        control.spawn(),
+    )
+    host.manager.assign(assignment("running", running))
+    host.manager.assign(assignment("ended", ended))
+    host.make_foreign("theirs")
+    pools.restart()
+    control.steal(foreign, "mon_groups/theirs")
+    for tid in (outside, running, ended, foreign):
+        control.run(tid, SECOND)
+    first = pools.check(10)
+    one = used(first, Pool.UNTRACKED)
+    control.exit(ended)
+    host.manager.release("ended", owner="test")
+    for _ in range(2):
+        host.restart().tick()
+        for tid in (outside, running, foreign):
+            control.run(tid, SECOND)
+    found = pools.check(20)
+    assert found.since == first.since
+    assert abs(used(found, Pool.UNTRACKED) - 3 * one) < DIGITS
+    assert used(found, Pool.FOREIGN) == 3 * one
+    assert used(found, Pool.TRACKED) == 4 * one
+    assert not reasons(found, Pool.TRACKED)
+    assert reasons(found, Pool.UNTRACKED) == reasons(found, Pool.FOREIGN) == {NOT_SEEN}
+
+
+def test_use_without_a_daemon_is_counted(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    running = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("k", running))
+    before = used(pools.check(), Pool.TRACKED)
+    host.manager.context.interference.close()
+    control.run(running, SECOND)
+    control.exit(running)
+    host.restart()
+    host.manager.release("k", owner="test")
+    found = pools.check()
+    assert used(found, Pool.TRACKED) == before + Decimal("2.5")
+    assert not reasons(found, Pool.TRACKED)
+
+
+@pytest.mark.parametrize("verb", ["release", "end", "lost"])
+def test_a_kill_at_each_change_of_an_end_counts_each_group_once(
+    pools: Pools, process: Start, fuse: Fuse, verb: str
+) -> None:
+    host, control = pools.host, pools.control
+    pools.read()
+    step, killed = 0, True
+    while killed:
+        child = process()
+        tid, key = control.spawn(tid=child.pid), f"k{step}"
+        host.manager.assign(assignment(key, tid, member="c"))
+        control.run(tid, SECOND)
+        if verb == "release":
+            control.exit(tid)
+            killed = cut(fuse, step, lambda key=key: host.manager.release(key, owner="test"))  # type: ignore[misc]
+        elif verb == "end":
+            control.exit(tid)
+            child.kill()
+            child.wait()
+            killed = cut(fuse, step, lambda key=key: host.manager.record_ends(key))  # type: ignore[misc]
+        else:
+            os.rmdir(host.tree.full_path(host.manager.get(key).first.ref))
+            control.exit(tid)
+            killed = cut(fuse, step, host.manager.tick)
+        host.restart().tick()
+        if not host.manager.get(key).state.is_over:
+            host.manager.release(key, owner="test")
+        step += 1
+        found = pools.read()
+        if verb == "lost":
+            # Its use after the last checkpoint is not known.
+            assert reasons(found, Pool.TRACKED)
+            assert used(found, Pool.TRACKED) <= Decimal("2.5") * step
+        else:
+            pools.check(2 * step)
+            assert used(found, Pool.TRACKED) == Decimal("2.5") * step, f"after a kill before change {step - 1}"
+            assert not reasons(found, Pool.TRACKED)
+        assert used(host.restart().context.machine.read(), Pool.TRACKED) == used(found, Pool.TRACKED)
+    assert step > 2
+
+
+def test_use_after_the_end_values_is_counted(pools: Pools, process: Start, fuse: Fuse) -> None:
+    """A kill between the end values and the removal of the group: its tasks run on until the next start."""
+    host, control = pools.host, pools.control
+    pools.read()
+    step, killed, total = 0, True, Decimal(0)
+    while killed:
+        tid, key = control.spawn(tid=process().pid), f"k{step}"
+        host.manager.assign(assignment(key, tid))
+        killed = cut(fuse, step, lambda key=key: host.manager.release(key, owner="test"))  # type: ignore[misc]
+        control.run(tid, SECOND)
+        host.restart().tick()
+        if not host.manager.get(key).state.is_over:
+            host.manager.release(key, owner="test")
+        pools.check(2 * step + 2)
+        step += 1
+        total += Decimal("2.5")
+    assert used(pools.read(), Pool.TRACKED) + used(pools.read(), Pool.UNTRACKED) == total
+
+
+def test_group_that_a_kill_left_without_a_record_is_marked(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    pools.read()
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("k", tid))
+    control.run(tid, SECOND)
+    os.unlink(host.manager.context.store.path("k"))
+    host.restart()
+    assert reasons(pools.read(), Pool.TRACKED) == {"a group with the mark of resctrlmond had no record"}
+
+
+def test_group_that_others_removed_without_a_daemon_is_marked(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    pools.read()
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("k", tid))
+    control.run(tid, SECOND)
+    os.rmdir(host.tree.full_path(host.manager.get("k").first.ref))
+    host.restart()
+    assert reasons(pools.read(), Pool.TRACKED) == {"another program removed the group of a workload"}
+
+
+def test_no_number_falls(pools: Pools, process: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group whose counter has no number for a time; the number is held, also by another daemon."""
+    host, control = pools.host, pools.control
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("k", tid))
+    control.run(tid, SECOND)
+    first = pools.read()
+    machine = host.restart().context.machine
+    monkeypatch.setattr(machine, "_live", lambda _classes: {})
+    held = machine.read()
+    for before, now in zip(first.pools, held.pools, strict=True):
+        if before.number is not None and before.event.kind.value == "cumulative":
+            assert now.number is not None
+            assert now.number >= before.number
+            if before.pool is Pool.TRACKED:
+                assert now.skew >= before.number
+
+
+def test_nothing_is_kept_while_nobody_asks(pools: Pools, process: Start) -> None:
+    host = pools.host
+    host.manager.assign(assignment("k", pools.control.spawn(tid=process().pid)))
+    host.manager.release("k", owner="test")
+    assert not file_of(host).exists()
+    pools.read()
+    assert file_of(host).stat().st_mode & 0o777 == 0o640
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """A function that makes the disk too full for the file of the pools, or not."""
+    write, is_full = atomic_files.write_file, [False]
+
+    def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
+        if is_full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        write(path, data, mode)
+
+    monkeypatch.setattr("resctrlmond.workloads.machine_state.write_file", write_file)
+
+    def set_full(value: bool) -> None:
+        is_full[0] = value
+
+    return set_full
+
+
+def test_a_full_disk_leaves_no_file_that_is_out_of_date(
+    pools: Pools, process: Start, full: Callable[[bool], None]
+) -> None:
+    host, control = pools.host, pools.control
+    first = pools.read()
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("k", tid))
+    control.run(tid, SECOND)
+    control.exit(tid)
+    full(True)
+    host.manager.release("k", owner="test")
+    assert not file_of(host).exists()
+    assert used(pools.check(), Pool.TRACKED) == Decimal("2.5")
+    full(False)
+    assert pools.check().since == first.since
+    assert file_of(host).exists()
+    full(True)
+    pools.read()
+    host.restart().tick()
+    assert pools.read().since > first.since
+    assert not reasons(pools.read(), Pool.UNTRACKED)
+
+
+def test_a_file_that_could_not_be_removed_is_replaced_by_a_tick(
+    pools: Pools, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = pools.host
+    pools.read()
+    inode = file_of(host).stat().st_ino
+    full(True)
+    with monkeypatch.context() as patch:
+
+        def unlink(path: str) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+        patch.setattr(os, "unlink", unlink)
+        pools.read()
+    full(False)
+    host.manager.tick()
+    assert file_of(host).stat().st_ino != inode
+
+
+def test_a_new_mount_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+
+    def count(host: Host) -> MachineUse:
+        host.manager.tick()
+        return host.manager.context.machine.read()
+
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        first = count(host)
+        host.make_class("gold")
+        assert count(host).since == first.since
+        host.restart()
+        assert count(host).since == first.since
+        assert unmount(host.mountpoint)
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
+        host.restart()
+        assert count(host).since > first.since
+
+
+def test_release_of_all_is_counted(pools: Pools, process: Start) -> None:
+    """As ``resctrlctl release-all`` does, without a daemon."""
+    host, control = pools.host, pools.control
+    first = pools.read()
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("k", tid))
+    control.run(tid, SECOND)
+    control.exit(tid)
+    host.restart().release_all()
+    host.restart().tick()
+    found = pools.check()
+    assert found.since == first.since
+    assert used(found, Pool.TRACKED) == Decimal("2.5")
+
+
+def test_a_start_without_descriptors_does_not_reset_the_pools(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = pools.read()
+    file = MachineFile(str(file_of(pools.host)), "boot")
+
+    def no_descriptor(path: str, *_: object, **_more: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", no_descriptor)
+        with pytest.raises(NotRead):
+            file.load((1, 1))
+    pools.host.restart()
+    assert pools.read().since == first.since
+
+
+def test_energy_of_packages_continues(tmp_path: Path) -> None:
+    zone = tmp_path / "intel-rapl:0"
+    zone.mkdir()
+    for name, text in (("name", "package-0"), ("max_energy_range_uj", str(10**12)), ("energy_uj", "5000000")):
+        (zone / name).write_text(text + "\n")
+    before = PackageEnergy(str(tmp_path))
+    before.begin()
+    (zone / "energy_uj").write_text("7000000\n")
+    before.update()
+    path = str(tmp_path / "machine.json")
+    MachineFile(path, "boot").write(
+        MachineFile(path, "boot").encode(MachineState(since="x"), (1, 2), before.zones, before.missed)
+    )
+    found = MachineFile(path, "boot").load((1, 2))
+    assert found is not None
+    now = PackageEnergy(str(tmp_path))
+    now.restore(*found[1:])
+    (zone / "energy_uj").write_text("10000000\n")
+    now.update()
+    assert (now.used_joules(), now.missed) == ({0: Decimal(5)}, "")
+
+
+# -- bad files
+
+
+def edited(host: Host, change: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads(file_of(host).read_text())
+    change(content)
+    file_of(host).write_text(json.dumps(content))
+
+
+def set_number(number: object) -> Callable[[dict[str, Any]], None]:
+    def change(content: dict[str, Any]) -> None:
+        content["classes"][""]["own"][0][1]["base"] = number
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.update(version=2),
+        lambda content: content.update(bootId="another"),
+        lambda content: content.update(root=[1, 2]),
+        lambda content: content.update(since=5),
+        lambda content: content.pop("ended"),
+        set_number("NaN"),
+        set_number("Infinity"),
+        set_number("1E+999999"),
+        set_number("0.0000000001"),
+        set_number(10**41),
+        set_number(-(10**41)),
+        set_number(None),
+    ],
+)
+def test_a_file_that_is_not_valid_begins_anew(pools: Pools, change: Callable[[dict[str, Any]], None]) -> None:
+    first = pools.read()
+    edited(pools.host, change)
+    pools.host.restart().tick()
+    found = pools.read()
+    assert found.since > first.since
+    assert {use.quality for use in found.pools} == {Quality.EXACT}
+
+
+@given(data=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_any_content_is_read_without_an_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("machine") / "machine.json"
+    path.write_bytes(data)
+    assert MachineFile(str(path), "boot").load((1, 2)) is None
+    assert not path.exists()
+
+
+def test_the_file_of_this_version_is_read(tmp_path: Path) -> None:
+    """Later versions must read the files of this one, or count it as another format."""
+    path = tmp_path / "machine.json"
+    path.write_text(STORED)
+    found = MachineFile(str(path), "b").load((5, 6))
+    assert found is not None
+    state, zones, missed = found
+    assert MachineFile(str(path), "b").encode(state, (5, 6), zones, missed).decode() == STORED
+
+
+STORED = (
+    '{"version":1,"bootId":"b","root":[5,6],"since":"2026-11-27T07:09:04.978616Z","domains":{"mon_L3_00":'
+    '7},"classes":{"":{"inode":1,"own":[[["mon_PERF_PKG_00","core_energy"],{"base":"-0.000001","base_widt'
+    'h":"0.000002","highest":"1.5","width":0,"reasons":{"why":null}}]]}},"others":{"9":{"first":[[["mon_L'
+    '3_00","mbm_total_bytes"],{"status":"ok","text":"5","number":5}]],"last":[[["mon_L3_00","mbm_total_by'
+    'tes"],{"status":"unavailable","text":"Unavailable","number":null}]]}},"base":{"1700000000000000001":'
+    '[[["mon_PERF_PKG_00","core_energy"],{"status":"ok","text":"2.000000","number":"2.000000"}]]},"ended"'
+    ':{"tracked":[[["mon_L3_00","mbm_total_bytes"],{"number":7,"skew":1,"is_known":true,"reasons":{"lost"'
+    ':null}}]],"foreign":[],"untracked":[],"uncore":[]},"closed":{"1700000000000000002":[[["mon_L3_00","m'
+    'bm_total_bytes"],{"number":3,"skew":0,"is_known":true,"reasons":{}}]]},"removed":[170000000000000000'
+    '3],"flaws":{"tracked":[],"foreign":["flaw"],"untracked":[],"uncore":[]},"domainFlaws":{"mon_L3_01":"'
+    'was offline"},"eventFlaws":{"mbm_local_bytes":"changed"},"transactions":{"L3_MON/mbm_total_bytes_con'
+    'fig":"0=0x7f"},"shown":[["tracked","mon_L3_00","mbm_total_bytes",12],["uncore","mon_PERF_PKG_00","co'
+    're_energy","4.25"]],"whileBeginning":{"0":"0.000100"},"zones":{"/sys/class/powercap/intel-rapl:0":{"'
+    'package":0,"range_uj":262143328850,"last_uj":5,"read_at":12.5,"used_uj":4}},"energyMissed":""}'
+    "\n"
+)
