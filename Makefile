@@ -92,8 +92,8 @@ guest/%:
 	  set -x; $(BIN)/python -m pytest -q $*
 
 # Build the Debian packages twice, check them with lintian, run autopkgtest on Debian 13 and sid, and install, upgrade
-# and purge them in a guest, where the Ansible role installs them too. Not part of check, because it downloads four more
-# Debian systems.
+# and purge them in a guest, where the Ansible role installs them too, and systemd-report of sid reads from the daemon. Not
+# part of check, because it downloads four more Debian systems.
 check-package: setup
 	$(BIN)/python -m tests.kernel.machine build
 	$(BIN)/python -m pytest tests/package $(OF_PACKAGES)

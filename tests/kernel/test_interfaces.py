@@ -85,7 +85,7 @@ def test_varlinkctl_reads_from_another_host_over_ssh(host: Host) -> None:
 
 
 def test_systemd_report_can_read_the_metrics(host: Host) -> None:
-    """Debian 13 has no systemd-report; varlinkctl makes the same calls."""
+    """Debian 13 has no systemd-report: varlinkctl makes its calls here, and test_package.py runs that of sid."""
     report = "/run/systemd/report/org.resctrlmon.Workload"
     assert host.out(f"stat -c '%a %U:%G' {report}") == "660 root:resctrlmon-read"
     shown = host.out(f"varlinkctl introspect {report} io.systemd.Metrics")

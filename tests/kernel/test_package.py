@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from resctrlmond.api.varlink.metrics import FAMILIES
 from tests.package.build import packages
 from tests.package.readme import commands
 from tests.package.source import DEBIAN, changelog, next_entry, version
@@ -57,6 +59,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("127.0.0.1", 4318), Handler).serve_forever()
 """
 DROP_INS = "/etc/resctrlmond/resctrlmond.d /etc/systemd/system/shop.service.d"
+REPORT = "/usr/lib/systemd/systemd-report --no-pager"
+METERED = "org.resctrlmon.Workload"
 PROFILES = """\
 profiles:
   gold: {class: theirs, linger: 5min}
@@ -323,6 +327,64 @@ def pushed(host: Administrator) -> list[tuple[str, str, str]]:
     """Return the series, the start and the end of each point that the receiver has got, in their order."""
     lines = host.run("cat /run/received", check=False).stdout.splitlines()
     return [(series, start, end) for series, start, end in map(str.split, lines)]
+
+
+def test_systemd_report_shows_the_workloads(guests: Guests, first: Path) -> None:
+    """Only sid has systemd-report. test_interfaces.py makes its calls on Debian 13, with varlinkctl."""
+    host = Administrator(guests, "cat-sid", first=first)
+    host.apt("first", "install resctrlmond")
+    host.run("systemctl enable --now resctrlmond", timeout=LONG)
+    address = f"unix:/run/systemd/report/{METERED}"
+    assert [METERED, address] in table(host, "list-sources")
+    assert {"source": METERED, "address": address} in report(host, "list-sources")
+
+    families = {of.name: (of.type, of.description) for of in FAMILIES.values()}
+    assert {of["name"]: (of["type"], of["description"]) for of in report(host, f"describe {METERED}")} == families
+    rows = table(host, f"describe {METERED}")
+    assert {name: (kind, " ".join(text)) for name, kind, *text in rows} == families
+
+    # Without a workload, the daemon replies with an error.
+    assert report(host, f"metrics {METERED}") == []
+    for key, is_late in (("whole", False), ("part", True)):
+        host.call("Assign", key=key, claim="me", pid=host.process("sleep 1000"), late=is_late)
+    found = report(host, f"metrics {METERED}")
+    assert {(of["object"], of["name"], of.get("fields", {}).get("quality")) for of in found} == {
+        ("whole", f"{METERED}.LlcOccupancyBytes", None),
+        ("whole", f"{METERED}.MbmLocalBytes", "exact"),
+        ("whole", f"{METERED}.MbmTotalBytes", "exact"),
+        ("part", f"{METERED}.LlcOccupancyBytes", None),
+        ("part", f"{METERED}.MbmLocalBytes", "late"),
+        ("part", f"{METERED}.MbmTotalBytes", "late"),
+    }
+    # All counters of the guest read 0.
+    assert [of["value"] for of in found] == [0] * 6
+    everything = report(host, "metrics")
+    assert [of for of in found if of not in everything] == []
+    assert any(of["name"].startswith("io.systemd.Manager.") for of in everything)
+
+    of_family = f"metrics {METERED}.MbmTotalBytes"
+    assert report(host, of_family) == [of for of in found if of["name"] == f"{METERED}.MbmTotalBytes"]
+    assert sorted(table(host, of_family)) == [
+        [f"{METERED}.MbmTotalBytes", "part", '{"quality":"late"}', "0"],
+        [f"{METERED}.MbmTotalBytes", "whole", '{"quality":"exact"}', "0"],
+    ]
+
+    host.run("useradd meter -G resctrlmon-read; useradd foreigner")
+    assert report(host, f"metrics {METERED}", user="meter") == found
+    assert report(host, f"metrics {METERED}", user="foreigner") == []
+    host.check_foreign()
+
+
+def report(host: Administrator, command: str, user: str = "root") -> list[dict[str, Any]]:
+    """Return the JSON objects that systemd-report prints: a list, or one after each record separator (RFC 7464)."""
+    output = host.out(f"runuser -u {user} -- {REPORT} --json=short {command}", LONG)
+    found = [json.loads(line.lstrip("\x1e")) for line in output.split("\n") if line]
+    return found[0] if found and isinstance(found[0], list) else found
+
+
+def table(host: Administrator, command: str) -> list[list[str]]:
+    """Return the words of each row of the table that systemd-report prints."""
+    return [line.split() for line in host.out(f"{REPORT} --no-legend {command}", LONG).splitlines()]
 
 
 def test_remove_and_purge_leave_no_files(upgraded: Administrator) -> None:

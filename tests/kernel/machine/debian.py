@@ -19,6 +19,8 @@ PACKAGES = (
     *("python3-protobuf", "python3-grpcio", "python3-pytest", "python3-pytest-timeout", "python3-hypothesis"),
     "python3-prometheus-client",
 )
+# Not in Debian 13.
+MORE = {UNSTABLE: ("systemd-report",)}
 # Tests in the guest read no documentation.
 LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 
@@ -35,7 +37,8 @@ def debian_key(suite: str) -> str:
 
 def _build(place: Path, suite: str) -> None:
     cache.progress("building the guest, which takes two minutes on an idle host; later runs use it again")
-    cache.progress(f"fetching Debian {suite} with {len(PACKAGES)} named packages")
+    packages = PACKAGES + MORE.get(suite, ())
+    cache.progress(f"fetching Debian {suite} with {len(packages)} named packages")
     tool(
         [
             "mmdebstrap",
@@ -45,7 +48,7 @@ def _build(place: Path, suite: str) -> None:
             '--aptopt=APT::Install-Recommends "false"',
             '--aptopt=Acquire::Languages "none"',
             *(f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT),
-            f"--include={','.join(PACKAGES)}",
+            f"--include={','.join(packages)}",
             suite,
             place / "root.tar.zst",
             mirror().line(suite),
