@@ -202,6 +202,12 @@ soak: setup
 churn: setup
 	$(BIN)/python -m tests.exporter $(CHURN)
 
+# Two minutes of churn, which mostly wait, beside the other tests of the folder.
+CHURN_TEST = tests/exporter/test_churn.py
+pytest/tests/exporter:
+	$(BIN)/python -m pytest -q $(CHURN_TEST) & churn=$$!; \
+	  $(BIN)/python -m pytest -q --ignore=$(CHURN_TEST) tests/exporter; code=$$?; wait $$churn && exit $$code
+
 # Draw the panels of the Grafana dashboard in build/panels.png, from a Prometheus that scrapes a simulated machine for two
 # minutes. Look at them when the dashboard has changed.
 panels: setup
