@@ -65,8 +65,8 @@ class Exporter:
         # By key: the start of the run, and the class that it had at first.
         self._first_classes: dict[str, tuple[str, str]] = {}
         self._has_failed = False
-        # The reading that was converted last, and its text in each form.
-        self._last_observation: Observation | None = None
+        # The replies that were converted last, and their text in each form.
+        self._converted_last: tuple[object, frozenset[str]] | None = None
         self._texts: dict[str, bytes] = {}
 
     def render(
@@ -95,8 +95,8 @@ class Exporter:
         """
         observation = self._source.observe(timeout_s)
         with self._guard:
-            if self._last_observation is not observation:
-                self._last_observation, self._texts = observation, {}
+            if self._converted_last != observation.replies:
+                self._converted_last, self._texts = observation.replies, {}
             text = self._texts.get(form)
             if text is None:
                 text = self._encoded(observation, encode, with_start_times=with_start_times, with_process=True)

@@ -38,6 +38,13 @@ class Observation:
     unwatched: list[Unwatched] | None = None
     errors: dict[str, str] = field(default_factory=dict)
     duration_s: float = 0.0
+    # That of the series, also of what was read of it so far.
+    _series: object = field(default_factory=object, repr=False, compare=False)
+
+    @property
+    def replies(self) -> tuple[object, frozenset[str]]:
+        """Return the identity of the replies: the series of calls, and the calls without a reply."""
+        return self._series, frozenset(self.errors)
 
 
 @dataclass(frozen=True, slots=True)

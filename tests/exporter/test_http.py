@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -291,8 +292,13 @@ def test_scrapes_that_share_a_reading_share_its_conversion() -> None:
 
     versions = [f"application/openmetrics-text;version=1.0.{number}" for number in range(3)]
     assert [failures(accept) for accept in ("", *versions, "text/plain")] == [b"0.0", b"1.0", b"1.0", b"1.0", b"0.0"]
+    # As of a scrape that does not wait for the rest of the reading.
+    source.found = replace(source.found, duration_s=1.0)
+    assert failures("") == b"0.0"
+    source.found = replace(source.found, errors={"Sums": "it is late"})
+    assert failures("") == b"6.0"
     source.found = Observation()
-    assert failures("") == b"5.0"
+    assert failures("") == b"7.0"
 
 
 def _status(exporter: Exporter) -> int:
