@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import http.client
 import logging
+import re
 import socket
 import socketserver
 import ssl
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder, gzip_accepted
+from prometheus_client.exposition import choose_encoder
 
 from resctrlmond.exporter import tls
 from resctrlmond.exporter.collector import Exporter
@@ -44,6 +45,7 @@ _READING_S = 1.0
 _SHARE = 0.8
 _FULL = f"{MAX_CONNECTIONS} connections are open"
 _SLOW = f"the client took more than {_CLIENT_S:g} s for its request, or to read the reply"
+_REFUSED = re.compile(r"\s*q=0(\.0*)?\s*")
 _OPENMETRICS = "application/openmetrics-text"
 _TEXT = [("Content-Type", "text/plain; charset=utf-8")]
 
@@ -82,7 +84,7 @@ class Application:
         form = f"{is_openmetrics} {content_type.partition('; escaping=')[2]}"
         body = self._exporter.text(form, encoder, timeout_s, with_start_times=is_openmetrics)
         headers = [("Content-Type", content_type)]
-        if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")):
+        if _accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")):
             body = gzip.compress(body, compresslevel=1)
             headers.append(("Content-Encoding", "gzip"))
         start_response("200 OK", [*headers, ("Content-Length", str(len(body)))])
@@ -102,6 +104,12 @@ def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
         return choose_encoder(accept if accept.isascii() and accept.isprintable() else "")
     except TypeError:  # a version that is not a number
         return choose_encoder("")
+
+
+def _accepts_gzip(accept: str) -> bool:
+    """Return whether the client accepts gzip. A weight of 0 refuses it, which prometheus_client does not check."""
+    codings = [coding.partition(";") for coding in accept.lower().split(",")]
+    return any(name.strip() == "gzip" and not _REFUSED.fullmatch(weight) for name, _, weight in codings)
 
 
 def _stated_timeout_s(header: str) -> float | None:

@@ -74,6 +74,28 @@ def test_reply_is_compressed_for_a_client_that_accepts_it(alone: Exporter) -> No
 
 
 @pytest.mark.parametrize(
+    ("accepted", "is_compressed"),
+    [
+        ("deflate, GZIP", True),
+        ("gzip;q=0.5, *;q=0", True),
+        ("gzip;q=0", False),
+        ("identity, gzip ; Q=0.000", False),
+        ("gzipped, x-gzip;q=1", False),
+        ("gzip;q=\xe9;;=", True),
+    ],
+    ids=ascii,
+)
+def test_reply_is_not_compressed_for_a_client_that_refuses_it(
+    alone: Exporter, accepted: str, is_compressed: bool
+) -> None:
+    """A weight of 0 means "not acceptable" (RFC 9110, 12.4.2)."""
+    reply = alone.get(accept_encoding=accepted)
+    assert ("Content-Encoding" in reply.headers) == is_compressed
+    text = gzip.decompress(reply.body) if is_compressed else reply.body
+    assert b"resctrlmond_up 0.0" in text
+
+
+@pytest.mark.parametrize(
     ("path", "status"),
     [
         ("/", 200),
