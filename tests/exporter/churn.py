@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Short workloads without pause, with kills of the daemon and of the exporter, while a real Prometheus scrapes.
 
-The increase of the sums of namespaces in Prometheus is compared with what the simulator recorded of each process. The
-last value of each series of a workload is compared with what the daemon reported. Another Prometheus has the same
-figures from the file for node_exporter, without start times.
+The increase of the sums of namespaces in Prometheus is compared with what the simulator recorded of each process, and
+that of the pools of the machine with what it recorded of all RMIDs. The last value of each series of a workload is
+compared with the reports of the daemon. Another Prometheus has the same figures from a file, without
+start times.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from pathlib import Path
 
 from resctrlmond.exporter.metrics import EVENT_METRICS
 from resctrlmond.resctrl.tree import INEXACT_ATTRIBUTE
+from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads.states import Quality
 from tests.daemon.conftest import Machine, end
 from tests.exporter.conftest import machine_of, request, start
 from tests.exporter.increase import Increase, sums
 from tests.exporter.load import Event, Load, Run
+from tests.exporter.machine_increase import MachineIncrease
 from tests.exporter.node_exporter import node_exporter, write_file
 from tests.exporter.prometheus import Prometheus, Series, running
 from tests.wait import wait_until
@@ -89,12 +92,20 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
         of_file = stack.enter_context(running(top / "prometheus-file", node.port, interval_s))
         load, increases = Load(machine), {one: Increase(partial(sums, one)) for one in (server, of_file)}
         since_kill = Increase(partial(sums, server))
+        assert machine.simulation
+        of_machine = MachineIncrease(
+            Control(machine.simulation.mountpoint),
+            machine.simulation.profile,
+            server,
+            partial(_await_reading, server, machine),
+        )
 
         def add(namespace: str, run: Run) -> None:
             outcome.ended[run.quality] += 1
             outcome.faults += run.faults
             for increase in (*increases.values(), since_kill):
                 increase.add(namespace, run.used)
+            of_machine.add(run.used)
 
         # The sum of a name begins with the first workload of that name: later ones are the increase.
         for namespace in (*_NAMESPACES, _REMOVED, _LONG):
@@ -104,6 +115,7 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
             _await_scrape(one, machine)
             increase.begin()
         since_kill.begin()
+        of_machine.begin()
         # Other tests may run at the same time.
         busy = subprocess.Popen(["nice", "-n", "19", "sh", "-c", _BUSY])
         stack.callback(end, busy)
@@ -139,6 +151,7 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
             _await_scrape(one, machine)
             outcome.faults += increase.faults()
             _check_ended(one, outcome)
+        outcome.faults += of_machine.faults()
         _check(server, ends, outcome)
         _check_file(of_file, ends, outcome)
         outcome.faults += since_kill.faults(without=_LONG)
@@ -185,6 +198,12 @@ def _await_scrape(server: Prometheus, machine: Machine) -> None:
         return any(at > now and value == since for one in found for at, value in one.samples)
 
     wait_until(is_seen, interval_s=0.2)
+
+
+def _await_reading(server: Prometheus, machine: Machine) -> None:
+    """Wait for a scrape that read the counters after now: a reading is shared for half a second."""
+    time.sleep(1)
+    _await_scrape(server, machine)
 
 
 def _check(server: Prometheus, ends: Ends, outcome: Outcome) -> None:
