@@ -8,8 +8,9 @@ import itertools
 import json
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ import pytest
 from resctrlmond.exporter.metrics import EVENT_METRICS
 from resctrlmond.exporter.otlp.figures import nanoseconds
 from resctrlmond.exporter.otlp.points import name_of, of_workload
+from resctrlmond.sim.control.client import Control
 from tests.exporter.conftest import Machine, machine_of
 from tests.exporter.otlp_receiver import Received, over_grpc, over_http
 from tests.exporter.pushing import PushProcess
+from tests.truth.record import bounds, counted_events, used_in_groups_by
 from tests.wait import wait_until
 
 _SCRIPT = "read go; i=0; while [ $i -lt 5000 ]; do i=$((i+1)); done"
@@ -34,19 +37,31 @@ Totals = dict[str, Decimal]
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    with machine_of(tmp_path, "intel-aet") as machine:
+    # The energy of a run is not exact if its RMID has never counted before.
+    with machine_of(tmp_path, "intel-aet", residue=1) as machine:
         yield machine
 
 
 def run(machine: Machine, key: str, namespace: str = "shop") -> tuple[dict[str, Any], Totals]:
-    """Run a short workload, and return it with what it used."""
+    """Run a short workload, and return it with its use, which the simulator has recorded."""
     machine.call("Create", key=key, claim="me", attributes={"pod.namespace": namespace})
     with subprocess.Popen(["sh", "-c", _SCRIPT], stdin=subprocess.PIPE) as child:
         machine.call("Assign", key=key, pid=child.pid, late=False, claim="me")
         child.communicate(b"\n")
+    return released(machine, key, child.pid)
+
+
+def released(machine: Machine, key: str, pid: int) -> tuple[dict[str, Any], Totals]:
+    """End a workload whose process has ended."""
     reply = machine.call("Release", key=key, claim="me")
-    assert any(Decimal(of["value"]) for of in reply["totals"])
-    return reply["workload"], {of["event"]: Decimal(of["value"]) for of in reply["totals"] if of["value"] is not None}
+    assert machine.simulation
+    profile = machine.simulation.profile
+    recorded = used_in_groups_by(Control(machine.simulation.mountpoint), pid)
+    totals = {of["event"]: of for of in reply["totals"]}
+    for name, event in counted_events(profile).items():
+        assert totals[name]["quality"] in ("exact", "late")
+        assert Fraction(totals[name]["value"]) in bounds(profile, event, recorded), (name, recorded)
+    return reply["workload"], {name: Decimal(of["value"]) for name, of in totals.items()}
 
 
 def differences(received: Received, workload: dict[str, Any], used: Totals) -> list[str]:
@@ -100,6 +115,7 @@ def test_receiver_has_what_each_workload_used(machine: Machine, temporality: str
         busy = subprocess.Popen(["sh", "-c", _BUSY])
         stack.callback(busy.wait)
         stack.callback(busy.kill)
+        machine.call("Machine")  # the pools begin
         machine.call("Assign", key="busy", pid=busy.pid, claim="me")
         exporter.start()
         runs = []
@@ -118,10 +134,17 @@ def test_receiver_has_what_each_workload_used(machine: Machine, temporality: str
                 case 6:
                     exporter.stop()
                     exporter.start()
-        for workload, _ in runs:
+        busy.kill()
+        busy.wait()
+        long, of_long = released(machine, "busy", busy.pid)
+        for workload, _ in [*runs, (long, of_long)]:
             wait_until(lambda workload=workload: has_end(received, workload))  # type: ignore[misc]
-        wait_until(lambda: ended(received) >= len(runs))
+        wait_until(lambda: ended(received) > len(runs))
+        everything = [*(totals for _, totals in runs), of_long]
+        wait_until(lambda: is_in_pool(received, everything))
         assert exporter.stop() == 0
+        assert is_in_pool(received, everything)
+        assert differences(received, long, of_long) == []
         faults = [fault for workload, used in runs for fault in differences(received, workload, used)]
         assert faults == []
         for event in runs[0][1]:
@@ -132,6 +155,18 @@ def test_receiver_has_what_each_workload_used(machine: Machine, temporality: str
             used = sum(totals[event] for _, totals in runs)
             assert abs(total - used) <= Decimal(_ACCURACY) * used, event
         check_streams(received, temporality)
+
+
+def is_in_pool(received: Received, runs: Sequence[Totals]) -> bool:
+    """Return whether the pool of workloads has the use of these runs, and no other one."""
+    for event in runs[0]:
+        row = EVENT_METRICS[event]
+        of = {f"resctrl_{row.machine.labels[-1]}": row.label} if row.label else {}
+        total = received.used(name_of(row.machine).name, resctrl_pool="tracked", **of)
+        used = sum(totals[event] for totals in runs)
+        if abs(total - used) > Decimal(_ACCURACY) * used:
+            return False
+    return True
 
 
 def ended(received: Received) -> Decimal:
