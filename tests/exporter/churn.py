@@ -30,7 +30,7 @@ from tests.daemon.conftest import Machine, end
 from tests.exporter.conftest import machine_of, request, start
 from tests.exporter.increase import Increase, sums
 from tests.exporter.load import Event, Load, Run
-from tests.exporter.machine_increase import MachineIncrease
+from tests.exporter.machine_increase import MachineIncrease, scrape
 from tests.exporter.node_exporter import node_exporter, write_file
 from tests.exporter.prometheus import Prometheus, Series, running
 from tests.wait import wait_until
@@ -93,12 +93,9 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
         load, increases = Load(machine), {one: Increase(partial(sums, one)) for one in (server, of_file)}
         since_kill = Increase(partial(sums, server))
         assert machine.simulation
-        of_machine = MachineIncrease(
-            Control(machine.simulation.mountpoint),
-            machine.simulation.profile,
-            server,
-            partial(_await_reading, server, machine),
-        )
+        profile, control = machine.simulation.profile, Control(machine.simulation.mountpoint)
+        settle = partial(_await_reading, server, machine)
+        of_machine = MachineIncrease(partial(scrape, server, control, profile, settle), profile)
 
         def add(namespace: str, run: Run) -> None:
             outcome.ended[run.quality] += 1
@@ -189,7 +186,7 @@ def _check_ended(server: Prometheus, outcome: Outcome) -> None:
 
 
 def _await_scrape(server: Prometheus, machine: Machine) -> None:
-    """Wait for a scrape that began after now and got the figures of this daemon."""
+    """Wait for a scrape that began after now and got figures."""
     now = time.time()
     since = datetime.datetime.fromisoformat(machine.call("Machine")["since"]).timestamp()
 
@@ -229,19 +226,13 @@ def _check_ends(name: str, found: Mapping[frozenset[tuple[str, str]], Series], e
 
 
 def _check_file(server: Prometheus, ends: Ends, outcome: Outcome) -> None:
-    """Check the series from the file, which has no start timestamps: only the pools begin again with the daemon."""
-    (began,) = server.series("resctrlmond_machine_start_time_seconds")
+    """Check the series from the file, which has no start timestamps: none begins again."""
     counters = [name for name in server.metrics() if name.startswith("resctrlmond_") and name.endswith("_total")]
     for name in counters:
         found = {one.labels: one for one in server.series(name)}
-        is_pool = name.startswith("resctrlmond_machine_")
         for one in found.values():
-            # Read after the start times, because scrapes go on.
-            known = dict(began.samples)
-            samples = tuple(of for of in one.samples if of[0] in known)
-            starts = {time: known[time] if is_pool else 0.0 for time, _ in samples}
-            outcome.faults += _falls(name, Series(one.labels, samples), starts)
-            outcome.samples += len(samples)
+            outcome.faults += _falls(name, one, dict.fromkeys(dict(one.samples), 0.0))
+            outcome.samples += len(one.samples)
         _check_ends(name, found, ends, outcome)
     outcome.faults += [f"the file does not have {name}" for name in ends.keys() - set(counters)]
 

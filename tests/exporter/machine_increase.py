@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 
 from resctrlmond.exporter.metrics import EVENT_METRICS
@@ -15,30 +16,35 @@ from tests.truth.record import Bounds, bounds, counted_events, resolution
 # Sums of floating-point numbers.
 _ACCURACY = 1e-9
 
+# By event.
 Amounts = Mapping[str, Fraction]
 
 
-class MachineIncrease:
-    """The increase of the pool of workloads, and of all pools together, by event, from one scrape to another one.
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """The pools of a scrape: all of them together, and that of workloads.
 
-    ``settle`` waits for a scrape that reads the counters after it is called. No workload is running meanwhile. Tasks
-    in no group use something all the time, so the actual use of all is read before and after each scrape.
+    ``before`` and ``after`` are the actual use of all RMIDs before and after it: tasks in no group use something all
+    the time.
     """
 
-    def __init__(self, control: Control, profile: Profile, server: Prometheus, settle: Callable[[], None]) -> None:
-        self._control, self._profile = control, profile
-        self._server, self._settle = server, settle
-        self._before: Amounts = {}
-        self._first: Amounts = {}
-        self._after: Amounts = {}
-        self._first_tracked: Amounts = {}
+    before: Amounts
+    pools: Amounts
+    tracked: Amounts
+    after: Amounts
+
+
+class MachineIncrease:
+    """The increase of the pools between two scrapes that ``scrape`` returns, while no workload is running."""
+
+    def __init__(self, scrape: Callable[[], Scrape], profile: Profile) -> None:
+        self._scrape, self._profile = scrape, profile
         self._used_by_runs: dict[str, Bounds] = {}
         self._runs = 0
 
     def begin(self) -> None:
         """Count from the next scrape on."""
-        self._before, self._first, self._after = self._read()
-        self._first_tracked = self._pools(pool="tracked")
+        self._first = self._scrape()
         self._used_by_runs, self._runs = {}, 0
 
     def add(self, used: Mapping[str, Bounds]) -> None:
@@ -48,47 +54,48 @@ class MachineIncrease:
             self._used_by_runs[event] = self._used_by_runs.get(event, Bounds()) + of
 
     def faults(self) -> list[str]:
-        """Return the events whose pools did not increase by the use of all RMIDs."""
-        before, last, after = self._read()
-        tracked, found = self._pools(pool="tracked"), []
+        """Return the events of which the pools did not increase by the use."""
+        first, last, found = self._first, self._scrape(), []
         for name, event in counted_events(self._profile).items():
-            increase = last[name] - self._first[name]
             # The groups of a run, and the class, have a counter in each node.
-            error = resolution(self._profile, event) * 4 * (self._runs + 10) + Fraction(_ACCURACY) * last[name]
+            error = resolution(self._profile, event) * 4 * (self._runs + 10) + Fraction(_ACCURACY) * last.pools[name]
             runs, margin = self._used_by_runs.get(name, Bounds()), Bounds(-error, error)
-            of_all = margin + Bounds(
-                before[name] - self._after[name] - (runs.high - runs.low), after[name] - self._before[name]
-            )
-            for what, amount, used in (
-                ("all pools", increase, of_all),
-                ("the pool of workloads", tracked[name] - self._first_tracked[name], runs + margin),
+            least = last.before[name] - first.after[name] - (runs.high - runs.low)
+            of_all = Bounds(least, last.after[name] - first.before[name])
+            for what, increase, used in (
+                ("all pools", last.pools[name] - first.pools[name], of_all + margin),
+                ("the pool of workloads", last.tracked[name] - first.tracked[name], runs + margin),
             ):
-                if amount not in used:
+                if increase not in used:
                     found.append(
-                        f"{name} of {what} increased by {float(amount)!r}; {float(used.low)!r} to "
+                        f"{name} of {what} increased by {float(increase)!r}; {float(used.low)!r} to "
                         f"{float(used.high)!r} were used"
                     )
         return found
 
-    def _read(self) -> tuple[Amounts, Amounts, Amounts]:
-        """Return the actual use before a scrape, the pools of the scrape, and the actual use after it."""
-        before = self._used()
-        self._settle()
-        return before, self._pools(), self._used()
 
-    def _used(self) -> Amounts:
-        rows = [row for rmid in range(self._profile.num_rmids) for row in self._control.truth(rmid=rmid).rmids]
-        used = [used for row in rows for used in row.total]
-        return {
-            name: bounds(self._profile, event, used).low + resolution(self._profile, event) * len(used)
-            for name, event in counted_events(self._profile).items()
-        }
+def scrape(server: Prometheus, control: Control, profile: Profile, settle: Callable[[], None]) -> Scrape:
+    """Return the next scrape. ``settle`` waits for one that reads the counters after it is called."""
+    before = _used(control, profile)
+    settle()
+    return Scrape(before, _pools(server, profile), _pools(server, profile, pool="tracked"), _used(control, profile))
 
-    def _pools(self, **labels: str) -> Amounts:
-        found = {}
-        for name in counted_events(self._profile):
-            row = EVENT_METRICS[name]
-            own = {row.machine.labels[-1]: row.label} if row.label else {}
-            series = self._server.series(row.machine.sample, **labels, **own)
-            found[name] = sum((Fraction(one.samples[-1][1]) for one in series), Fraction(0))
-        return found
+
+def _used(control: Control, profile: Profile) -> Amounts:
+    # Each by its number: without one, those that have not counted yet are left out, with their former use.
+    rows = [row for rmid in range(profile.num_rmids) for row in control.truth(rmid=rmid).rmids]
+    used = [used for row in rows for used in row.total]
+    return {
+        name: bounds(profile, event, used).low + resolution(profile, event) * len(used)
+        for name, event in counted_events(profile).items()
+    }
+
+
+def _pools(server: Prometheus, profile: Profile, **labels: str) -> Amounts:
+    found = {}
+    for name in counted_events(profile):
+        row = EVENT_METRICS[name]
+        own = {row.machine.labels[-1]: row.label} if row.label else {}
+        series = server.series(row.machine.sample, **labels, **own)
+        found[name] = sum((Fraction(one.samples[-1][1]) for one in series), Fraction(0))
+    return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison of sums with the actual use reports each wrong sum."""
+"""The comparisons of sums and of pools with the actual use report what is wrong."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from fractions import Fraction
 
 import pytest
 
+from resctrlmond.sim.profiles import PROFILES
 from tests.exporter.increase import Increase, Sum
-from tests.truth.record import Bounds
+from tests.exporter.machine_increase import MachineIncrease, Scrape
+from tests.truth.record import Bounds, counted_events
 
 # Half a unit is known to be missing or not at each run.
 _RUN = Bounds(Fraction("1.5"), Fraction(2))
@@ -52,5 +54,41 @@ def test_sum_that_is_not_the_use_is_reported(sums: dict[Sum, float], complaints:
         increase.add("shop", {"core_energy": _RUN, "mbm_total_bytes": _RUN})
     now = sums
     found = increase.faults(without="house")
+    assert len(found) == bool(complaints)
+    assert all(complaint in found[0] for complaint in complaints)
+
+
+PROFILE = PROFILES["intel-aet"]
+NOTHING = dict.fromkeys(counted_events(PROFILE), Fraction(0))
+
+
+def joules(before: int, pools: float, tracked: float, after: int) -> Scrape:
+    """A scrape of energy; tasks in no group use some between ``before`` and ``after``."""
+    energy = (Fraction(amount) for amount in (before, pools, tracked, after))
+    return Scrape(*({**NOTHING, "core_energy": amount} for amount in energy))
+
+
+@pytest.mark.parametrize(
+    ("last", "complaints"),
+    [
+        # Three runs of 2 J, and 10 to 12 J in no group.
+        (joules(116, 117, 8.0, 118), []),
+        (joules(116, 115.5, 6.5, 118), []),
+        # A run is missing in the pool of workloads, or counted twice.
+        (joules(116, 115.5, 6.0, 118), ["the pool of workloads increased by 4.0"]),
+        (joules(116, 117, 10.0, 118), ["the pool of workloads increased by 8.0"]),
+        # More or less than all tasks can have used.
+        (joules(116, 120, 8.0, 118), ["all pools increased by 19.0"]),
+        (joules(116, 113, 8.0, 118), ["all pools increased by 12.0"]),
+    ],
+)
+def test_pools_that_are_not_the_use_are_reported(last: Scrape, complaints: list[str]) -> None:
+    scrapes = iter((joules(100, 101, 2.0, 102), last))
+    increase = MachineIncrease(lambda: next(scrapes), PROFILE)
+    increase.add({"core_energy": _RUN})  # before the first scrape
+    increase.begin()
+    for _ in range(3):
+        increase.add({"core_energy": _RUN})
+    found = increase.faults()
     assert len(found) == bool(complaints)
     assert all(complaint in found[0] for complaint in complaints)
