@@ -56,3 +56,6 @@ def test_page_states_the_series_and_bytes_of_a_node(tmp_path: Path) -> None:
     rest = re.search(r"About (\d+) series, and (\d+) with start timestamps, for any number of pods", text)
     assert rest
     assert all(abs(int(number) - value) <= 10 for number, value in zip(rest.groups(), of_sums, strict=True)), of_sums
+    # The numbers of the page fit each other.
+    assert page[0] == 110 * of_a_pod[0] + int(rest[1])
+    assert page[3] == 110 * of_a_pod[1] + int(rest[2])
