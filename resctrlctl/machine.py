@@ -113,7 +113,7 @@ def bar(pools: Iterable[PoolUse], *, has_blocks: bool) -> tuple[str, ...]:
 
 
 def _since(use: PoolUse, known: Mapping[tuple[Pool, str, str], str | None]) -> str:
-    # A daemon that was started meanwhile counts anew.
+    # Counting can have begun again meanwhile: resctrl was mounted again, or the state of the pools was lost.
     return str(max(Decimal(use.value or 0) - Decimal(known.get((use.pool, use.domain, use.event)) or 0), Decimal(0)))
 
 

@@ -409,7 +409,7 @@ class Sum(Reply, frozen=True, kw_only=True):
     late: str | None = None
     """The part of *value* that is _late_; _0_ if the late runs have counted nothing. Absent if no run is late."""
     estimated: str | None = None
-    """The part of *value* that is _estimated_, as *late*. Absent if no run is estimated."""
+    """The part of *value* that is _estimated_; _0_ if the estimated runs have counted nothing. Absent if none is."""
     unknown_runs: int = 0
     """How many runs have no number, or never had an RMID, so that their use is missing in *value*. Units that share a
     group are among them, although the workload of that group has their use.
@@ -835,8 +835,8 @@ class MachineReply(Reply, frozen=True, kw_only=True):
     """The answer of Machine."""
 
     since: str
-    """When the daemon began to count: soon after its start, or after resctrl was mounted again. An earlier daemon may
-    have begun."""
+    """When counting began: soon after the start of a daemon, which can be an earlier one than the present, or after
+    resctrl was mounted again."""
     read_at: str
     """When the counters were read."""
     pools: list[PoolUse]

@@ -756,10 +756,11 @@ A client that does not read for long gets the error *TooSlow*, or its connection
         description="""
 Return what the whole machine used since the daemon began to count, by pool: the groups of workloads, those of other
 programs, and the tasks that are in no group. Nothing that the hardware counted is left out or counted twice; where
-that cannot be shown, the quality is _estimated_. From the first call on, the figures continue over restarts and kills
-of the daemon, and no number falls. While no daemon runs, changes of other programs are not seen, so the figures of
-their groups and of tasks in no group are _estimated_ from then on. The counters are read at most every half second,
-however many clients call this.
+that cannot be shown, the quality is _estimated_. From the first call on, the counters continue over restarts and
+kills of the daemon, and none falls while *since* stays the same. While no daemon runs, changes of other programs are
+not seen: after a restart, the counters of their groups and of tasks in no group are _estimated_, and so is the pool
+_uncore_, which is computed from them. The counters are read at most every half second, however many clients call
+this.
 """,
     ),
     Verb(

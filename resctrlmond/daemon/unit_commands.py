@@ -256,8 +256,8 @@ class CallsSeen:
         jobs = self._jobs.get(name)
         return frozenset(jobs.ended if jobs is not None else ())
 
-    def only_stopped(self, name: str, jobs: Collection[int]) -> bool:
-        """Return whether these jobs, which have ended, have at most stopped the service, once."""
+    def is_only_stop(self, name: str, jobs: Collection[int]) -> bool:
+        """Return whether these ended jobs are none at all, or one job that stopped the service."""
         own = self._jobs.get(name)
         return not jobs or (len(jobs) == 1 and own is not None and own.stops.issuperset(jobs))
 

@@ -339,7 +339,7 @@ class UnitWatch:
         found = [] if service is None else reasons(service, key, known)
         if service is None or unit_commands.states_none(service, known):
             found += unit_commands.reasons_of_stop(member)
-        is_known = key in self.seen and self.seen.only_stopped(key, jobs)
+        is_known = key in self.seen and self.seen.is_only_stop(key, jobs)
         if not is_known and (service is None or unit_commands.has_forgotten(service, known)):
             found.append(Reason.COMMAND_UNSEEN.text(member=key))
         await self._downgrade(workload, Quality.LATE, found)

@@ -244,7 +244,7 @@ class Exporter:
         families.gauge(metrics.ACCOUNTED_START, start)
 
         def count(metric: metrics.Metric, value: float, *labels: str) -> float:
-            """Add the sample of a counter. Return by how much it has fallen, so that its former value is held."""
+            """Add the sample of a counter. Return by how much a held former value exceeds it, or 0."""
             shown, _ = self._of_sums.next((metric.sample, labels), sums.since, value)
             families.counter(metric, labels, shown, start)
             return shown - value

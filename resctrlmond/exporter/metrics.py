@@ -119,10 +119,10 @@ def _of_event(event: str, name: str, label: str, value: str, text: str) -> Event
     is_gauge = of.kind is Kind.GAUGE
     type_ = Type.GAUGE if is_gauge else Type.COUNTER
     by_workload = f"Of a workload in a domain{'' if is_gauge else ', since its baseline'}: {text}."
-    by_pool = f"Of a pool of the machine in a domain{'' if is_gauge else ', since resctrlmond began'}: {text}."
+    by_pool = f"Of a pool of the machine in a domain{'' if is_gauge else ', since the pools began'}: {text}."
     by_name = f"Of all workloads of a name since the boot, ended ones included: {text}."
     by_pod = f"Event {event} of a pod in a domain{'' if is_gauge else ', since its baseline'}."
-    of_node = f"Of the whole machine in a domain{'' if is_gauge else ', since resctrlmond began'}: {text}."
+    of_node = f"Of the whole machine in a domain{'' if is_gauge else ', since the pools began'}: {text}."
     accounted = Metric(f"accounted_{named}", Type.COUNTER, by_name, ("by", "name", *labels), of.unit)
     pod = _OF_NRI_RESCTRL_MON.get(event, f"perf_{event}")
     pod_unit = of.unit if pod.endswith(f"_{of.unit}") else ""

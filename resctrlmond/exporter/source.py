@@ -38,7 +38,7 @@ class Observation:
     unwatched: list[Unwatched] | None = None
     errors: dict[str, str] = field(default_factory=dict)
     duration_s: float = 0.0
-    # That of the series, also of what was read of it so far.
+    # Identifies the series of calls; copies made by so_far() have the same object.
     _series: object = field(default_factory=object, repr=False, compare=False)
 
     @property

@@ -568,7 +568,7 @@ def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> Non
 
 
 def _close_again(ctx: Context, txn: Transaction, group: Group) -> None:
-    """Count what tasks used since the end values were written: the removal of the group failed, or a kill came."""
+    """Count what tasks used since the end values were written: the removal failed, or the daemon was killed."""
     found = _find_or_none(ctx, group)
     if found is not None:
         ctx.machine.ending(txn.workload, group)

@@ -6,8 +6,8 @@ the classes, whose tasks are in no group (``UNTRACKED``). A group's RMID is coun
 one; what the kernel's value of a class rises and falls by, when groups come and go, is not use (``class_counters``).
 What the packages used beyond their cores is a pool too (``UNCORE``), if the host shows it.
 
-Nothing is read while nobody asks, except once when the daemon has started: ``since`` is then. From the first call on,
-a file keeps what was counted (``machine_state``), so that the next daemon continues: what is counted never falls.
+Without a call, the daemon reads all groups only once, when counting begins (``since``). From the first call on, a
+file keeps what was counted (``machine_state``), and the next daemon continues from it. No counter falls.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from resctrlmond.workloads.machine_state import (
     OwnUse,
     Sum,
     Sums,
-    note,
+    add_reason,
 )
 from resctrlmond.workloads.model import Group, Workload
 from resctrlmond.workloads.snapshot import Snapshots
@@ -116,9 +116,10 @@ class Machine:
         self._unrecorded: set[int] = set()
         # Directories that other programs created, until a reading finds them.
         self._unseen: dict[str, None] = {}
-        # Held while the file is written. It is kept from the first call of read() on.
+        # Held while the file is written.
         self._writing = threading.Lock()
         self._file = file
+        # Whether changes are written to the file: from the first call of read() on.
         self._is_kept = False
         # The version of the state in memory, and that of the file.
         self._version, self._written = 0, 0
@@ -126,7 +127,10 @@ class Machine:
     # -- the file
 
     def load(self) -> None:
-        """Continue what the last daemon counted, if a caller has got figures of it. Before anything is changed."""
+        """Continue from the file of the last daemon, if it is valid. Call this before any group is changed.
+
+        Raises NotRead.
+        """
         root = superblock_at(self._tree.path)
         found = self._file.load(root)
         if found is None:
@@ -137,7 +141,7 @@ class Machine:
             self._state, self._mounting, self._root = state, self._tree.mounting(), root
             self._is_kept = True
             for pool in (Pool.FOREIGN, Pool.UNTRACKED):
-                note(state.flaws[pool], _NOT_SEEN)
+                add_reason(state.flaws[pool], _NOT_SEEN)
 
     def _save(self) -> None:
         """Write the file, if it is kept and out of date."""
@@ -203,7 +207,7 @@ class Machine:
             base = self._state.base.pop(group.nonce, None)
             if base is not None and group.nonce not in self._state.closed:
                 # Its last values were written before ``since``, and then its removal failed.
-                note(self._state.flaws[Pool.TRACKED], "a group that ended before the start was removed later")
+                add_reason(self._state.flaws[Pool.TRACKED], "a group that ended before the start was removed later")
             if group.nonce in self._state.closed:
                 _add(self._state.ended[Pool.TRACKED], self._state.closed.pop(group.nonce))
                 self._state.removed[group.nonce] = None
@@ -211,7 +215,7 @@ class Machine:
                     del self._state.removed[next(iter(self._state.removed))]
 
     def lost(self, reason: str) -> None:
-        """Record that a group of a workload was removed before its last reading."""
+        """Record why the pool of the workloads may lack some use: of a group removed before its last reading, say."""
         if self._state.since:
             self._add_flaw(Pool.TRACKED, reason)
 
@@ -222,7 +226,7 @@ class Machine:
                 if len(self._unseen) < _MAX_UNSEEN:
                     self._unseen[directory] = None
                 else:
-                    note(self._state.flaws[Pool.FOREIGN], "too many groups of other programs came and went")
+                    add_reason(self._state.flaws[Pool.FOREIGN], "too many groups of other programs came and went")
 
     def events_lost(self) -> None:
         """Record that the kernel did not report all changes of other programs."""
@@ -293,7 +297,7 @@ class Machine:
         return found
 
     def _show(self, use: PoolUse) -> PoolUse:
-        """Return the use of a pool for a caller. What was used never falls: a counter that falls seems to be new."""
+        """Return the use of a pool for a caller. Hold a counter that has fallen: a fall looks like a restart."""
         of = use.pool, use.domain, use.event.name
         if use.number is None or use.event.kind is Kind.GAUGE:
             return use
@@ -329,7 +333,7 @@ class Machine:
         )
         with self._guard:
             if not is_whole or ends != self._ends:
-                note(state.flaws[Pool.TRACKED], "a workload ended or moved while counting began")
+                add_reason(state.flaws[Pool.TRACKED], "a workload ended or moved while counting began")
             self._state, self._mounting, self._root = state, mounting, root
             self._unseen = {}
             for name, found in classes.items():
@@ -480,11 +484,11 @@ class Machine:
                     _of(self._state.ended[Pool.UNTRACKED], counter).add(used.highest - used.base)
                     _of(sums, counter).add(used.highest - used.base)
                 del self._state.classes[name]
-                note(self._state.flaws[Pool.UNTRACKED], f"class {name} was removed between two readings")
+                add_reason(self._state.flaws[Pool.UNTRACKED], f"class {name} was removed between two readings")
         for name, found in classes.items():
             if name not in self._state.classes:
                 self._add_class(name, found)
-                note(self._state.flaws[Pool.UNTRACKED], f"class {name} was created between two readings")
+                add_reason(self._state.flaws[Pool.UNTRACKED], f"class {name} was created between two readings")
             for counter, offline in self._state.classes[name].own.items():
                 if counter not in found.own:  # its domain is offline
                     _of(sums, counter).add(offline.highest - offline.base, offline.width + offline.base_width)
@@ -532,7 +536,7 @@ class Machine:
             use = _difference(other.first, other.last)
             _add(self._state.ended[Pool.FOREIGN], use)
             _add(sums[Pool.FOREIGN], use)
-            note(self._state.flaws[Pool.FOREIGN], "a group of another program was removed between two readings")
+            add_reason(self._state.flaws[Pool.FOREIGN], "a group of another program was removed between two readings")
         for inode in self._state.others.keys() & here:
             _add(sums[Pool.FOREIGN], _difference(self._state.others[inode].first, self._state.others[inode].last))
 
@@ -540,11 +544,13 @@ class Machine:
         known = self._state.others.get(inode)
         if known is None:
             self._state.others[inode] = OtherGroup(group.values, group.values)
-            note(self._state.flaws[Pool.FOREIGN], "a group of another program was created between two readings")
+            add_reason(self._state.flaws[Pool.FOREIGN], "a group of another program was created between two readings")
         else:
             known.last = known.last | group.values
             if not is_whole:
-                note(self._state.flaws[Pool.FOREIGN], "a group of another program was removed during the reading")
+                add_reason(
+                    self._state.flaws[Pool.FOREIGN], "a group of another program was removed during the reading"
+                )
 
     def _find_unseen(self, classes: dict[str, ClassCounters]) -> None:
         here = {name for name in classes if name}
@@ -553,7 +559,7 @@ class Machine:
         for directory in self._unseen:
             if directory not in here:
                 pool = Pool.FOREIGN if "mon_groups" in directory.split("/") else Pool.UNTRACKED
-                note(self._state.flaws[pool], f"{directory} was created and removed between two readings")
+                add_reason(self._state.flaws[pool], f"{directory} was created and removed between two readings")
         self._unseen.clear()
 
     def _begin(self, subfolder: str) -> dict[Counter, Value]:
@@ -582,7 +588,7 @@ class Machine:
 
     def _add_flaw(self, pool: Pool, reason: str) -> None:
         with self._guard:
-            is_new = note(self._state.flaws[pool], reason)
+            is_new = add_reason(self._state.flaws[pool], reason)
         if is_new:
             self._save()
 
@@ -597,7 +603,7 @@ def _add(sums: Sums, more: Sums) -> None:
         if of.is_known:
             total.add(of.number, of.skew)
         for reason in of.reasons:
-            note(total.reasons, reason)
+            add_reason(total.reasons, reason)
 
 
 def _copy(sums: Sums) -> Sums:

@@ -33,8 +33,8 @@ _MODE = 0o640
 # So many reasons are stated, and then that there are more.
 _MAX_REASONS = 4
 _MORE = "and more of that kind"
-# As many ends are at work at a time, at most, whose records do not state yet that their groups are gone.
-_MAX_REMOVED = 64
+# The file keeps only the last removed groups: no more removals than these lack their record at any time.
+_MAX_KEPT_REMOVED = 64
 # No counter is larger, and the kernel writes at most 9 decimals.
 _MOST, _DECIMALS = 10**40, 9
 
@@ -59,7 +59,7 @@ class Sum(msgspec.Struct):
             self.skew += skew
             self.is_known = True
         if reason:
-            note(self.reasons, reason)
+            add_reason(self.reasons, reason)
 
 
 Sums = dict[Counter, Sum]
@@ -122,7 +122,7 @@ class MachineState(msgspec.Struct):
     while_beginning: dict[int, Decimal] = {}
 
 
-def note(reasons: Reasons, reason: str) -> bool:
+def add_reason(reasons: Reasons, reason: str) -> bool:
     """Add a reason, unless there are many: other programs can cause any number of them. Return whether it is new.
 
     They choose the names of classes and groups too.
@@ -185,7 +185,9 @@ class MachineFile:
             with writing(self._path):
                 write_file(self._path, data, mode=_MODE)
         except NotWritten as error:
-            log.warning("the pools of the machine begin again with the next start of resctrlmond: %s", error)
+            log.warning(
+                "cannot keep the pools of the machine for the next start, unless a later write succeeds: %s", error
+            )
             self.remove()
         else:
             self.is_outdated = False
@@ -270,7 +272,7 @@ class _File(msgspec.Struct, rename="camel"):
             base=_listed(state.base),
             ended=_listed(state.ended),
             closed=_listed(state.closed),
-            removed=list(state.removed)[-_MAX_REMOVED:],
+            removed=list(state.removed)[-_MAX_KEPT_REMOVED:],
             flaws={pool: list(reasons) for pool, reasons in state.flaws.items()},
             domain_flaws=state.domain_flaws,
             event_flaws=state.event_flaws,

@@ -657,7 +657,7 @@ def _encoded_run(run: Run, use: _Use, had_loss: bool = False) -> _RunInFile:
 
 
 def _as_in_file(names: Names) -> tuple[str, str, str, str]:
-    """Return the same names, whose number the type checker then knows."""
+    """Return the names as a tuple of four, which is their type in the file."""
     namespace, slice_, user, profile = names
     return namespace, slice_, user, profile
 

@@ -391,7 +391,7 @@ def test_figures_that_cannot_be_converted_keep_no_others_back(caplog: pytest.Log
         assert [pusher.push() for _ in range(2)] == [True] * 2
         assert [of.value for of in received.all("resctrl.workload.core_energy")] == [5.0] * 2
         assert received.all("resctrl.up")
-    for which in ("of bad", "of the machine", "of all workloads"):
+    for which in ("of bad", "of the machine", "of the sums"):
         assert caplog.text.count(f"the figures {which} cannot be converted") == 1
 
 

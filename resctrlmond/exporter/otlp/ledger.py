@@ -74,8 +74,8 @@ class Known(msgspec.Struct):
     is_given_up: bool = False
 
 
-# The file has types of its own, so that a field that the interface or Figures gets does not make it unreadable. A
-# field that is added here has a default. Fields that are not known are ignored.
+# The file has types of its own, so that a new field of the interface or of Figures does not make it unreadable. Give
+# each new field here a default. Unknown fields are ignored.
 
 
 class _Entry(msgspec.Struct):
@@ -139,7 +139,7 @@ def _figures(of: _End) -> Figures:
 class Step:
     """The next point of a counter, and its state once the point is delivered.
 
-    ``excess``: by how much the counter has fallen, so that its former value is held.
+    ``excess``: by how much the held former value exceeds the counter; 0 if the counter has not fallen.
     """
 
     start_ns: int
@@ -190,7 +190,7 @@ class Ledger:
             self.save(self.ends)
 
     def enter(self, figures: Figures, ended: Collection[Run] = ()) -> Known:
-        """Enter a run, if it is new, and return what is known of it, with its name as it was at first.
+        """Enter a run, if it is new, and return its entry, with the attributes that it had at first.
 
         A run after a loss takes over the entry of the lost one. ``ended``: the runs whose ends wait for the receiver,
         which no other run continues.
@@ -206,7 +206,7 @@ class Ledger:
         return known
 
     def _interrupted(self, run: Run, ended: Collection[Run]) -> Known | None:
-        """Return the last run of the key that has not ended, because it was lost: its counters continue."""
+        """Return the last run of the key that has no end: it was lost, and the new run continues its counters."""
         earlier = [
             of
             for of, known in self.runs.items()
@@ -222,7 +222,7 @@ class Ledger:
         """
         now = time.monotonic()
         unexpected = [run for run in self.runs if not self._is_expected(run, listed)]
-        # Not since the last push, whose interval can be longer than _FORGET_S.
+        # The time counts from the first push that does not expect the run: an interval can be longer than _FORGET_S.
         self._unexpected_s = {run: self._unexpected_s.get(run, now) for run in unexpected}
         for run, since_s in list(self._unexpected_s.items()):
             if now - since_s >= _FORGET_S:
@@ -266,8 +266,8 @@ class Ledger:
         except (OSError, ValueError, RecursionError) as error:
             text = error.strerror if isinstance(error, OSError) else error
             raise ValueError(
-                f"cannot use the state {path}: {text}. Remove it to push all use since the starts, again"
-                f"{_loss(content)}"
+                f"cannot use the state {path}: {text}. Remove it to push all use since the starts of the counters "
+                f"again{_loss(content)}"
             ) from error
         self.host = found.host
         self.ends = [*map(_figures, found.ends)]

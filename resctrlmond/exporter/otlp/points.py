@@ -155,7 +155,7 @@ class Builder:
             with self._leaving_out("of the machine"):
                 self._add_machine(host, observation.machine)
         if observation.sums is not None:
-            with self._leaving_out("of all workloads"):
+            with self._leaving_out("of the sums"):
                 self._add_sums(host, observation.sums)
         found, parts = list(runs), [host]
         ended = {figures.run for figures in found if figures.is_final}
@@ -210,7 +210,7 @@ class Builder:
         now: Counted,
         start_ns: int,
     ) -> Decimal:
-        """Add the point of a counter. Return by how much the counter has fallen, so that its former value is held."""
+        """Add the point of a counter. Return by how much a held former value exceeds it, or 0."""
         metric, attributes = series
         name = "\0".join([metric.name, *map(str, attributes.values())])
         next_ = step(counters.get(name), now, start_ns, self._ledger.temporality)
