@@ -52,6 +52,7 @@ REPORTING_LAG_S = 0.004
 
 # A task that forks while it is moved out of a new group leaves its child there.
 _MAX_CLEARINGS = 10
+_REMOVED_BY_OTHERS = "another program removed the group of a workload"
 
 log = logging.getLogger(__name__)
 
@@ -422,6 +423,7 @@ def relocate(ctx: Context, txn: Transaction, class_: str) -> Workload:
             ) from error
         moving = replace(group, class_=class_, state=GroupState.PENDING)
         txn.save(replace(in_fixed_class.with_group(moving), is_active=False))
+        ctx.machine.replacing(group)
         try:
             ctx.tree.remove(group.ref)
         except ResctrlError:
@@ -558,7 +560,8 @@ def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> Non
             _lose_group(ctx, txn, group, str(error))
             return
     if is_again:
-        _close_again(ctx, txn, group)
+        # The removal failed, or the daemon was killed: tasks may have used something since the end values.
+        _close_in_pool(ctx, txn, group)
     if nested.may_leave_tasks(ctx, txn.workload, group, is_again=is_again):
         # Forked while the others were moved. What they have used since the end values were read is not counted.
         txn.save(replace(txn.workload, left_tasks=True))
@@ -567,13 +570,21 @@ def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> Non
     _close(ctx, txn, group, GroupState.COMPLETED, group.reason)
 
 
-def _close_again(ctx: Context, txn: Transaction, group: Group) -> None:
-    """Count what tasks used since the end values were written: the removal failed, or the daemon was killed."""
-    found = _find_or_none(ctx, group)
-    if found is not None:
-        ctx.machine.ending(txn.workload, group)
-        with contextlib.suppress(NoSuchGroup):
-            ctx.machine.closed(txn.workload.subfolder(group), group, ctx.tree.read(found.ref))
+def _close_in_pool(ctx: Context, txn: Transaction, group: Group) -> bool:
+    """Count the use of a group until now in the pool of workloads. Its removal follows, and must not fail for that.
+
+    Return whether there is such a group.
+    """
+    try:
+        found = find(ctx, group)
+        # Another program may have renamed it.
+        ctx.machine.ending(txn.workload, replace(group, class_=found.ref.class_, name=found.ref.name))
+        ctx.machine.closed(txn.workload.subfolder(group), group, ctx.tree.read(found.ref))
+    except (NoSuchGroup, NotMounted):
+        return False
+    except ResctrlError as error:
+        ctx.machine.lost(f"the values of an ended workload cannot be read: {error}")
+    return True
 
 
 def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, reason: str) -> Group:
@@ -619,11 +630,15 @@ def _lose_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> No
             group = _write_end(ctx, txn, existing, GroupState.LOST, reason)
         else:
             now, last = utc_now(), readings_of(ctx.snapshots.last_read(subfolder))
-            ctx.machine.closed(subfolder, group, last)
-            if not group.observed:
-                ctx.machine.lost("another program removed the group of a workload")
+            # With another mount, the pools begin again.
+            if not went_with_mount(ctx, group):
+                ctx.machine.closed(subfolder, group, last, are_last=False)
+                if not group.observed:
+                    ctx.machine.lost(_REMOVED_BY_OTHERS)
             over = replace(group, state=GroupState.LOST, reason=reason)
             ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, (now, last)), txn.workload.shows)
+    elif not ctx.snapshots.exists(subfolder) and not group.observed:
+        ctx.machine.lost(_REMOVED_BY_OTHERS)
     _remove_directory(ctx, group)
     _close(ctx, txn, group, GroupState.LOST, reason)
 
@@ -726,13 +741,8 @@ def discard_run(ctx: Context, txn: Transaction, ended: Workload | None) -> None:
 
 def _discard_files(ctx: Context, txn: Transaction, group: Group) -> None:
     if group.state.has_directory:
-        ctx.machine.ending(txn.workload, group)
-        try:
-            ctx.machine.closed(txn.workload.subfolder(group), group, ctx.tree.read(group.ref))
-        except NoSuchGroup:
-            pass
-        except ResctrlError as error:
-            ctx.machine.lost(f"the values of an ended workload cannot be read: {error}")
+        if not _close_in_pool(ctx, txn, group) and not group.observed:
+            ctx.machine.lost(_REMOVED_BY_OTHERS)
         _remove_directory(ctx, group)
     elif group.state is GroupState.PENDING:
         _remove_incomplete(ctx, group)

@@ -22,7 +22,7 @@ import msgspec
 
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.class_counters import ClassCounters, Counter, GroupCounters, read_class
-from resctrlmond.resctrl.counters import EXACTLY, Event, Kind, Reading, Value, event
+from resctrlmond.resctrl.counters import EVENTS, EXACTLY, Event, Kind, Reading, Value, event
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, NotRead, ResctrlError, printable
 from resctrlmond.resctrl.mounts import Mounting, superblock_at
 from resctrlmond.resctrl.package_energy import PackageEnergy
@@ -142,6 +142,17 @@ class Machine:
             self._is_kept = True
             for pool in (Pool.FOREIGN, Pool.UNTRACKED):
                 add_reason(state.flaws[pool], _NOT_SEEN)
+            if self._may_be_configured():
+                # Then counters begin again from 0, in the groups of workloads too.
+                for name in (name for name, of in EVENTS.items() if of.restarts):
+                    state.event_flaws.setdefault(name, _NOT_SEEN)
+
+    def _may_be_configured(self) -> bool:
+        """Return whether programs can change what the bandwidth counters count."""
+        try:
+            return bool(self._tree.bandwidth_configuration().transactions) or self._tree.bandwidth().can_assign
+        except ResctrlError:
+            return True
 
     def _save(self) -> None:
         """Write the file, if it is kept and out of date."""
@@ -183,8 +194,18 @@ class Machine:
         if not is_empty:
             self._add_flaw(Pool.TRACKED, "a workload ended while its tasks ran")
 
-    def closed(self, subfolder: str, group: Group, readings: Sequence[Reading]) -> None:
-        """Count the use of a group up to its last readings, and keep it. Its removal follows. Can be called again."""
+    def replacing(self, group: Group) -> None:
+        """Record that a group without tasks is about to be removed, and that another one gets its nonce."""
+        with self._guard:
+            is_known = self._state.base.pop(group.nonce, None) is not None
+        if is_known:
+            self._save()
+
+    def closed(self, subfolder: str, group: Group, readings: Sequence[Reading], *, are_last: bool = True) -> None:
+        """Count the use of a group up to these readings, and keep it. Its removal follows. Can be called again.
+
+        ``are_last``: no earlier call had newer readings.
+        """
         self._ends += 1
         if not self._state.since or group.observed:
             return
@@ -194,7 +215,7 @@ class Machine:
             self.lost(f"the values of an ended workload cannot be read: {error}")
             return
         with self._guard:
-            if group.nonce in self._state.removed:
+            if group.nonce in self._state.removed or (not are_last and group.nonce in self._state.closed):
                 return
             self._state.closed[group.nonce] = sums
         self._save()
@@ -203,16 +224,20 @@ class Machine:
         """Add the use of a group, which was removed, to that of the others that are gone."""
         if not self._state.since:
             return
+        is_flaw = False
         with self._guard, localcontext(EXACTLY):
             base = self._state.base.pop(group.nonce, None)
             if base is not None and group.nonce not in self._state.closed:
                 # Its last values were written before ``since``, and then its removal failed.
-                add_reason(self._state.flaws[Pool.TRACKED], "a group that ended before the start was removed later")
+                why = "a group that ended before the start was removed later"
+                is_flaw = add_reason(self._state.flaws[Pool.TRACKED], why)
             if group.nonce in self._state.closed:
                 _add(self._state.ended[Pool.TRACKED], self._state.closed.pop(group.nonce))
                 self._state.removed[group.nonce] = None
                 if len(self._state.removed) > _MAX_REMOVED:
                     del self._state.removed[next(iter(self._state.removed))]
+        if is_flaw:
+            self._save()
 
     def lost(self, reason: str) -> None:
         """Record why the pool of the workloads may lack some use: of a group removed before its last reading, say."""
@@ -516,6 +541,7 @@ class Machine:
         sums: dict[Pool, Sums],
         levels: dict[Pool, Sums],
     ) -> None:
+        ours: dict[int, Sums] = {}
         for found in classes.values():
             for inode, group in found.groups.items():
                 is_ours = group.gid == self._gid
@@ -524,11 +550,14 @@ class Machine:
                     if event(counter[1]).kind is Kind.GAUGE:
                         _of(levels[pool], counter).add(value.number)
                 if is_ours:
-                    if group.nonce not in self._state.closed and group.nonce not in self._state.removed:
-                        _add(sums[pool], live.get(group.nonce, {}))
+                    if group.nonce not in self._state.removed:
+                        ours[group.nonce] = live.get(group.nonce, {})
                 else:
                     self._see_other(inode, group, is_whole=found.is_whole(group))
-        for sums_of in self._state.closed.values():
+        for nonce, closed in self._state.closed.items():
+            # If the removal of a group fails, it may be used further.
+            ours[nonce] = _largest(ours.get(nonce, {}), closed)
+        for sums_of in ours.values():
             _add(sums[Pool.TRACKED], sums_of)
         here = {inode for found in classes.values() for inode in found.groups}
         for inode in self._state.others.keys() - here:
@@ -604,6 +633,15 @@ def _add(sums: Sums, more: Sums) -> None:
             total.add(of.number, of.skew)
         for reason in of.reasons:
             add_reason(total.reasons, reason)
+
+
+def _largest(first: Sums, second: Sums) -> Sums:
+    """Return the larger use of each counter, of two readings of one group."""
+    found = {**first, **second}
+    for counter in first.keys() & second.keys():
+        if first[counter].is_known and first[counter].number > second[counter].number:
+            found[counter] = first[counter]
+    return found
 
 
 def _copy(sums: Sums) -> Sums:

@@ -141,6 +141,8 @@ class MachineFile:
         self._boot_id = boot_id
         # A file that is older than the state in memory could not be removed.
         self.is_outdated = False
+        # The present problem, which is logged once.
+        self._problem = ""
 
     def load(self, root: Mounting) -> tuple[MachineState, dict[str, Zone], str] | None:
         """Return the state of the last daemon, and that of the packages; None if there is no valid one.
@@ -185,12 +187,10 @@ class MachineFile:
             with writing(self._path):
                 write_file(self._path, data, mode=_MODE)
         except NotWritten as error:
-            log.warning(
-                "cannot keep the pools of the machine for the next start, unless a later write succeeds: %s", error
-            )
+            self._report(f"cannot keep the pools of the machine for the next start: {error}")
             self.remove()
         else:
-            self.is_outdated = False
+            self.is_outdated, self._problem = False, ""
 
     def remove(self) -> None:
         """Remove the file, if there is one. Raises nothing."""
@@ -200,9 +200,14 @@ class MachineFile:
             self.is_outdated = False
         except OSError as error:
             self.is_outdated = True
-            log.warning("cannot remove %s, which is out of date: %s", self._path, error)
+            self._report(f"cannot remove {self._path}, which is out of date: {error}")
         else:
             self.is_outdated = False
+
+    def _report(self, problem: str) -> None:
+        if self._problem != problem:
+            log.warning("%s", problem)
+        self._problem = problem
 
 
 class _Unusable(Exception):

@@ -37,8 +37,8 @@ MUTANTS = (
     Mutant(
         "a group that ended is counted again while its directory exists",
         _WORKLOADS + "machine.py",
-        "if group.nonce not in self._state.closed and group.nonce not in self._state.removed:",
-        "if group.nonce not in self._state.removed:",
+        "            ours[nonce] = _largest(ours.get(nonce, {}), closed)\n",
+        "            ours[-nonce] = closed\n",
         "tests/workloads/test_machine.py",
     ),
     Mutant(
@@ -65,7 +65,7 @@ MUTANTS = (
     Mutant(
         "what was used after a kill in a group that has ended is counted nowhere",
         _WORKLOADS + "group_ops.py",
-        "        _close_again(ctx, txn, group)\n",
+        "        _close_in_pool(ctx, txn, group)\n",
         "        pass\n",
         "tests/workloads/test_machine_file.py",
     ),

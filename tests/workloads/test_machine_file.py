@@ -9,20 +9,24 @@ import os
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.resctrl.errors import NotRead
+from resctrlmond.resctrl.errors import KernelRefused, NotRead, ResctrlError
+from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.package_energy import PackageEnergy
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.sim.control.client import Fault
 from resctrlmond.sim.fuse.mount import Simulation, unmount
+from resctrlmond.sim.messages import Operation
 from resctrlmond.workloads import atomic_files
 from resctrlmond.workloads.machine import MachineUse, Pool
 from resctrlmond.workloads.machine_state import MachineFile, MachineState
 from resctrlmond.workloads.states import Quality
-from tests.workloads.conftest import Host, assignment
+from tests.workloads.conftest import Host, assignment, own_host
 from tests.workloads.test_cut import Fuse, cut
 from tests.workloads.test_machine import DIGITS, SECOND, Pools, Start, pools, reasons, used
 
@@ -167,6 +171,96 @@ def test_group_that_others_removed_without_a_daemon_is_marked(pools: Pools, proc
     os.rmdir(host.tree.full_path(host.manager.get("k").first.ref))
     host.restart()
     assert reasons(pools.read(), Pool.TRACKED) == {"another program removed the group of a workload"}
+
+
+def test_group_whose_removal_failed_is_counted_while_it_is_used(pools: Pools, process: Start) -> None:
+    """A kill between the last reading and the removal, in the undo of a failed call: the group lives on."""
+    host, control = pools.host, pools.control
+    pools.read()
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("k", tid))
+    group, readings = host.manager.get("k").first, host.tree.read(host.manager.get("k").first.ref)
+    host.manager.context.machine.closed("k", group, readings)
+    for number in range(1, 3):
+        host.restart()
+        control.run(tid, SECOND)
+        assert used(pools.check(), Pool.TRACKED) == Decimal("2.5") * number
+    control.exit(tid)
+    host.manager.release("k", owner="test")
+    assert used(pools.check(), Pool.TRACKED) == Decimal(5)
+
+
+def test_older_reading_does_not_replace_the_last_one(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    pools.read()
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("k", tid))
+    control.run(tid, SECOND)
+    control.exit(tid)
+    group = host.manager.get("k").first
+    host.manager.context.machine.closed("k", group, host.tree.read(group.ref))
+    # By another program, after a kill.
+    os.rmdir(host.tree.full_path(group.ref))
+    host.restart()
+    found = pools.check()
+    assert used(found, Pool.TRACKED) == Decimal("2.5")
+    assert reasons(found, Pool.TRACKED) == {"another program removed the group of a workload"}
+
+
+def test_group_that_replaces_another_one_does_not_count_from_its_values(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that cannot move groups: the new one has the nonce of the old one, and another RMID."""
+    host = pools.host
+    host.make_class("gold")
+    host.manager.create("k", owner="test")
+    pools.restart()
+    assert host.manager.get("k").first.nonce in host.manager.context.machine._state.base
+
+    def refuse(_from: GroupRef, _to: GroupRef) -> NoReturn:
+        raise KernelRefused("cannot move groups", errno=errno.EPERM)
+
+    monkeypatch.setattr(host.tree, "rename", refuse)
+    host.manager.move("k", "gold")
+    tid = pools.control.spawn()
+    for group in ("gold", "gold/mon_groups/k"):
+        pools.control.steal(tid, group)
+    pools.control.run(tid, SECOND)
+    assert used(pools.check(), Pool.TRACKED) == Decimal("2.5")
+
+
+def test_unreadable_group_ends_and_is_marked(pools: Pools, process: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end values are written already, and its removal failed."""
+    host, control = pools.host, pools.control
+    pools.read()
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("k", tid))
+    control.exit(tid)
+    control.set_faults(Fault(on=Operation.RMDIR, answer="EIO"))
+    with pytest.raises(ResctrlError):
+        host.manager.release("k", owner="test")
+    control.set_faults()
+
+    def refuse(_ref: GroupRef, _mounting: Mounting | None = None) -> NoReturn:
+        raise NotRead("too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host.tree, "read", refuse)
+        host.manager.tick()
+    assert not host.marked_groups()
+    assert reasons(pools.read(), Pool.TRACKED) == {
+        "the values of an ended workload cannot be read: too many open files"
+    }
+
+
+def test_counters_that_programs_can_reset_are_estimated_after_a_restart(tmp_path: Path, process: Start) -> None:
+    with own_host(tmp_path, "amd-abmc", 16, residue=7, virtual_cpus=2, lag_ms=0) as host:
+        pools = Pools(host)
+        host.manager.assign(assignment("k", pools.control.spawn(tid=process().pid)))
+        assert not reasons(pools.read(), Pool.TRACKED)
+        host.restart()
+        marked = {use.event.name for use in pools.read().pools if use.pool is Pool.TRACKED and use.reason == NOT_SEEN}
+        assert marked == {"mbm_total_bytes", "mbm_local_bytes"}
 
 
 def test_no_number_falls(pools: Pools, process: Start, monkeypatch: pytest.MonkeyPatch) -> None:
