@@ -31,6 +31,9 @@ from resctrlmond.workloads.validation import is_pod_uid
 
 log = logging.getLogger(__name__)
 
+# The texts of thousands of workloads take tens of MiB together. Clients can ask for each of ten forms.
+_MAX_TEXTS = 12
+
 T = TypeVar("T")
 
 # The start of the process is computed from /proc/stat, which the unit hides.
@@ -65,9 +68,9 @@ class Exporter:
         # By key: the start of the run, and the class that it had at first.
         self._first_classes: dict[str, tuple[str, str]] = {}
         self._has_failed = False
-        # The replies that were converted last, and their text in each form.
-        self._converted_last: tuple[object, frozenset[str]] | None = None
-        self._texts: dict[str, bytes] = {}
+        # The series of calls that was converted last, and its texts, by the calls without a reply and the form.
+        self._series: object = None
+        self._texts: dict[tuple[frozenset[str], str], bytes] = {}
 
     def render(
         self,
@@ -95,12 +98,15 @@ class Exporter:
         """
         observation = self._source.observe(timeout_s)
         with self._guard:
-            if self._converted_last != observation.replies:
-                self._converted_last, self._texts = observation.replies, {}
-            text = self._texts.get(form)
+            series, missing = observation.replies
+            if self._series is not series:
+                self._series, self._texts = series, {}
+            text = self._texts.get((missing, form))
             if text is None:
                 text = self._encoded(observation, encode, with_start_times=with_start_times, with_process=True)
-                self._texts[form] = text
+                if len(self._texts) == _MAX_TEXTS:
+                    del self._texts[next(iter(self._texts))]
+                self._texts[missing, form] = text
             return text
 
     def _encoded(

@@ -319,8 +319,11 @@ def test_scrapes_that_share_a_reading_share_its_conversion() -> None:
     assert failures("") == b"0.0"
     source.found = replace(source.found, errors={"Sums": "it is late"})
     assert failures("") == b"6.0"
+    # It does not displace the text of the whole reading.
+    source.found = replace(source.found, errors={})
+    assert failures("") == b"0.0"
     source.found = Observation()
-    assert failures("") == b"7.0"
+    assert failures("") == b"8.0"
 
 
 def _status(exporter: Exporter) -> int:
