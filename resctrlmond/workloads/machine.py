@@ -592,7 +592,12 @@ class Machine:
         self._unseen.clear()
 
     def _begin(self, subfolder: str) -> dict[Counter, Value]:
-        return _values(self._snapshots.begin_values(subfolder)) if subfolder else {}
+        """Return the begin values of a group. Raises NotRead."""
+        values = _values(self._snapshots.begin_values(subfolder)) if subfolder else {}
+        if not values:
+            # Without them, the use of former owners of the RMID would be counted.
+            raise NotRead("its begin values are missing", path=subfolder)
+        return values
 
     def _traffic_caveat(self) -> str:
         """Return why no traffic is exact now; "" if it is. Find events that count others than at ``since``."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -28,7 +29,7 @@ from resctrlmond.workloads.machine_state import MachineFile, MachineState
 from resctrlmond.workloads.states import Quality
 from tests.workloads.conftest import Host, assignment, own_host
 from tests.workloads.test_cut import Fuse, cut
-from tests.workloads.test_machine import DIGITS, SECOND, Pools, Start, pools, reasons, used
+from tests.workloads.test_machine import DIGITS, SECOND, TRAFFIC, Pools, Start, pools, reasons, used
 
 __all__ = ["pools"]
 
@@ -251,6 +252,19 @@ def test_unreadable_group_ends_and_is_marked(pools: Pools, process: Start, monke
     assert reasons(pools.read(), Pool.TRACKED) == {
         "the values of an ended workload cannot be read: too many open files"
     }
+
+
+def test_group_without_begin_values_does_not_count_former_owners(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("k", tid))
+    control.run(tid, SECOND)
+    before = used(pools.read(), Pool.TRACKED, TRAFFIC)
+    shutil.rmtree(Path(host.run, "groups", "k", "mon_data"))
+    host.restart()
+    found = pools.read()
+    assert used(found, Pool.TRACKED, TRAFFIC) <= before
+    assert any("begin values" in reason for reason in reasons(found, Pool.TRACKED))
 
 
 def test_counters_that_programs_can_reset_are_estimated_after_a_restart(tmp_path: Path, process: Start) -> None:
