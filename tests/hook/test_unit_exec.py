@@ -41,7 +41,8 @@ fds = {int(fd): os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/s
 print(json.dumps({
     "argv0": open("/proc/self/cmdline", "rb").read().split(bytes(1))[0].decode(),
     "arguments": sys.argv[1:], "environment": dict(os.environ), "pid": os.getpid(), "fds": fds,
-    "signals": [line for line in status.splitlines() if line.startswith("Sig")],
+    # SigQ counts those of all processes of the user.
+    "signals": [line for line in status.splitlines() if line.startswith("Sig") and not line.startswith("SigQ")],
     "cwd": os.getcwd(),
 }))
 """
