@@ -60,6 +60,20 @@ def test_service_that_systemd_restarts_continues_late_and_is_logged(host: Host) 
     assert "has tasks again" in log or "moved 1 task" in log
 
 
+def test_pools_of_the_machine_continue_after_a_kill_and_a_restart(host: Host) -> None:
+    """The service has another mount namespace after each start, and a class does not change the times of the root."""
+    before = host.call("Machine")
+    host.run(f"mkdir {TREE}/gold && rmdir {TREE}/gold")
+    host.kill()
+    after_kill = host.call("Machine")
+    host.run("systemctl restart resctrlmond")
+    after_restart = host.call("Machine")
+    assert [found["since"] for found in (after_kill, after_restart)] == [before["since"]] * 2
+    for then, now in zip(before["pools"], after_restart["pools"], strict=True):
+        is_seen = then["pool"] == "tracked" or then["event"] == "llc_occupancy"
+        assert now["quality"] == (then["quality"] if is_seen else "estimated"), now
+
+
 @pytest.mark.usefixtures("foreign")
 def test_restarted_daemon_keeps_group_and_baseline_and_writes_the_end(host: Host) -> None:
     key = container(host, "killed")
