@@ -36,6 +36,7 @@ from resctrlmond.workloads.checkpoint import readings_of
 from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import ForeignGroup, InvalidClass, NotWritten
+from resctrlmond.workloads.machine import REMOVED_BY_OTHERS
 from resctrlmond.workloads.model import ROOT_FOLDER, Group, GroupState, State, Workload, replace
 from resctrlmond.workloads.owners import RECOVERED
 from resctrlmond.workloads.plan import lacking_counters, served_before
@@ -52,7 +53,6 @@ REPORTING_LAG_S = 0.004
 
 # A task that forks while it is moved out of a new group leaves its child there.
 _MAX_CLEARINGS = 10
-_REMOVED_BY_OTHERS = "another program removed the group of a workload"
 
 log = logging.getLogger(__name__)
 
@@ -634,11 +634,11 @@ def _lose_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> No
             if not went_with_mount(ctx, group):
                 ctx.machine.closed(subfolder, group, last, are_last=False)
                 if not group.observed:
-                    ctx.machine.lost(_REMOVED_BY_OTHERS)
+                    ctx.machine.lost(REMOVED_BY_OTHERS)
             over = replace(group, state=GroupState.LOST, reason=reason)
             ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, (now, last)), txn.workload.shows)
     elif not ctx.snapshots.exists(subfolder) and not group.observed:
-        ctx.machine.lost(_REMOVED_BY_OTHERS)
+        ctx.machine.lost(REMOVED_BY_OTHERS)
     _remove_directory(ctx, group)
     _close(ctx, txn, group, GroupState.LOST, reason)
 
@@ -697,11 +697,11 @@ def without_claim(workload: Workload, owner: str) -> Workload:
 def _remove_directory(ctx: Context, group: Group) -> None:
     if group.observed:
         return
-    found = _find_or_none(ctx, group)
+    found, is_own = _find_or_none(ctx, group), False
     if found:
         with ctx.interference.changing():
-            ctx.tree.remove(found.ref)
-    ctx.machine.removed(group)
+            is_own = ctx.tree.remove(found.ref)
+    ctx.machine.removed(group, is_own=is_own)
 
 
 def _remove_incomplete(ctx: Context, group: Group) -> None:
@@ -742,7 +742,7 @@ def discard_run(ctx: Context, txn: Transaction, ended: Workload | None) -> None:
 def _discard_files(ctx: Context, txn: Transaction, group: Group) -> None:
     if group.state.has_directory:
         if not _close_in_pool(ctx, txn, group) and not group.observed:
-            ctx.machine.lost(_REMOVED_BY_OTHERS)
+            ctx.machine.lost(REMOVED_BY_OTHERS)
         _remove_directory(ctx, group)
     elif group.state is GroupState.PENDING:
         _remove_incomplete(ctx, group)

@@ -47,7 +47,7 @@ from resctrlmond.workloads.store import Store
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Machine", "MachineUse", "Pool", "PoolUse"]
+__all__ = ["REMOVED_BY_OTHERS", "Machine", "MachineUse", "Pool", "PoolUse"]
 
 _CORE_ENERGY = "core_energy"
 # New directories of other programs that no reading has found yet.
@@ -55,6 +55,8 @@ _MAX_UNSEEN = 1000
 # More groups than that are not removed during one reading.
 _MAX_REMOVED = 4096
 _TRIES = 3
+REMOVED_BY_OTHERS = "another program removed the group of a workload"
+_GONE = "the group of an ended workload was gone before its removal"
 _NOT_SEEN = "changes of other programs were not seen while resctrlmond did not run"
 
 
@@ -220,8 +222,12 @@ class Machine:
             self._state.closed[group.nonce] = sums
         self._save()
 
-    def removed(self, group: Group) -> None:
-        """Add the use of a group, which was removed, to that of the others that are gone."""
+    def removed(self, group: Group, *, is_own: bool) -> None:
+        """Add the use of a group, which was removed, to that of the others that are gone.
+
+        Without ``is_own``, it was gone already. If that is after its last reading, its tasks may have used something
+        that nobody read. This daemon may have removed it too, and was killed before it wrote that.
+        """
         if not self._state.since:
             return
         is_flaw = False
@@ -232,12 +238,42 @@ class Machine:
                 why = "a group that ended before the start was removed later"
                 is_flaw = add_reason(self._state.flaws[Pool.TRACKED], why)
             if group.nonce in self._state.closed:
-                _add(self._state.ended[Pool.TRACKED], self._state.closed.pop(group.nonce))
-                self._state.removed[group.nonce] = None
-                if len(self._state.removed) > _MAX_REMOVED:
-                    del self._state.removed[next(iter(self._state.removed))]
+                if not is_own and REMOVED_BY_OTHERS not in self._state.flaws[Pool.TRACKED]:
+                    is_flaw = add_reason(self._state.flaws[Pool.TRACKED], _GONE)
+                self._fold(group.nonce)
         if is_flaw:
             self._save()
+
+    def fold(self) -> None:
+        """Add the use of groups that a kill left as closed: they were removed, and their records state that.
+
+        Call this after the start. Raises NotRead, NotMounted.
+        """
+        with self._guard:
+            left = self._state.closed.keys() - {
+                group.nonce
+                for workload in self._store.unfinished()
+                for group in workload.groups
+                if not group.state.is_over
+            }
+        if not left:
+            return
+        # One without a record that still exists may be used further.
+        left -= {found.nonce for found in self._tree.scan() if found.gid == self._gid}
+        with self._guard, localcontext(EXACTLY):
+            left &= self._state.closed.keys()
+            for nonce in left:
+                self._fold(nonce)
+        if left:
+            self._save()
+
+    def _fold(self, nonce: int) -> None:
+        """Add the use of a closed group to that of the others that are gone. The guard must be held."""
+        self._state.base.pop(nonce, None)
+        _add(self._state.ended[Pool.TRACKED], self._state.closed.pop(nonce))
+        self._state.removed[nonce] = None
+        if len(self._state.removed) > _MAX_REMOVED:
+            del self._state.removed[next(iter(self._state.removed))]
 
     def lost(self, reason: str) -> None:
         """Record why the pool of the workloads may lack some use: of a group removed before its last reading, say."""

@@ -92,6 +92,8 @@ class Recovery:
         with self._reported(ctx.snapshots.groups, problems, lambda: True):  # the next start tries it again
             ctx.snapshots.remove_incomplete()
             ctx.pod_times.prune()
+        with self._reported(ctx.tree.path, problems):  # the next start tries it again
+            ctx.machine.fold()
         return problems
 
     @contextlib.contextmanager

@@ -44,8 +44,8 @@ MUTANTS = (
     Mutant(
         "the use of groups that ended is not kept",
         _WORKLOADS + "machine.py",
-        "                _add(self._state.ended[Pool.TRACKED], self._state.closed.pop(group.nonce))\n",
-        "                self._state.closed.pop(group.nonce)\n",
+        "        _add(self._state.ended[Pool.TRACKED], self._state.closed.pop(nonce))\n",
+        "        self._state.closed.pop(nonce)\n",
         "tests/workloads/test_machine.py",
     ),
     Mutant(
@@ -67,6 +67,27 @@ MUTANTS = (
         _WORKLOADS + "group_ops.py",
         "        _close_in_pool(ctx, txn, group)\n",
         "        pass\n",
+        "tests/workloads/test_machine_file.py",
+    ),
+    Mutant(
+        "an ended group that others removed after our removal failed is exact",
+        _WORKLOADS + "machine.py",
+        "                if not is_own and REMOVED_BY_OTHERS",
+        "                if False and REMOVED_BY_OTHERS",
+        "tests/workloads/test_machine_file.py",
+    ),
+    Mutant(
+        "groups that a kill left as closed stay in the file for ever",
+        _WORKLOADS + "recovery.py",
+        "            ctx.machine.fold()\n",
+        "            pass\n",
+        "tests/workloads/test_machine_file.py",
+    ),
+    Mutant(
+        "a closed group that still exists counts as removed",
+        _WORKLOADS + "machine.py",
+        "        left -= {found.nonce for found in self._tree.scan() if found.gid == self._gid}\n",
+        "",
         "tests/workloads/test_machine_file.py",
     ),
     Mutant(
