@@ -149,6 +149,21 @@ class Machine:
                 for name in (name for name, of in EVENTS.items() if of.restarts):
                     state.event_flaws.setdefault(name, _NOT_SEEN)
 
+    def _follow_root(self) -> bool:
+        """Take over the identity of the mount in the file, if a program changed it. Return whether it did.
+
+        It has the ctime of the root directory, which chmod, chown and utime set, and then each class that is created
+        or removed. What remains: if that happens while no daemon runs, or less than a tick before a kill, or on Linux
+        before 6.8, where ``mounting()`` has this ctime too, the pools begin again.
+        """
+        root, mounting = superblock_at(self._tree.path), self._tree.mounting()
+        with self._guard:
+            # The mount was compared after the ctime was read: another one does not pass for this one.
+            if (0, 0) in (root, mounting) or mounting != self._mounting or root == self._root:
+                return False
+            self._root = root
+        return True
+
     def _may_be_configured(self) -> bool:
         """Return whether programs can change what the bandwidth counters count."""
         try:
@@ -316,7 +331,8 @@ class Machine:
                     self._begin_all()
             finally:
                 self._begin_lock.release()
-        if self._energy.update(only_due=True) or self._file.is_outdated:
+        has_new_root = self._follow_root()
+        if self._energy.update(only_due=True) or self._file.is_outdated or has_new_root:
             self._save()
         if has_trouble:
             self.events_lost()

@@ -91,6 +91,13 @@ MUTANTS = (
         "tests/workloads/test_machine_file.py",
     ),
     Mutant(
+        "a new mount passes for the one of the pools, with a changed attribute",
+        _WORKLOADS + "machine.py",
+        " or mounting != self._mounting or root == self._root",
+        " or root == self._root",
+        "tests/workloads/test_machine_file.py",
+    ),
+    Mutant(
         "groups that come and go during the reading of a class are not noticed",
         _RESCTRL + "class_counters.py",
         "if not is_same or _list_groups(class_, known, is_complete=True).keys() != before.keys():",

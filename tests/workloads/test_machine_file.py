@@ -516,6 +516,34 @@ def test_a_new_mount_begins_anew(tmp_path: Path) -> None:
         assert count(host).since > first.since
 
 
+def test_a_changed_attribute_of_the_root_directory_resets_nothing(pools: Pools) -> None:
+    """It has a new ctime then, which names the mount in the file, and so has each new class after it."""
+    host = pools.host
+    since = pools.read().since
+    os.chmod(host.mountpoint, 0o755)
+    host.manager.tick()
+    host.restart()
+    assert pools.read().since == since
+    host.make_class("gold")
+    host.manager.tick()
+    host.restart()
+    assert pools.read().since == since
+
+
+def test_a_new_mount_is_not_taken_for_one_with_a_changed_attribute(tmp_path: Path) -> None:
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        host.manager.tick()
+        since = host.manager.context.machine.read().since
+        assert unmount(host.mountpoint)
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
+        host.manager.tick()
+        host.restart().tick()
+        assert host.manager.context.machine.read().since > since
+
+
 def test_release_of_all_is_counted(pools: Pools, process: Start) -> None:
     """As ``resctrlctl release-all`` does, without a daemon."""
     host, control = pools.host, pools.control
