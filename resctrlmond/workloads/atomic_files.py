@@ -10,7 +10,7 @@ from resctrlmond.resctrl.errors import LACKS, Converted, not_read, remedy_for
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads.errors import NotWritten
 
-# A record or snapshot file has a few kilobytes: the daemon does not write a file that is larger than this.
+# A record or snapshot file has a few kilobytes: the daemon does not write a larger one, unless the caller knows why.
 _LIMIT = 4 * 1024 * 1024
 _CHUNK = 64 * 1024
 # A read of less than a page is the whole file: an error comes in the place of a page.
@@ -52,7 +52,7 @@ def _not_written(error: OSError, path: str) -> NotWritten:
     )
 
 
-def write_file(path: str, data: bytes, mode: int = 0o644, *, is_new: bool = False) -> None:
+def write_file(path: str, data: bytes, mode: int = 0o644, *, is_new: bool = False, limit: int = _LIMIT) -> None:
     """Replace the file ``path`` in one step by a file with the content ``data`` and exactly the mode ``mode``.
 
     Raises OSError: the file ``path`` is unchanged then, and the temporary file is removed. Data that is too large for
@@ -62,7 +62,7 @@ def write_file(path: str, data: bytes, mode: int = 0o644, *, is_new: bool = Fals
     resctrl. The name of the temporary file starts with a dot, which a key cannot start with. ``is_new``: write the
     file without a temporary name, because it is in a folder that is renamed as a whole later.
     """
-    if len(data) > _LIMIT:
+    if len(data) > limit:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
     if is_new:
         temporary = path
@@ -98,7 +98,7 @@ def _create(path: str, mode: int) -> int:
         return os.open(path, flags, mode)
 
 
-def read_file(path: str) -> bytes:
+def read_file(path: str, limit: int = _LIMIT) -> bytes:
     """Return the whole content of a file. Raises OSError if it is missing, a link, a folder or too large.
 
     Raises NotRead if the error is not a property of the file (for example EMFILE or EIO): the content is unknown
@@ -111,7 +111,7 @@ def read_file(path: str) -> bytes:
             while len(chunk) >= _PAGE:
                 chunk = os.read(fd, _CHUNK)
                 content += chunk
-                if len(content) > _LIMIT:
+                if len(content) > limit:
                     raise OSError(errno.EFBIG, "larger than any file of resctrlmond", path)
             return content
         finally:

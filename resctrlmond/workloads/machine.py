@@ -227,7 +227,7 @@ class Machine:
         if not self._state.since or group.observed:
             return
         try:
-            sums = _difference(self._state.base.get(group.nonce) or self._begin(subfolder), _values(readings))
+            sums = _difference(self._base(group.nonce) or self._begin(subfolder), _values(readings))
         except (ResctrlError, OSError) as error:
             self.lost(f"the values of an ended workload cannot be read: {error}")
             return
@@ -417,9 +417,9 @@ class Machine:
                 self._add_class(name, found)
                 for inode, group in found.groups.items():
                     if group.gid == self._gid:
-                        self._state.base[group.nonce] = group.values
+                        state.base[group.nonce] = state.pack(group.values)
                     else:
-                        self._state.others[inode] = OtherGroup(group.values, group.values)
+                        state.others[inode] = OtherGroup(state.pack(group.values), state.pack(group.values))
 
     def _read_classes(self) -> dict[str, ClassCounters]:
         """Read each class and its groups. One that goes meanwhile is left out."""
@@ -482,7 +482,7 @@ class Machine:
                     unrecorded.add(group.nonce)
                 continue
             try:
-                begin = self._state.base.get(group.nonce) or self._begin(subfolder)
+                begin = self._base(group.nonce) or self._begin(subfolder)
                 # One that was created during the reading has no values of the counters that were read before.
                 begin = {counter: value for counter, value in begin.items() if counter in group.values}
                 found[group.nonce] = _difference(begin, group.values)
@@ -614,20 +614,24 @@ class Machine:
         here = {inode for found in classes.values() for inode in found.groups}
         for inode in self._state.others.keys() - here:
             other = self._state.others.pop(inode)
-            use = _difference(other.first, other.last)
+            use = self._use_of_other(other)
             _add(self._state.ended[Pool.FOREIGN], use)
             _add(sums[Pool.FOREIGN], use)
             add_reason(self._state.flaws[Pool.FOREIGN], "a group of another program was removed between two readings")
         for inode in self._state.others.keys() & here:
-            _add(sums[Pool.FOREIGN], _difference(self._state.others[inode].first, self._state.others[inode].last))
+            _add(sums[Pool.FOREIGN], self._use_of_other(self._state.others[inode]))
+
+    def _use_of_other(self, other: OtherGroup) -> Sums:
+        return _difference(self._state.unpack(other.first), self._state.unpack(other.last))
 
     def _see_other(self, inode: int, group: GroupCounters, *, is_whole: bool) -> None:
         known = self._state.others.get(inode)
         if known is None:
-            self._state.others[inode] = OtherGroup(group.values, group.values)
+            first, last = (self._state.pack(group.values) for _ in range(2))
+            self._state.others[inode] = OtherGroup(first, last)
             add_reason(self._state.flaws[Pool.FOREIGN], "a group of another program was created between two readings")
         else:
-            known.last = known.last | group.values
+            self._state.update(known.last, group.values)
             if not is_whole:
                 add_reason(
                     self._state.flaws[Pool.FOREIGN], "a group of another program was removed during the reading"
@@ -642,6 +646,11 @@ class Machine:
                 pool = Pool.FOREIGN if "mon_groups" in directory.split("/") else Pool.UNTRACKED
                 add_reason(self._state.flaws[pool], f"{directory} was created and removed between two readings")
         self._unseen.clear()
+
+    def _base(self, nonce: int) -> dict[Counter, Value]:
+        """Return the values from which a group that existed at ``since`` counts; {} if it did not."""
+        with self._guard:
+            return self._state.unpack(self._state.base.get(nonce, []))
 
     def _begin(self, subfolder: str) -> dict[Counter, Value]:
         """Return the begin values of a group. Raises NotRead."""

@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from resctrlmond.resctrl.class_counters import Counter
-from resctrlmond.resctrl.counters import EXACTLY, Value
+from resctrlmond.resctrl.counters import EXACTLY, Kind, Value, event, parse_value
 from resctrlmond.resctrl.errors import NotRead, printable
 from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.package_energy import Zone
@@ -28,8 +28,11 @@ from resctrlmond.workloads.states import Pool
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 _MODE = 0o640
+# The largest machine known has 4096 RMIDs and 32 L3 caches with two counters each. If other programs have all groups,
+# their first and last readings are 524160 numbers: 8 MiB with 15 digits each.
+_LIMIT = 16 * 1024 * 1024
 # So many reasons are stated, and then that there are more.
 _MAX_REASONS = 4
 _MORE = "and more of that kind"
@@ -44,7 +47,7 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-class Sum(msgspec.Struct):
+class Sum(msgspec.Struct, array_like=True):
     """A part of the use of a pool, which differs from the true number by at most ``skew``."""
 
     number: Number = 0
@@ -65,7 +68,7 @@ class Sum(msgspec.Struct):
 Sums = dict[Counter, Sum]
 
 
-class OwnUse(msgspec.Struct):
+class OwnUse(msgspec.Struct, array_like=True):
     """The own use of a class: the reading that it is counted from, and the largest number found since."""
 
     base: Number
@@ -82,17 +85,24 @@ class ClassUse(msgspec.Struct):
     own: dict[Counter, OwnUse] = msgspec.field(default_factory=dict)
 
 
-class OtherGroup(msgspec.Struct):
+# A reading of a group as the file has it, in the order of ``MachineState.counters``: each value is an integer, or the
+# kernel's text if it is not one; None if the reading has no such counter. Files of many groups stay small so, and are
+# written in a fraction of the time.
+Packed = list[int | str | None]
+
+
+class OtherGroup(msgspec.Struct, array_like=True):
     """A group of another program, from its first reading to its last one."""
 
-    first: dict[Counter, Value]
-    last: dict[Counter, Value]
+    first: Packed
+    last: Packed
 
 
 class MachineState(msgspec.Struct):
     """The state since ``since`` (RFC 3339, UTC; "" before counting begins).
 
-    ``domains`` are those of the root at that time. ``others`` has the groups of other programs, by the inode of their
+    ``domains`` are those of the root at that time. ``counters`` are those of the readings in ``others`` and ``base``,
+    with the place of their values. ``others`` has the groups of other programs, by the inode of their
     directories, and ``base`` the readings from which the groups of workloads count that existed at that time, by
     nonce. ``ended`` is the use of what is gone.
 
@@ -109,8 +119,9 @@ class MachineState(msgspec.Struct):
     since: str = ""
     domains: dict[str, int] = {}
     classes: dict[str, ClassUse] = {}
+    counters: dict[Counter, int] = {}
     others: dict[int, OtherGroup] = {}
-    base: dict[int, dict[Counter, Value]] = {}
+    base: dict[int, Packed] = {}
     ended: dict[Pool, Sums] = msgspec.field(default_factory=lambda: {pool: {} for pool in Pool})
     closed: dict[int, Sums] = {}
     removed: dict[int, None] = {}
@@ -120,6 +131,26 @@ class MachineState(msgspec.Struct):
     transactions: dict[str, str] = {}
     shown: dict[tuple[Pool, str, str], Number] = {}
     while_beginning: dict[int, Decimal] = {}
+
+    def pack(self, values: Mapping[Counter, Value]) -> Packed:
+        """Return a reading as it is kept. Gauges have no use to be added up, and are left out."""
+        packed: Packed = []
+        self.update(packed, values)
+        return packed
+
+    def update(self, packed: Packed, values: Mapping[Counter, Value]) -> None:
+        """Replace the values of these counters in a reading, and keep the others."""
+        for counter, value in values.items():
+            if event(counter[1]).kind is not Kind.CUMULATIVE:
+                continue
+            place = self.counters.setdefault(counter, len(self.counters))
+            packed.extend([None] * (place + 1 - len(packed)))
+            packed[place] = value.number if isinstance(value.number, int) else value.text
+
+    def unpack(self, packed: Packed) -> dict[Counter, Value]:
+        """Return the values of a reading."""
+        found = zip(self.counters, packed, strict=False)
+        return {counter: parse_value(str(value)) for counter, value in found if value is not None}
 
 
 def add_reason(reasons: Reasons, reason: str) -> bool:
@@ -151,7 +182,7 @@ class MachineFile:
         if it is not known what the file holds.
         """
         try:
-            return self._decode(read_file(self._path), root)
+            return self._decode(read_file(self._path, _LIMIT), root)
         except FileNotFoundError:
             return None
         except NotRead as error:
@@ -174,6 +205,7 @@ class MachineFile:
             raise _Unusable("resctrl was mounted again since it was written")
         for number in found.numbers():
             _check(number)
+        found.check_readings()
         return found.to_state(), found.zones, found.energy_missed
 
     def encode(self, state: MachineState, root: Mounting, zones: dict[str, Zone], energy_missed: str) -> bytes:
@@ -185,7 +217,7 @@ class MachineFile:
         """Replace the content, or remove the file if it cannot be written. Raises nothing: an end must not fail."""
         try:
             with writing(self._path):
-                write_file(self._path, data, mode=_MODE)
+                write_file(self._path, data, mode=_MODE, limit=_LIMIT)
         except NotWritten as error:
             self._report(f"cannot keep the pools of the machine for the next start: {error}")
             self.remove()
@@ -225,17 +257,11 @@ def _check(number: Number) -> None:
 
 # Keys of objects in JSON are texts, so what is kept by counter is a list of pairs.
 _Pairs = list[tuple[Counter, Sum]]
-_Values = list[tuple[Counter, Value]]
 
 
 class _ClassInFile(msgspec.Struct):
     inode: int
     own: list[tuple[Counter, OwnUse]]
-
-
-class _OtherInFile(msgspec.Struct):
-    first: _Values
-    last: _Values
 
 
 class _File(msgspec.Struct, rename="camel"):
@@ -245,8 +271,9 @@ class _File(msgspec.Struct, rename="camel"):
     since: str
     domains: dict[str, int]
     classes: dict[str, _ClassInFile]
-    others: dict[int, _OtherInFile]
-    base: dict[int, _Values]
+    counters: list[Counter]
+    others: dict[int, OtherGroup]
+    base: dict[int, Packed]
     ended: dict[Pool, _Pairs]
     closed: dict[int, _Pairs]
     removed: list[int]
@@ -270,11 +297,9 @@ class _File(msgspec.Struct, rename="camel"):
             since=state.since,
             domains=state.domains,
             classes={_text(name): _ClassInFile(of.inode, list(of.own.items())) for name, of in state.classes.items()},
-            others={
-                inode: _OtherInFile(list(of.first.items()), list(of.last.items()))
-                for inode, of in state.others.items()
-            },
-            base=_listed(state.base),
+            counters=list(state.counters),
+            others=state.others,
+            base=state.base,
             ended=_listed(state.ended),
             closed=_listed(state.closed),
             removed=list(state.removed)[-_MAX_KEPT_REMOVED:],
@@ -293,8 +318,9 @@ class _File(msgspec.Struct, rename="camel"):
             since=self.since,
             domains=self.domains,
             classes={_name(text): ClassUse(of.inode, dict(of.own)) for text, of in self.classes.items()},
-            others={inode: OtherGroup(dict(of.first), dict(of.last)) for inode, of in self.others.items()},
-            base={nonce: dict(values) for nonce, values in self.base.items()},
+            counters={counter: place for place, counter in enumerate(self.counters)},
+            others=self.others,
+            base=self.base,
             ended={pool: dict(self.ended.get(pool, ())) for pool in Pool},
             closed={nonce: dict(sums) for nonce, sums in self.closed.items()},
             removed=dict.fromkeys(self.removed),
@@ -314,12 +340,23 @@ class _File(msgspec.Struct, rename="camel"):
         for pairs in (*self.ended.values(), *self.closed.values()):
             for _, of in pairs:
                 yield from (of.number, of.skew)
-        for values in (*self.base.values(), *(part for of in self.others.values() for part in (of.first, of.last))):
-            yield from (value.number for _, value in values if value.number is not None)
+        for packed in self._readings():
+            yield from (value for value in packed if isinstance(value, int))
         yield from (number for *_, number in self.shown)
         yield from self.while_beginning.values()
         for zone in self.zones.values():
             yield from (zone.range_uj, zone.last_uj, zone.used_uj)
+
+    def check_readings(self) -> None:
+        """Raise _Unusable if it is unknown of which counter a value is."""
+        known = len(self.counters)
+        if len(set(self.counters)) < known or any(len(packed) > known for packed in self._readings()):
+            raise _Unusable("its values do not fit its counters")
+
+    def _readings(self) -> Iterator[Packed]:
+        yield from self.base.values()
+        for other in self.others.values():
+            yield from (other.first, other.last)
 
 
 def _listed(by: Mapping[_K, Mapping[Counter, _V]]) -> dict[_K, list[tuple[Counter, _V]]]:

@@ -91,6 +91,20 @@ MUTANTS = (
         "tests/workloads/test_machine_file.py",
     ),
     Mutant(
+        "a value in the file of the pools is that of another counter",
+        _WORKLOADS + "machine_state.py",
+        "            packed[place] = ",
+        "            packed[-1] = ",
+        "tests/workloads/test_machine_file.py",
+    ),
+    Mutant(
+        "the file of the pools has the limit of a record",
+        _WORKLOADS + "machine_state.py",
+        "mode=_MODE, limit=_LIMIT)",
+        "mode=_MODE)",
+        "tests/workloads/test_machine_file.py",
+    ),
+    Mutant(
         "a new mount passes for the one of the pools, with a changed attribute",
         _WORKLOADS + "machine.py",
         " or mounting != self._mounting or root == self._root",

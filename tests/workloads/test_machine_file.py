@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resctrlmond.resctrl.counters import EVENTS, Kind, Value, event, parse_value
 from resctrlmond.resctrl.errors import KernelRefused, NotRead, ResctrlError
 from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.package_energy import PackageEnergy
@@ -26,7 +27,7 @@ from resctrlmond.sim.messages import Operation
 from resctrlmond.workloads import atomic_files, store
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.machine import MachineUse, Pool
-from resctrlmond.workloads.machine_state import MachineFile, MachineState
+from resctrlmond.workloads.machine_state import MachineFile, MachineState, OtherGroup
 from resctrlmond.workloads.states import Quality
 from tests.workloads.conftest import Host, assignment, own_host
 from tests.workloads.test_cut import Fuse, cut
@@ -440,10 +441,10 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """A function that makes the disk too full for the file of the pools, or not."""
     write, is_full = atomic_files.write_file, [False]
 
-    def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
+    def write_file(path: str, data: bytes, mode: int, limit: int) -> None:
         if is_full[0]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        write(path, data, mode)
+        write(path, data, mode, limit=limit)
 
     monkeypatch.setattr("resctrlmond.workloads.machine_state.write_file", write_file)
 
@@ -596,6 +597,65 @@ def test_energy_of_packages_continues(tmp_path: Path) -> None:
     assert (now.used_joules(), now.missed) == ({0: Decimal(5)}, "")
 
 
+# -- the size
+
+
+def test_each_group_of_others_adds_few_bytes_to_the_file(tmp_path: Path) -> None:
+    domains, groups = 32, 10
+    with own_host(tmp_path, "amd-abmc", 4 + groups, domains=domains, counters=32, residue=7) as host:
+        pools = Pools(host)
+        pools.read()
+        before = file_of(host).stat().st_size
+        for number in range(groups):
+            host.make_foreign(f"theirs{number}")
+        pools.read()
+        # Two readings of two counters, with up to 15 digits each.
+        assert (file_of(host).stat().st_size - before) / (domains * groups) < 2 * 2 * 16 + 4
+
+
+def test_a_machine_full_of_groups_of_others_fits_into_the_file(tmp_path: Path) -> None:
+    file = MachineFile(str(tmp_path / "machine.json"), "boot")
+    state = MachineState(since="x")
+    counters = [(f"mon_L3_{number:02}", name) for number in range(32) for name in ("mbm_local_bytes", TRAFFIC)]
+    values = dict.fromkeys(counters, parse_value("123456789012345"))
+    for inode in range(4095):
+        state.others[inode] = OtherGroup(state.pack(values), state.pack(values))
+    file.write(file.encode(state, (1, 2), {}, ""))
+    found = file.load((1, 2))
+    assert found is not None
+    assert found[0].others.keys() == state.others.keys()
+    assert found[0].unpack(found[0].others[7].last) == values
+
+
+VALUES = st.sampled_from(["Unavailable", "Error", "Unassigned", "Input/output error"]) | st.one_of(
+    st.integers(0, 10**20 - 1).map(str),
+    st.decimals(0, 10**18, places=6, allow_nan=False).map("{:f}".format),
+)
+COUNTERS = st.tuples(
+    st.sampled_from(["mon_L3_00", "mon_L3_01", "mon_PERF_PKG_00"]), st.sampled_from([*EVENTS, "new"])
+)
+
+
+@given(readings=st.lists(st.dictionaries(COUNTERS, VALUES.map(parse_value), max_size=9), max_size=5))
+def test_readings_are_kept_whatever_counters_they_have(
+    tmp_path_factory: pytest.TempPathFactory, readings: list[dict[tuple[str, str], Value]]
+) -> None:
+    """Domains come online and go offline between the readings."""
+    file = MachineFile(str(tmp_path_factory.mktemp("machine") / "machine.json"), "boot")
+    state, expected = MachineState(since="x"), {}
+    for nonce, values in enumerate(readings):
+        state.base[nonce] = state.pack(values)
+        file.write(file.encode(state, (1, 2), {}, ""))
+        found = file.load((1, 2))
+        assert found is not None
+        state = found[0]
+        expected[nonce] = {of: value for of, value in values.items() if event(of[1]).kind is Kind.CUMULATIVE}
+        assert {of: state.unpack(packed) for of, packed in state.base.items()} == expected
+    if readings:
+        state.update(state.base[0], readings[-1])
+        assert state.unpack(state.base[0]) == expected[0] | expected[len(readings) - 1]
+
+
 # -- bad files
 
 
@@ -607,7 +667,7 @@ def edited(host: Host, change: Callable[[dict[str, Any]], None]) -> None:
 
 def set_number(number: object) -> Callable[[dict[str, Any]], None]:
     def change(content: dict[str, Any]) -> None:
-        content["classes"][""]["own"][0][1]["base"] = number
+        content["classes"][""]["own"][0][1][0] = number
 
     return change
 
@@ -615,11 +675,14 @@ def set_number(number: object) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda content: content.update(version=2),
+        lambda content: content.update(version=3),
         lambda content: content.update(bootId="another"),
         lambda content: content.update(root=[1, 2]),
         lambda content: content.update(since=5),
         lambda content: content.pop("ended"),
+        lambda content: content["counters"].extend([["mon_L3_00", TRAFFIC]] * 2),
+        lambda content: content["others"].update({"5": [[1] * 99, []]}),
+        lambda content: content["base"].update({"5": [10**41]}),
         set_number("NaN"),
         set_number("Infinity"),
         set_number("1E+999999"),
@@ -657,19 +720,17 @@ def test_the_file_of_this_version_is_read(tmp_path: Path) -> None:
 
 
 STORED = (
-    '{"version":1,"bootId":"b","root":[5,6],"since":"2026-11-27T07:09:04.978616Z","domains":{"mon_L3_00":'
-    '7},"classes":{"":{"inode":1,"own":[[["mon_PERF_PKG_00","core_energy"],{"base":"-0.000001","base_widt'
-    'h":"0.000002","highest":"1.5","width":0,"reasons":{"why":null}}]]}},"others":{"9":{"first":[[["mon_L'
-    '3_00","mbm_total_bytes"],{"status":"ok","text":"5","number":5}]],"last":[[["mon_L3_00","mbm_total_by'
-    'tes"],{"status":"unavailable","text":"Unavailable","number":null}]]}},"base":{"1700000000000000001":'
-    '[[["mon_PERF_PKG_00","core_energy"],{"status":"ok","text":"2.000000","number":"2.000000"}]]},"ended"'
-    ':{"tracked":[[["mon_L3_00","mbm_total_bytes"],{"number":7,"skew":1,"is_known":true,"reasons":{"lost"'
-    ':null}}]],"foreign":[],"untracked":[],"uncore":[]},"closed":{"1700000000000000002":[[["mon_L3_00","m'
-    'bm_total_bytes"],{"number":3,"skew":0,"is_known":true,"reasons":{}}]]},"removed":[170000000000000000'
-    '3],"flaws":{"tracked":[],"foreign":["flaw"],"untracked":[],"uncore":[]},"domainFlaws":{"mon_L3_01":"'
-    'was offline"},"eventFlaws":{"mbm_local_bytes":"changed"},"transactions":{"L3_MON/mbm_total_bytes_con'
-    'fig":"0=0x7f"},"shown":[["tracked","mon_L3_00","mbm_total_bytes",12],["uncore","mon_PERF_PKG_00","co'
-    're_energy","4.25"]],"whileBeginning":{"0":"0.000100"},"zones":{"/sys/class/powercap/intel-rapl:0":{"'
-    'package":0,"range_uj":262143328850,"last_uj":5,"read_at":12.5,"used_uj":4}},"energyMissed":""}'
+    '{"version":2,"bootId":"b","root":[5,6],"since":"2026-11-27T07:09:04.978616Z","domains":{"mon_L3_00":'
+    '7},"classes":{"":{"inode":1,"own":[[["mon_PERF_PKG_00","core_energy"],["-0.000001","0.000002","1.5",'
+    '0,{"why":null}]]]}},"counters":[["mon_L3_00","mbm_total_bytes"],["mon_PERF_PKG_00","core_energy"]],"'
+    'others":{"9":[[5],["Unavailable"]]},"base":{"1700000000000000001":[null,"2.000000"]},"ended":{"track'
+    'ed":[[["mon_L3_00","mbm_total_bytes"],[7,1,true,{"lost":null}]]],"foreign":[],"untracked":[],"uncore'
+    '":[]},"closed":{"1700000000000000002":[[["mon_L3_00","mbm_total_bytes"],[3,0,true,{}]]]},"removed":['
+    '1700000000000000003],"flaws":{"tracked":[],"foreign":["flaw"],"untracked":[],"uncore":[]},"domainFla'
+    'ws":{"mon_L3_01":"was offline"},"eventFlaws":{"mbm_local_bytes":"changed"},"transactions":{"L3_MON/m'
+    'bm_total_bytes_config":"0=0x7f"},"shown":[["tracked","mon_L3_00","mbm_total_bytes",12],["uncore","mo'
+    'n_PERF_PKG_00","core_energy","4.25"]],"whileBeginning":{"0":"0.000100"},"zones":{"/sys/class/powerca'
+    'p/intel-rapl:0":{"package":0,"range_uj":262143328850,"last_uj":5,"read_at":12.5,"used_uj":4}},"energ'
+    'yMissed":""}'
     "\n"
 )
