@@ -207,8 +207,12 @@ def _may_leave_processes(member: Member) -> bool:
 
 
 def may_leave_tasks(workload: Workload) -> bool:
-    """Return whether tasks may run in the workload's groups when it ends. Raises NotRead, OSError."""
-    return any(_may_leave_processes(member) for member in workload.members if member.has_tasks)
+    """Return whether tasks may run in the workload's groups when it ends. Raises NotRead, OSError.
+
+    A group without members is for tasks that other programs move into it.
+    """
+    members = [member for member in workload.members if member.has_tasks]
+    return not members or any(map(_may_leave_processes, members))
 
 
 def may_run_unseen(workload: Workload) -> bool:

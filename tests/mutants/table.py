@@ -70,6 +70,13 @@ MUTANTS = (
         "tests/workloads/test_machine_file.py",
     ),
     Mutant(
+        "a workload without members ends exact while tasks of others run in its group",
+        _WORKLOADS + "ends.py",
+        "    return not members or any(",
+        "    return any(",
+        "tests/workloads/test_machine.py",
+    ),
+    Mutant(
         "an ended group that others removed after our removal failed is exact",
         _WORKLOADS + "machine.py",
         "                if not is_own and REMOVED_BY_OTHERS",

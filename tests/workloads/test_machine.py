@@ -309,6 +309,19 @@ def test_end_of_a_workload_whose_tasks_run_on_is_estimated(pools: Pools, process
     assert used(pools.check(), Pool.UNTRACKED) == Decimal("2.5")
 
 
+def test_end_of_a_workload_without_members_whose_tasks_run_on_is_estimated(pools: Pools) -> None:
+    """Other programs have put the tasks into its group."""
+    host, control = pools.host, pools.control
+    host.manager.create("a", owner="test")
+    tid = control.spawn()
+    control.steal(tid, "mon_groups/a")
+    control.run(tid, SECOND)
+    host.manager.release("a", owner="test")
+    found = pools.check()
+    assert used(found, Pool.TRACKED) == Decimal("2.5")
+    assert reasons(found, Pool.TRACKED) == {"a workload ended while its tasks ran"}
+
+
 def test_group_that_changes_its_class_is_counted_once(pools: Pools, process: Start) -> None:
     host, control = pools.host, pools.control
     host.make_class("gold")
