@@ -12,10 +12,11 @@ file keeps what was counted (``machine_state``), and the next daemon continues f
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from decimal import Decimal, localcontext
 
 import msgspec
@@ -27,8 +28,9 @@ from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, NotRead, Resctrl
 from resctrlmond.resctrl.mounts import Mounting, superblock_at
 from resctrlmond.resctrl.package_energy import PackageEnergy
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.workloads import accounting, caveats
+from resctrlmond.workloads import accounting, caveats, checkpoint
 from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.checkpoint import Checkpoint, CounterHistory
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.machine_state import (
     ClassUse,
@@ -57,6 +59,8 @@ _MAX_REMOVED = 4096
 _TRIES = 3
 REMOVED_BY_OTHERS = "another program removed the group of a workload"
 _GONE = "the group of an ended workload was gone before its removal"
+_HAS_FALLEN = "the counters of a group began again"
+_NOT_REPORTED = "changes of other programs were not reported"
 _NOT_SEEN = "changes of other programs were not seen while resctrlmond did not run"
 
 
@@ -120,6 +124,8 @@ class Machine:
         self._unseen: dict[str, None] = {}
         # Held while the file is written.
         self._writing = threading.Lock()
+        # Called in each reading, to process what other programs have done until then.
+        self.read_events: Callable[[], object] = lambda: None
         self._file = file
         # Whether changes are written to the file: from the first call of read() on.
         self._is_kept = False
@@ -227,7 +233,13 @@ class Machine:
         if not self._state.since or group.observed:
             return
         try:
-            sums = _difference(self._base(group.nonce) or self._begin(subfolder), _values(readings))
+            base = self._base(group.nonce)
+            past: Checkpoint = {}
+            if self._snapshots.last_read(subfolder):
+                past = self._snapshots.last_read_with(subfolder, "", readings, group.inodes)
+            sums = _difference(
+                base or self._begin(subfolder), _values(readings), _histories(past, is_of_run=not base)
+            )
         except (ResctrlError, OSError) as error:
             self.lost(f"the values of an ended workload cannot be read: {error}")
             return
@@ -307,7 +319,9 @@ class Machine:
     def events_lost(self) -> None:
         """Record that the kernel did not report all changes of other programs."""
         for pool in (Pool.FOREIGN, Pool.UNTRACKED):
-            self._add_flaw(pool, "changes of other programs were not reported")
+            self._add_flaw(pool, _NOT_REPORTED)
+        if self._may_be_configured():
+            self.counters_reset((name for name, of in EVENTS.items() if of.restarts), _NOT_REPORTED)
 
     def counters_reset(self, events: Iterable[str], why: str) -> None:
         """Record that another program may have reset the counters of these events."""
@@ -363,10 +377,14 @@ class Machine:
         moved = "" if is_whole else "a group moved during the reading"
         caveat = "; ".join(filter(None, (self._tree.inexact(), moved)))
         of_traffic = self._traffic_caveat()
+        unseen = self._unseen.copy()
+        # A counter that another program has reset during the reading may look like one that has counted less.
+        self.read_events()
         # An end of a workload waits for the guard, so it is held only while sums are added.
         live = self._live(classes)
         cores: dict[int, PoolUse] = {}
         with self._guard, localcontext(EXACTLY):
+            self._find_unseen(classes, unseen)
             uses = [*self._pools(classes, live, cores, caveat, of_traffic), *self._uncore(cores, meanwhile)]
             found = MachineUse(self._state.since, read_at, tuple(map(self._show, uses)))
             self._is_kept = True
@@ -382,12 +400,20 @@ class Machine:
         if use.number >= held:
             self._state.shown[of] = use.number
             return use
-        return msgspec.structs.replace(use, number=held, skew=use.skew + held - use.number)
+        skew = use.skew + held - use.number
+        if use.pool in (Pool.TRACKED, Pool.FOREIGN) and use.quality is Quality.EXACT:
+            # These have no skew, so a counter began again.
+            self._mark(use.pool, (use.domain, use.event.name), _HAS_FALLEN)
+            use = msgspec.structs.replace(use, quality=Quality.ESTIMATED, reason=_HAS_FALLEN)
+        return msgspec.structs.replace(use, number=held, skew=skew)
 
     def _is_remounted(self) -> bool:
         return self._tree.mounting() not in ((0, 0), self._mounting)
 
     def _begin_all(self) -> None:
+        with self._guard:
+            # From now on, those that another thread adds are of the new state too.
+            self._state.event_flaws.clear()
         mounting, root = self._tree.mounting(), superblock_at(self._tree.path)
         since, ends = utc_now(), self._ends
         transactions = self._tree.bandwidth_configuration().transactions
@@ -409,6 +435,7 @@ class Machine:
             while_beginning=self._energy.used_joules(),
         )
         with self._guard:
+            state.event_flaws |= self._state.event_flaws
             if not is_whole or ends != self._ends:
                 add_reason(state.flaws[Pool.TRACKED], "a workload ended or moved while counting began")
             self._state, self._mounting, self._root = state, mounting, root
@@ -441,7 +468,7 @@ class Machine:
         """
         classes: dict[str, ClassCounters] = {}
         for _ in range(_TRIES):
-            before = self._subfolders().keys()
+            before = self._recorded().keys()
             classes = self._read_classes()
             groups = [group for found in classes.values() for group in found.groups.values()]
             # One that another program removed meanwhile has only some of the counters.
@@ -454,15 +481,15 @@ class Machine:
             is_once = len(groups) == len({inode for found in classes.values() for inode in found.groups})
             with self._guard:
                 gone = self._state.closed.keys() | self._state.removed.keys()
-                missing = before & self._subfolders().keys() - seen - gone
+                missing = before & self._recorded().keys() - seen - gone
                 if is_once and not missing:
                     return classes, True
         return classes, False
 
-    def _subfolders(self) -> dict[int, str]:
-        """Return the folder of each group of a workload that is not of another program, by its nonce."""
+    def _recorded(self) -> dict[int, tuple[str, Group]]:
+        """Return each group of a workload that is not of another program, with its folder, by its nonce."""
         return {
-            group.nonce: workload.subfolder(group)
+            group.nonce: (workload.subfolder(group), group)
             for workload in self._store.unfinished()
             for group in workload.existing_groups
             if not group.observed
@@ -470,22 +497,26 @@ class Machine:
 
     def _live(self, classes: dict[str, ClassCounters]) -> dict[int, Sums]:
         """Return the use of each group of a workload until now, by nonce; without those that are being created."""
-        subfolders = self._subfolders()
+        recorded = self._recorded()
         found: dict[int, Sums] = {}
         unrecorded: set[int] = set()
         # The creation of a group can take longer than two readings.
         pending = {group.nonce for workload in self._store.unfinished() for group in workload.groups}
         for group in (group for of in classes.values() for group in of.groups.values() if group.gid == self._gid):
-            subfolder = subfolders.get(group.nonce, "")
+            subfolder, of_group = recorded.get(group.nonce, ("", None))
             if not subfolder and group.nonce not in self._state.base:
                 if group.nonce not in pending:
                     unrecorded.add(group.nonce)
                 continue
             try:
-                begin = self._base(group.nonce) or self._begin(subfolder)
+                base = self._base(group.nonce)
+                begin = base or self._begin(subfolder)
                 # One that was created during the reading has no values of the counters that were read before.
                 begin = {counter: value for counter, value in begin.items() if counter in group.values}
-                found[group.nonce] = _difference(begin, group.values)
+                # Its readings may be newer than these.
+                past = _histories(self._snapshots.last_read(subfolder), is_of_run=not base)
+                found[group.nonce] = _difference(begin, group.values, past)
+                self._note_gaps(subfolder, of_group, group.values)
             except (ResctrlError, OSError):
                 reasons = {"its begin values cannot be read": None}
                 found[group.nonce] = {counter: Sum(reasons=dict(reasons)) for counter in group.values}
@@ -508,7 +539,6 @@ class Machine:
         levels: dict[Pool, Sums] = {pool: {} for pool in Pool}
         self._add_own(classes, sums[Pool.UNTRACKED], levels[Pool.UNTRACKED])
         self._add_groups(classes, live, sums, levels)
-        self._find_unseen(classes)
         counters = {counter for found in classes.values() for counter in found.own}
         # Those of domains that are offline now.
         counters |= {counter for known in self._state.classes.values() for counter in known.own}
@@ -600,12 +630,12 @@ class Machine:
                 pool = Pool.TRACKED if is_ours else Pool.FOREIGN
                 for counter, value in group.values.items():
                     if event(counter[1]).kind is Kind.GAUGE:
-                        _of(levels[pool], counter).add(value.number)
+                        _of(levels[pool], counter).add(value.number, 0, _without_number(value))
                 if is_ours:
                     if group.nonce not in self._state.removed:
                         ours[group.nonce] = live.get(group.nonce, {})
                 else:
-                    self._see_other(inode, group, is_whole=found.is_whole(group))
+                    self._see_other(inode, group, sums[pool], is_whole=found.is_whole(group))
         for nonce, closed in self._state.closed.items():
             # If the removal of a group fails, it may be used further.
             ours[nonce] = _largest(ours.get(nonce, {}), closed)
@@ -624,28 +654,60 @@ class Machine:
     def _use_of_other(self, other: OtherGroup) -> Sums:
         return _difference(self._state.unpack(other.first), self._state.unpack(other.last))
 
-    def _see_other(self, inode: int, group: GroupCounters, *, is_whole: bool) -> None:
+    def _see_other(self, inode: int, group: GroupCounters, sums: Sums, *, is_whole: bool) -> None:
         known = self._state.others.get(inode)
         if known is None:
             first, last = (self._state.pack(group.values) for _ in range(2))
             self._state.others[inode] = OtherGroup(first, last)
             add_reason(self._state.flaws[Pool.FOREIGN], "a group of another program was created between two readings")
         else:
+            before = self._state.unpack(known.last)
+            for counter, value in group.values.items():
+                if why := _gap(counter, before.get(counter), value):
+                    self._mark(Pool.FOREIGN, counter, why)
+                    add_reason(_of(sums, counter).reasons, why)
             self._state.update(known.last, group.values)
             if not is_whole:
                 add_reason(
                     self._state.flaws[Pool.FOREIGN], "a group of another program was removed during the reading"
                 )
 
-    def _find_unseen(self, classes: dict[str, ClassCounters]) -> None:
+    def _mark(self, pool: Pool, counter: Counter, reason: str) -> None:
+        """Record why the figure of a counter is not exact from now on. The guard must be held."""
+        add_reason(_of(self._state.ended[pool], counter).reasons, reason)
+
+    def _find_unseen(self, classes: dict[str, ClassCounters], unseen: Container[str]) -> None:
+        """Find what other programs created; ``unseen`` is that of which the events were read before the reading."""
         here = {name for name in classes if name}
         groups = [group for found in classes.values() for group in found.groups.values()]
         here |= {os.path.relpath(group.path, self._tree.path) for group in groups}
-        for directory in self._unseen:
+        for directory in [one for one in self._unseen if one in here or one in unseen]:
+            del self._unseen[directory]
             if directory not in here:
                 pool = Pool.FOREIGN if "mon_groups" in directory.split("/") else Pool.UNTRACKED
                 add_reason(self._state.flaws[pool], f"{directory} was created and removed between two readings")
-        self._unseen.clear()
+
+    def _note_gaps(self, subfolder: str, group: Group | None, values: Mapping[Counter, Value]) -> None:
+        """Save which counters of a workload have no number now, because its totals are not exact either."""
+        without = [
+            (domain, name, value)
+            for (domain, name), value in values.items()
+            if value.number is None and event(name).kind is Kind.CUMULATIVE and not value.is_never_active(event(name))
+        ]
+        if group is None or not without:
+            return
+        with contextlib.suppress(ResctrlError, OSError), self._snapshots.lock:
+            if self._snapshots.is_complete(subfolder) or self._snapshots.created_at(subfolder) != group.created_at:
+                return
+            domains = {reading.domain for reading in self._snapshots.begin_values(subfolder)}
+            gaps = [
+                Reading(of, name, value)
+                for domain, name, value in without
+                # The totals have the Sub-NUMA nodes of a cache in its place.
+                for of in sorted(domains)
+                if of.partition("/")[0] == domain
+            ]
+            self._snapshots.note_gaps(subfolder, gaps, group.inodes)
 
     def _base(self, nonce: int) -> dict[Counter, Value]:
         """Return the values from which a group that existed at ``since`` counts; {} if it did not."""
@@ -710,6 +772,23 @@ def _largest(first: Sums, second: Sums) -> Sums:
     return found
 
 
+def _without_number(value: Value) -> str:
+    """Return the reason for which a sum lacks the value of a group; "" if it does not."""
+    return "" if value.number is not None else f'the kernel has no number for a group, but "{value.text}"'
+
+
+def _gap(counter: Counter, before: Value | None, now: Value) -> str:
+    """Return why the use of a group of another program between two readings is not known; "" if it is."""
+    of = event(counter[1])
+    if of.kind is not Kind.CUMULATIVE or now.is_never_active(of):
+        return ""
+    if now.number is None:
+        # The hardware may reset the counter meanwhile (see ``Unavailable``).
+        return f'a counter of another program had no number at a reading, but "{now.text}"'
+    has_fallen = before is not None and before.number is not None and now.number < before.number
+    return "a counter of another program began again" if has_fallen else ""
+
+
 def _copy(sums: Sums) -> Sums:
     copied: Sums = {}
     _add(copied, sums)
@@ -720,7 +799,24 @@ def _values(readings: Iterable[Reading]) -> dict[Counter, Value]:
     return {(reading.domain, reading.event): reading.value for reading in readings if not reading.is_part}
 
 
-def _difference(begin: dict[Counter, Value], end: dict[Counter, Value]) -> Sums:
+def _histories(last_read: Checkpoint, *, is_of_run: bool) -> dict[Counter, CounterHistory]:
+    """Return the history of counters in a checkpoint, for outer domains.
+
+    Without ``is_of_run``, the use is not counted from the begin of the run, and with Sub-NUMA nodes not for each of
+    them, so only the fact that there is a history is of use.
+    """
+    found: dict[Counter, CounterHistory] = {}
+    for (domain, name), history in checkpoint.histories(last_read).items():
+        outer = domain.partition("/")[0]
+        found[outer, name] = history if is_of_run and outer == domain else CounterHistory(has_gap=True)
+    return found
+
+
+def _difference(
+    begin: dict[Counter, Value],
+    end: dict[Counter, Value],
+    past: Mapping[Counter, CounterHistory] | None = None,
+) -> Sums:
     """Return what was used between two readings of a group, by the rules for totals of workloads."""
     sums: Sums = {}
     for domain in sorted({domain for domain, _ in end}):
@@ -728,7 +824,7 @@ def _difference(begin: dict[Counter, Value], end: dict[Counter, Value]) -> Sums:
             [Reading(of, name, value) for (of, name), value in values.items() if of == domain]
             for values in (begin, end)
         )
-        for total in accounting.totals(before, after):
+        for total in accounting.totals(before, after, past=past):
             of = _of(sums, (domain, total.event.name))
             reason = total.reason if total.quality is not Quality.EXACT else ""
             of.add(total.number, 0, reason)

@@ -121,7 +121,7 @@ class Manager:
         )
         interference = Interference(tree, store, mark)
         interference.on_created, interference.on_events_lost = machine.created_by_others, machine.events_lost
-        interference.on_counters_reset = machine.counters_reset
+        interference.on_counters_reset, machine.read_events = machine.counters_reset, interference.read_events
         self.context = Context(
             tree=tree,
             store=store,

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.resctrl.class_counters import ClassCounters
 from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.machine import Pool
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment, machine
 from tests.workloads.known_reasons import check_reasons
@@ -129,3 +131,54 @@ def test_use_of_the_machine_is_not_exact_after_a_reset(abmc: tuple[Host, Control
     for state in "_e":
         Path(host.mountpoint, GROUP.name).write_text(f"{TRAFFIC}:*={state}\n")
     assert qualities() == {Quality.ESTIMATED}
+
+
+def traffic_of_machine(host: Host) -> set[Quality]:
+    return {use.quality for use in host.manager._read_machine().pools if use.event.name == TRAFFIC}
+
+
+def test_reset_during_a_reading_of_the_machine_is_known_to_it(
+    abmc: tuple[Host, Control], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event was read by the next call only, so the number that lacks the use before the reset was exact."""
+    host, _ = abmc
+    host.manager.tick()
+    machine = host.manager.context.machine
+    read = machine._read_whole
+
+    def reset_and_read() -> tuple[dict[str, ClassCounters], bool]:
+        (Path(host.mountpoint) / GROUP.name).write_text(f"{TRAFFIC}:*=_\n")
+        (Path(host.mountpoint) / GROUP.name).write_text(f"{TRAFFIC}:*=e\n")
+        return read()
+
+    monkeypatch.setattr(machine, "_read_whole", reset_and_read)
+    assert traffic_of_machine(host) == {Quality.ESTIMATED}
+
+
+def test_reset_while_the_pools_begin_is_not_forgotten(
+    abmc: tuple[Host, Control], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, _ = abmc
+    machine = host.manager.context.machine
+    read = machine._read_whole
+
+    def read_and_reset() -> tuple[dict[str, ClassCounters], bool]:
+        found = read()
+        for state in "_e":
+            (Path(host.mountpoint) / GROUP.name).write_text(f"{TRAFFIC}:*={state}\n")
+        host.manager.context.interference.read_events()  # as the thread that waits for them does
+        return found
+
+    monkeypatch.setattr(machine, "_read_whole", read_and_reset)
+    host.manager.tick()
+    monkeypatch.setattr(machine, "_read_whole", read)
+    assert traffic_of_machine(host) == {Quality.ESTIMATED}
+
+
+@pytest.mark.parametrize(("profile", "quality"), [("amd-abmc", Quality.ESTIMATED), ("intel-aet", Quality.EXACT)])
+def test_resets_that_were_not_reported_make_no_workload_exact(tmp_path: Path, profile: str, quality: Quality) -> None:
+    with machine(tmp_path, profile) as (host, _):
+        host.manager.tick()
+        host.manager.context.machine.events_lost()
+        found = host.manager._read_machine().pools
+        assert {use.quality for use in found if use.event.name == TRAFFIC and use.pool is Pool.TRACKED} == {quality}

@@ -28,6 +28,7 @@ from resctrlmond.sim.profiles import PROFILES
 from resctrlmond.workloads import machine
 from resctrlmond.workloads.machine import MachineUse, Pool
 from resctrlmond.workloads.states import Quality
+from tests.workloads.builders import total_of
 from tests.workloads.conftest import MARK, Host, assignment, own_host
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -727,3 +728,98 @@ def test_uncore_states_what_packages_used_while_cores_were_read(
         (uncore,) = (use for use in counting.read().pools if use.pool is Pool.UNCORE)
         assert uncore.number == 3
         assert uncore.skew >= 3
+
+
+WORD = "Unavailable"
+
+
+def qualities(found: MachineUse, pool: Pool, event: str = TRAFFIC) -> set[Quality]:
+    return {use.quality for use in found.pools if (use.pool, use.event.name) == (pool, event)}
+
+
+def test_cache_of_a_group_without_a_number_is_missing_in_its_pool(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    for key in ("one", "two"):
+        host.manager.assign(assignment(key, tid := control.spawn(tid=process().pid)))
+        control.run(tid, SECOND)
+    whole = used(pools.read(), Pool.TRACKED, CACHE)
+    control.set_faults(Fault(group="*one", event=CACHE, answer=WORD))
+    found = pools.read()
+    assert used(found, Pool.TRACKED, CACHE) < whole
+    assert qualities(found, Pool.TRACKED, CACHE) == {Quality.ESTIMATED}
+    assert qualities(found, Pool.FOREIGN, CACHE) == {Quality.EXACT}
+    control.set_faults()
+    assert qualities(pools.read(), Pool.TRACKED, CACHE) == {Quality.EXACT}
+
+
+@pytest.mark.parametrize("profile", ["intel-aet", "intel-snc2"])
+@pytest.mark.parametrize("is_seen_by_machine", [False, True])
+def test_counter_of_a_workload_that_had_no_number_for_a_time_is_not_exact(
+    tmp_path: Path, process: Start, profile: str, is_seen_by_machine: bool
+) -> None:
+    """One of the figures, of the workload and of its pool, was exact: the reading of the other one found the gap."""
+    with own_host(tmp_path, profile, 16, virtual_cpus=2, lag_ms=0) as host:
+        pools = Pools(host)
+        control, tid = pools.control, pools.control.spawn(tid=process().pid)
+        host.manager.assign(assignment("k", tid))
+        control.run(tid, SECOND)
+        pools.read()
+        control.set_faults(Fault(group="*k", event=TRAFFIC, answer=WORD))
+        if is_seen_by_machine:
+            pools.read()
+        else:
+            host.manager.read("k")
+        control.set_faults()
+        control.run(tid, SECOND)
+        assert qualities(pools.read(), Pool.TRACKED) == {Quality.ESTIMATED}
+        assert total_of(host.manager.read("k")[2]).quality is Quality.ESTIMATED
+        host.restart()
+        found = pools.read()
+        assert qualities(found, Pool.TRACKED) == {Quality.ESTIMATED}
+        assert qualities(found, Pool.TRACKED, "mbm_local_bytes") == {Quality.EXACT}
+        assert total_of(host.manager.release("k", owner="test").totals).quality is Quality.ESTIMATED
+        assert qualities(pools.read(), Pool.TRACKED) == {Quality.ESTIMATED}
+
+
+def test_counter_of_another_program_that_had_no_number_for_a_time_is_not_exact(pools: Pools) -> None:
+    host, control = pools.host, pools.control
+    host.make_foreign("theirs")
+    pools.restart()
+    control.steal(tid := control.spawn(), "mon_groups/theirs")
+    control.run(tid, SECOND)
+    assert qualities(pools.read(), Pool.FOREIGN) == {Quality.EXACT}
+    control.set_faults(Fault(group="mon_groups/theirs", event=TRAFFIC, answer=WORD))
+    pools.read()
+    control.set_faults()
+    control.run(tid, SECOND)
+    found = pools.read()
+    assert qualities(found, Pool.FOREIGN) == {Quality.ESTIMATED}
+    assert qualities(found, Pool.FOREIGN, ENERGY) == {Quality.EXACT}
+
+
+@pytest.mark.parametrize("pool", [Pool.TRACKED, Pool.FOREIGN])
+def test_counter_that_began_again_unseen_is_not_exact(tmp_path: Path, process: Start, pool: Pool) -> None:
+    """The number was held, as exact, until the counter had counted more than before."""
+    with own_host(tmp_path, "amd-abmc", 16, virtual_cpus=2, lag_ms=0) as host:
+        group = host.make_foreign("theirs")
+        pools = Pools(host)
+        control, tid = pools.control, pools.control.spawn(tid=process().pid)
+        if pool is Pool.TRACKED:
+            host.manager.assign(assignment("k", tid))
+            group = host.manager.get("k").first.ref
+        else:
+            control.steal(tid, "mon_groups/theirs")
+        # A reset that the kernel does not report as a write of another program.
+        host.manager.context.interference.on_counters_reset = lambda _events, _why: None
+        control.run(tid, 2 * SECOND)
+        before = pools.read()
+        assert qualities(before, pool) == {Quality.EXACT}
+        for state in "_e":
+            Path(host.tree.full_path(group), "mbm_L3_assignments").write_text(f"{TRAFFIC}:*={state}\n")
+        for _ in range(3):
+            control.run(tid, SECOND)
+            found = pools.read()
+            assert used(found, pool, TRAFFIC) >= used(before, pool, TRAFFIC)
+            assert Quality.EXACT not in {
+                use.quality for use in found.pools if use.pool is pool and use.event.name == TRAFFIC and use.number
+            }
