@@ -185,7 +185,7 @@ class Sums:
         self._names: dict[NameKind, dict[str, _Name]] = {grouping: {} for grouping in NameKind}
         # The runs in the sums whose records do not state that yet.
         self._counted: dict[Run, _Counted] = {}
-        # The ended runs that are not in the sums, because their totals could not be read.
+        # The ended runs that are missing in the sums, because their totals could not be read.
         self._unread: set[Run] = set()
         # By key: the amounts of running workloads that a caller has got.
         self._shown: dict[str, _Use] = {}
@@ -277,8 +277,8 @@ class Sums:
                     self._shown[key].workload = workload
         self._restored.clear()
         for workload in workloads.values():
-            if workload.uncounted and workload.is_finished and run_of(workload) not in self._counted:
-                self._count(workload)
+            if workload.uncounted and workload.is_finished:
+                self._count(workload)  # also if the file has it: its totals may not have been read
         self.write()
 
     # -- ends
@@ -291,21 +291,23 @@ class Sums:
         return self._count(workload) and self.write()
 
     def _count(self, workload: Workload) -> bool:
-        """Add a run to the sums in memory. Return False if its totals cannot be read."""
+        """Add a run to the sums in memory. Return False if its totals cannot be read: it is missing until then."""
         run = run_of(workload)
+        totals: Sequence[Total] = ()
+        problem = ""
         try:
             totals = self._final_totals(workload)
         except (ResctrlError, OSError) as error:
-            with self._guard:
-                self._unread.add(run)
-                self._problem = f"the sums lack a run of {workload.key}: {error}"
-            return False
+            problem = f"the sums lack a run of {workload.key}: {error}"
         except Exception:
             # A defect here must not keep a workload from ending.
             log.exception("%s: the totals of the ended run cannot be computed for the sums", workload.key)
-            totals = ()
         with self._guard, localcontext(EXACTLY):
-            self._unread.discard(run)
+            if problem:
+                self._unread.add(run)
+                self._problem = problem
+            else:
+                self._unread.discard(run)
             known = self._counted.get(run)
             if known is None:
                 use = self._shown.pop(workload.key, None) or _Use(())
@@ -314,7 +316,7 @@ class Sums:
                 use = _copy(known.use)
             use.take(totals)
             use.downgrade_except({total.event.name for total in totals})
-            use.workload, use.has_run = None, use.has_run or bool(workload.members)
+            use.workload, use.has_run = None, use.has_run or bool(workload.members or problem)
             self._ends[workload.key] = time.monotonic()
             if len(self._ends) > _MOST_ENDS:
                 self._forget_ends(time.monotonic() - _KEEP_ENDS_S)
@@ -322,13 +324,13 @@ class Sums:
             if known is not None:
                 counted.version = known.version
                 if (known.use, known.had_loss) == (use, counted.had_loss):
-                    return True
+                    return not problem
                 counted.version = self._version + 1
                 self._add(known, -1)
             self._add(counted, 1)
             self._counted[run] = counted
             self._version += 1
-        return True
+        return not problem
 
     def saved(self, workload: Workload) -> None:
         """Forget the amounts of a run whose record now states the end, and that the file has it."""
@@ -487,7 +489,7 @@ class Sums:
         with self._guard, localcontext(EXACTLY):
             for key in self._shown.keys() - read:
                 workload = find(key)
-                if workload is None or (workload.is_finished and run_of(workload) not in self._unread):
+                if workload is None or workload.is_finished:
                     self._keep_discarded(key)
             names = {grouping: _copies(self._names[grouping]) for grouping in groupings}
             running: dict[tuple[NameKind, str], int] = {}

@@ -143,8 +143,9 @@ MUTANTS = (
     Mutant(
         "a start adds a run again that the file has and its record lacks",
         _WORKLOADS + "sums.py",
-        "if workload.uncounted and workload.is_finished and run_of(workload) not in self._counted:",
-        "if workload.uncounted and workload.is_finished:\n                self._counted.pop(run_of(workload), None)",
+        "            if workload.uncounted and workload.is_finished:\n",
+        "            if workload.uncounted and workload.is_finished:\n"
+        "                self._counted.pop(run_of(workload), None)\n",
         "tests/workloads/test_sums.py",
     ),
     Mutant(

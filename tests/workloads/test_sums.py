@@ -512,6 +512,50 @@ def test_totals_that_cannot_be_read_are_added_later(host: Machine, monkeypatch: 
     assert amount(host.read()) == 7
 
 
+@pytest.fixture
+def unreadable(host: Machine, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A function after whose call the final totals of no run can be read."""
+
+    def fails(_: Workload) -> list[Total]:
+        raise NotRead("cannot read the end values", path="/run/x", errno=errno.EIO)
+
+    return lambda: monkeypatch.setattr(host.sums, "_final_totals", fails)
+
+
+def test_a_sum_is_not_exact_while_the_totals_of_a_run_cannot_be_read(
+    host: Machine, unreadable: Callable[[], None]
+) -> None:
+    for key in ("read", "shown", "never-shown"):
+        host.begin(key, members=(Member(id=key, owner="test", kind="process"),))
+    host.end("read", total(7))
+    host.read(("shown", total(5)))
+    unreadable()
+    host.end("shown", total(6))
+    host.end("never-shown", total(8))
+    found = of(host.read()).amounts[TRAFFIC]
+    assert found == {Quality.EXACT: 7, Quality.ESTIMATED: 5, Quality.UNKNOWN: 1}
+    host.tick()
+    host.start()  # by which time they can be read
+    found = of(host.read()).amounts[TRAFFIC]
+    assert {quality: number for quality, number in found.items() if number} == {Quality.EXACT: 21}
+    host.tick()
+    assert not any(host.store.known(key).uncounted for key in ("shown", "never-shown"))
+
+
+def test_a_run_whose_totals_can_never_be_read_is_missing(host: Machine, unreadable: Callable[[], None]) -> None:
+    """Its key was used again before they could be read: it was forgotten, and the sum was exact."""
+    for key in ("a", "b"):
+        host.begin(key, members=(Member(id=key, owner="test", kind="process"),))
+    host.end("b", total(7))
+    unreadable()
+    host.end("a", total(8))
+    save(host.store, workload("a", State.ACTIVE, nonce=2, generation=2))
+    for _ in range(2):
+        host.tick()
+        assert of(host.read()).amounts[TRAFFIC] == {Quality.EXACT: 7, Quality.UNKNOWN: 1}
+        host.start()
+
+
 def test_a_defect_does_not_keep_a_run_from_ending(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     host.begin("a")
     monkeypatch.setattr(sums, "_encode", no_space)
