@@ -39,10 +39,11 @@ class _Interrupt(Exception):
 
 
 class _Run(NamedTuple):
-    """One run of a workload."""
+    """One run of a workload. Generations begin again once the daemon has forgotten the ended runs of a key."""
 
     key: str
     generation: int
+    created_at: str | None
 
 
 class _Source:
@@ -52,8 +53,9 @@ class _Source:
         self._daemon = Daemon(args.socket)
         self._patterns: list[str] = args.key
         self._filters = args.filter
-        # The runs that were in the last reading and had not ended, and the runs that need no further line.
-        self._living: set[_Run] = set()
+        # The keys and generations that were in the last reading and had not ended; and the runs that need no further
+        # line.
+        self._living: set[tuple[str, int]] = set()
         self._ended: set[_Run] | None = None
 
     def header(self, interval_s: float) -> Header:
@@ -81,7 +83,8 @@ class _Source:
             self._ended = {_run(line) for line in lines if _has_ended(line)}
         chosen = {_run(line) for line in workload_table.selected(lines, self._filters) if self._is_named(line)}
         # A filter, such as state=active, may not match the end of a run that it matched before.
-        chosen = (chosen | self._living) - self._ended
+        chosen |= {run for run in map(_run, lines) if (run.key, run.generation) in self._living}
+        chosen -= self._ended
         return Reading(read_at=utc_now(), workloads=[_used(line) for line in lines if _run(line) in chosen])
 
     def reconnect(self) -> None:
@@ -90,9 +93,9 @@ class _Source:
 
     def keep(self, reading: Reading) -> None:
         """Keep which runs have ended: the reading was written."""
-        runs = {_Run(used.key, used.generation): used.completed_at is not None for used in reading.workloads}
-        self._living = {run for run, is_ended in runs.items() if not is_ended}
-        self._ended = (self._ended or set()) | {run for run, is_ended in runs.items() if is_ended}
+        ended = [used for used in reading.workloads if used.completed_at is not None]
+        self._living = {(used.key, used.generation) for used in reading.workloads if used.completed_at is None}
+        self._ended = (self._ended or set()) | {_Run(used.key, used.generation, used.created_at) for used in ended}
 
     def _is_named(self, line: Line) -> bool:
         names = (
@@ -105,7 +108,7 @@ class _Source:
 
 
 def _run(line: Line) -> _Run:
-    return _Run(line.workload.key, line.workload.generation)
+    return _Run(line.workload.key, line.workload.generation, line.workload.created_at)
 
 
 def _has_ended(line: Line) -> bool:

@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from resctrlctl.errors import CommandError
-from resctrlctl.format import format_count
+from resctrlctl.format import format_count, format_time
 from resctrlctl.recording import FORMAT, AnyLine, Header, Outage, Reading, Used, is_selected
 from resctrlctl.workload_table import CACHE, ENERGY, QUALITIES, TRAFFIC
 from resctrlmond.resctrl.errors import printable
@@ -62,6 +62,7 @@ class _Known(NamedTuple):
 class Run:
     """One run of a workload. ``label`` is its name, with the key and the generation if the name is not unique.
 
+    ``created_at`` is the time of its baseline, if known.
     ``spans`` are in order of time, and do not overlap. ``qualities`` are those of the plotted totals. A run that
     ``is_complete`` has its final totals. ``reading`` is the number of the last reading that has it.
     """
@@ -71,6 +72,7 @@ class Run:
     name: str
     label: str = ""
     state: str = ""
+    created_at: str | None = None
     is_complete: bool = False
     reading: int = 0
     qualities: set[str] = field(default_factory=set)
@@ -96,6 +98,16 @@ class Run:
         known = [quality for quality in QUALITIES if quality in self.qualities]
         return str(known[-1]) if known else ""
 
+    def is_another(self, used: Used) -> bool:
+        """Return whether this is another run of the same key and generation.
+
+        The daemon begins with generation 1 again once it has forgotten the ended runs of a key. A group that has
+        counted nothing can be created again during a run, with another time.
+        """
+        has_used = any(self._last[measure].value for measure in (POWER, BANDWIDTH) if measure in self._last)
+        is_other_time = None not in (self.created_at, used.created_at) and self.created_at != used.created_at
+        return is_other_time and (self.is_complete or has_used)
+
     def add(self, used: Used, at: float, begin: float, interval_s: float) -> None:
         """Add a reading: what was used since the last one that is known or, if there is none, since the baseline.
 
@@ -104,6 +116,7 @@ class Run:
         now = _time(used.read_at) or at
         created = _time(used.created_at)
         self.state = used.state
+        self.created_at = used.created_at or self.created_at
         self.is_complete = used.completed_at is not None
         for measure in (POWER, BANDWIDTH):
             amount = used.totals.get(measure.event)
@@ -166,7 +179,9 @@ def read(file: BinaryIO, name: str, patterns: Sequence[str] = ()) -> Series:
     """Read a recording from a file with that name. Raises CommandError if it is not a recording."""
     header = _header(file, name)
     begin = end = _time(header.read_at) or 0.0
-    runs: dict[tuple[str, int], Run] = {}
+    runs: list[Run] = []
+    # By key and generation.
+    last: dict[tuple[str, int], Run] = {}
     readings = damaged = outages = 0
     is_cut = False
     while data := file.readline(_MAX_LINE):
@@ -179,22 +194,23 @@ def read(file: BinaryIO, name: str, patterns: Sequence[str] = ()) -> Series:
             readings += 1
             for used in line.workloads:
                 if is_selected(patterns, (used.name, used.key)):
-                    run = runs.setdefault(
-                        (used.key, used.generation), Run(used.key, used.generation, used.name or used.key)
-                    )
+                    run = last.get((used.key, used.generation))
+                    if run is None or run.is_another(used):
+                        run = last[used.key, used.generation] = Run(used.key, used.generation, used.name or used.key)
+                        runs.append(run)
                     run.add(used, at, begin, header.interval_s)
                     run.reading = readings
         elif not is_cut:
             damaged += 1
-    for run in runs.values():
+    for run in runs:
         if run.qualities and not run.is_complete and run.reading < readings:
             # Its final totals are missing: the key was used again, or the line is damaged.
             run.qualities.add(Quality.LATE)
     # The clock may have been set back since the header.
-    spans = [span for run in runs.values() for of_measure in run.spans.values() for span in of_measure]
+    spans = [span for run in runs for of_measure in run.spans.values() for span in of_measure]
     begin = min([begin, *(span.start for span in spans)])
     end = max((span.end for span in spans), default=end)
-    ordered = sorted(runs.values(), key=lambda run: (-run.total(POWER), -run.total(BANDWIDTH), run.name, run.key))
+    ordered = sorted(runs, key=lambda run: (-run.total(POWER), -run.total(BANDWIDTH), run.name, run.key))
     _label(ordered)
     notes = []
     if damaged:
@@ -257,10 +273,13 @@ def _label(runs: Iterable[Run]) -> None:
     found = list(runs)
     names = Counter(name for name, _ in {(run.name, run.key) for run in found})
     keys = Counter(run.key for run in found)
+    generations = Counter((run.key, run.generation) for run in found)
     for run in found:
         run.label = printable(run.name if names[run.name] == 1 else f"{run.name} ({run.key})")
         if keys[run.key] > 1:
             run.label += f", run {run.generation}"
+        if generations[run.key, run.generation] > 1:
+            run.label += f" of {format_time(run.created_at)}"
 
 
 def averages(spans: Iterable[Span], begin: float, end: float, count: int) -> list[float | None]:

@@ -194,16 +194,21 @@ FILTERS: dict[str, Callable[[Line], Iterable[str]]] = {
 
 def lines(usages: Sequence[Usage], before: Iterable[Usage] = ()) -> list[Line]:
     """Return a line for each workload. ``before``: an earlier reading, from which power and bandwidth count."""
-    earlier = {(usage.workload.key, usage.workload.generation): usage for usage in before}
+    earlier = {_identity(usage.workload): usage for usage in before}
     selectors = selectors_of([usage.workload for usage in usages])
     return [
         Line(
             usage,
             selectors[usage.workload.key],
-            earlier.get((usage.workload.key, usage.workload.generation)),
+            earlier.get(_identity(usage.workload)),
         )
         for usage in usages
     ]
+
+
+def _identity(workload: Workload) -> tuple[str, int, str | None]:
+    """Return what identifies a run. Generations begin again once the daemon has forgotten the ended runs of a key."""
+    return workload.key, workload.generation, workload.created_at
 
 
 def selected(found: Iterable[Line], filters: Iterable[tuple[str, str]]) -> list[Line]:

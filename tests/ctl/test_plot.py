@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from resctrlctl.errors import CommandError
+from resctrlctl.format import format_time
 from resctrlctl.layout import cell_width
 from resctrlctl.plot import screen, summary
 from resctrlctl.series import BANDWIDTH, LLC, POWER, Series, Span, averages, read
@@ -171,6 +172,32 @@ def test_clock_that_was_set_back_after_the_header_extends_the_plot() -> None:
     series = series_of(*(reading(1, used("k", 1, n, readAt=f"2026-11-23T18:00:0{n}Z")) for n in (1, 3)))
     assert (series.begin - BEGIN, series.end - BEGIN) == (-3599, -3597)
     assert screen(series, "_#", 80)[-2].startswith("  power      #  ")
+
+
+def test_runs_of_a_key_whose_generations_began_again_are_not_one() -> None:
+    """The daemon had forgotten the first run. Its use was subtracted from that of the second one, as exact."""
+    ended = used("k", 1, 2, createdAt=time(0.5), state="completed", completedAt=time(1))
+    found = series_of(
+        reading(0, used("k", 0, None, readAt=None, state="pending")),
+        reading(1, ended),
+        reading(2),
+        reading(30, used("k", 30, 5, createdAt=time(20))),
+        reading(31, used("k", 31, 6, createdAt=time(20))),
+    )
+    assert [(run.label, round(run.total(POWER), 6), run.quality) for run in found.runs] == [
+        (f"k, run 1 of {format_time(time(20))}", 6, "exact"),
+        (f"k, run 1 of {format_time(time(0.5))}", 2, "exact"),
+    ]
+
+
+def test_first_run_of_a_key_whose_generations_began_again_is_late_without_its_final_totals() -> None:
+    found = series_of(
+        reading(1, used("k", 1, 0, createdAt=time(0.5))),
+        reading(2, used("k", 2, 0, createdAt=time(1.5))),  # in another class
+        reading(3, used("k", 3, 2, createdAt=time(1.5))),
+        reading(30, used("k", 30, 5, createdAt=time(20))),
+    )
+    assert [(run.total(POWER), run.quality) for run in found.runs] == [(5, "exact"), (2, "late")]
 
 
 def test_runs_of_one_name_have_different_labels() -> None:

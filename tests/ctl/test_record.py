@@ -134,6 +134,22 @@ def test_end_is_recorded_once_with_the_final_totals(
     assert generations[-1] == 2
 
 
+def test_run_of_a_key_that_the_daemon_had_forgotten_is_recorded(
+    manager: FakeManager, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Its generation is that of the run before, which had ended and was in the file."""
+    manager.add("web", state=State.COMPLETED, completed_at=LATER)
+    path = tmp_path / "file"
+    process = start()
+    wait_until(lambda: path.exists() and len(lines_of(path)) > 1)
+    manager.add("web", created_at=LATER)
+    wait_until(lambda: "web" in path.read_text())
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    found = [used["createdAt"] for line in lines_of(path)[1:] for used in line["workloads"]]
+    assert set(found) == {LATER}
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_takes_a_last_reading(
     manager: FakeManager,

@@ -140,6 +140,9 @@ def test_rates_are_averages_since_the_baseline_or_the_last_reading() -> None:
     # A workload that began since then has its average since its baseline.
     (new,) = lines([usage("b", 12, "24")], [before])
     assert new.rate("core_energy") == 2
+    # So has another run, of the same generation because the daemon had forgotten the first one.
+    other = replace(now, workload=replace(now.workload, created_at="2026-11-21T11:00:11.000000Z"))
+    assert lines([other], [before])[0].rate("core_energy") == 110
     assert lines([usage("a", 12, None)], [before])[0].rate("core_energy") is None
     assert lines([usage("a", 0, "1")])[0].rate("core_energy") is None
 
