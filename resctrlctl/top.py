@@ -106,6 +106,7 @@ class _Pools:
         self._daemon = daemon
         self._wait_s = wait_s
         self._before: list[PoolUse] = []
+        self._since = ""
         self._shares: tuple[str, dict[Pool, Decimal]] = ("", {})
         self._reader: threading.Thread | None = None
 
@@ -125,7 +126,9 @@ class _Pools:
     def _read(self) -> None:
         try:
             reply = self._daemon.call("read what the machine used", "Machine", NoParameters(), MachineReply)
-            before, self._before = self._before, reply.pools
+            # Counting begins again if resctrl is mounted again: no figure is since the reading before then.
+            before = self._before if reply.since == self._since else []
+            self._before, self._since = reply.pools, reply.since
             self._shares = machine.shares_since(reply.pools, before)
         except (CommandError, ArithmeticError):
             self._shares = "", {}  # the daemon cannot read them now, or has a number that is not valid

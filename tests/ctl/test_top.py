@@ -73,6 +73,17 @@ def test_json_has_the_pools_of_the_machine_in_the_interval(manager: FakeManager,
     reply = json.loads(done.stdout)
     shares = {"tracked": "0.800000", "foreign": "0.200000", "untracked": "0.000000", "uncore": "0.000000"}
     assert (reply["poolsEvent"], reply["pools"]) == ("core_energy", shares)
+    # Resctrl was mounted again, so nothing is since the reading before.
+    tracked, foreign, untracked, uncore = REPLY.pools[4:]
+    anew = [replace(tracked, value="3"), foreign, replace(untracked, value="150000"), replace(uncore, value="0")]
+    manager.next_replies = {"Machine": [sent(REPLY), sent(replace(REPLY, since=REPLY.read_at, pools=anew))]}
+    reply = json.loads(ctl("top", "--json", "-n", "1", "-d", "0.5").stdout)
+    assert reply["pools"] == {
+        "tracked": "0.000020",
+        "foreign": "0.000000",
+        "untracked": "0.999980",
+        "uncore": "0.000000",
+    }
 
 
 def test_filter_leaves_out_other_workloads(manager: FakeManager, ctl: Ctl) -> None:
