@@ -87,25 +87,49 @@ def test_prometheus_scrapes_over_tls_with_the_files_of_the_page(tmp_path: Path) 
         assert days == {"certfile": 3650.0, "client-cafile": 3650.0}
 
 
+def test_page_restricts_a_unix_socket() -> None:
+    """All users can connect to a socket of systemd without a mode, and to the default address."""
+    [block, *_] = _blocks(PAGE.read_text(encoding="utf-8"), "\nListen on a Unix socket")
+    lines = block.split()
+    assert lines[:2] == ["[Socket]", "ListenStream="]
+    assert {"SocketMode=0660", "SocketGroup=resctrlmon-read"} <= set(lines)
+
+
 def test_page_has_an_exact_query_and_the_error_of_increase(tmp_path: Path) -> None:
-    """In an hour, one namespace used 1000 J at once, and a new one 500 J before its first scrape."""
+    """In an hour, one namespace used 1000 J at once, and a new one 500 J before its first scrape.
+
+    A host without a sample an hour ago has used an unknown amount in the hour, not all since its boot.
+    """
     page = PAGE.read_text(encoding="utf-8")
     estimate = next(line for line in page.splitlines() if line.startswith("sum by (name) (increase("))
     exact = next(block for block in page.split("```\n") if " offset 1h" in block)
     name = "resctrlmond_accounted_core_energy_joules_total"
-    values = {"shop": "7x100 1007x200", "new": "_x100 500x200"}
+    # Host c had no figures an hour ago, and the sums of host d began again since then.
+    values = {
+        ("shop", "a"): "7x100 1007x200",
+        ("new", "a"): "_x100 500x200",
+        ("gone", "c"): "_x100 5000000x200",
+        ("boot", "d"): "9x100 30x200",
+    }
+    starts = {"a": "1x300", "c": "_x100 1x200", "d": "1x100 2x200"}
     series = [
-        {"series": f'{name}{{by="namespace", name="{of}"}}', "values": numbers} for of, numbers in values.items()
+        {"series": f'{name}{{by="namespace", name="{of}", instance="{host}"}}', "values": numbers}
+        for (of, host), numbers in values.items()
+    ]
+    series += [
+        {"series": f'resctrlmond_accounted_start_time_seconds{{instance="{host}"}}', "values": numbers}
+        for host, numbers in starts.items()
     ]
 
-    def query(expr: str, shop: float, new: float) -> dict[str, object]:
-        samples = [{"labels": f'{{name="{of}"}}', "value": value} for of, value in (("shop", shop), ("new", new))]
+    def query(expr: str, **increases: float) -> dict[str, object]:
+        samples = [{"labels": f'{{name="{of}"}}', "value": value} for of, value in increases.items()]
         return {"expr": expr, "eval_time": "61m7s", "exp_samples": samples}
 
     # The 240 samples of the hour span 3585 s.
     error = 3600 / 3585
     assert f"up to {error - 1:.2%} too high" in page
-    queries = [query(f"round({estimate}, 0.01)", round(1000 * error, 2), 0), query(exact, 1000, 500)]
+    estimated = {"shop": round(1000 * error, 2), "new": 0, "gone": 0, "boot": round(21 * error, 2)}
+    queries = [query(f"round({estimate}, 0.01)", **estimated), query(exact, shop=1000, new=500)]
     tests = [{"interval": "15s", "input_series": series, "promql_expr_test": queries}]
     file = tmp_path / "tests.yaml"
     file.write_text(json.dumps({"tests": tests}))
