@@ -102,6 +102,12 @@ def test_numbers_have_colours_of_their_own() -> None:
             assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0]["value"] is None, panel["title"]
 
 
+def test_each_figure_is_shown_by_namespace_pod_and_unit() -> None:
+    titles = " ".join(panel["title"] for panel in panels())
+    for figure in ("Power", "Bandwidth", "Occupancy"):
+        assert all(f"{figure} by {one}" in titles for one in ("namespace", "pod", "unit")), figure
+
+
 def test_each_query_names_metrics_of_the_exporter_and_one_scope() -> None:
     known = {one.sample for one in vars(metrics).values() if isinstance(one, Metric)}
     for row in EVENT_METRICS.values():
@@ -153,6 +159,8 @@ def test_each_query_has_data(server: Prometheus) -> None:
     (pod,) = by_name["Power by pod, the 10 largest, A"]
     assert pod[0] == {"namespace": "shop", "pod": "web-0"}
     assert {labels.get("name", "") for labels, _ in by_name["Power by namespace, A"]} == {"shop", "no namespace"}
+    occupied = by_name["Occupancy by namespace, A"]
+    assert {labels.get("namespace", "") for labels, _ in occupied} == {"shop", "no namespace"}
     units = by_name["Bandwidth by unit, the 10 largest, A"]
     assert [labels["unit"] for labels, _ in units] == ["web.service"]
     for name in ("Power by pod, the 10 largest, A", "Power of the cores, A", "Bandwidth by pool, A"):
