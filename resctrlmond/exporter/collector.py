@@ -296,6 +296,7 @@ def _add_names(families: Families, workload: Workload) -> None:
         "container": known.container,
         "unit": known.unit,
         "user": known.user,
+        "profile": workload.profile,
         "generation": str(workload.generation),
     }
     families.info(metrics.WORKLOAD, workload.key, *(names[name] for name in metrics.WORKLOAD_NAMES))

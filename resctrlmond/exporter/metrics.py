@@ -155,7 +155,7 @@ def _gauge(name: str, text: str, *labels: str, unit: str = "") -> Metric:
     return Metric(name, Type.GAUGE, text, labels, unit)
 
 
-WORKLOAD_NAMES = ("class", "kind", "namespace", "pod", "container", "unit", "user", "generation")
+WORKLOAD_NAMES = ("class", "kind", "namespace", "pod", "container", "unit", "user", "profile", "generation")
 WORKLOAD = Metric("workload", Type.INFO, "The names of a workload.", ("key", *WORKLOAD_NAMES))
 WORKLOAD_START = _gauge(
     "workload_start_time_seconds", "When the baseline of the workload was read.", "key", unit="seconds"

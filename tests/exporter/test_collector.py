@@ -77,16 +77,17 @@ def usage(value: str, *, key: str = "k", created_at: str = START) -> Usage:
     return msgspec.convert(found, Usage)
 
 
-def test_unit_and_user_are_those_of_the_control_groups() -> None:
+def test_unit_and_user_are_those_of_the_control_groups_and_the_profile_is_a_name() -> None:
     path = "/sys/fs/cgroup/user.slice/user-1000.slice/session-2.scope"
     of = usage("1")
     members = (msgspec.convert({"id": "m", "kind": "cgroup", "owner": "cli", "cgroup": path}, Member),)
-    of = msgspec.structs.replace(of, workload=msgspec.structs.replace(of.workload, members=members))
+    of = msgspec.structs.replace(of, workload=msgspec.structs.replace(of.workload, members=members, profile="batch"))
     families = Exporter(Told(Observation(usages=[of]))).render(
         lambda registry: list(registry.collect()), 1.0, with_start_times=False
     )
     (info,) = (one for family in families for one in family.samples if one.name == "resctrlmond_workload_info")
-    assert info.labels == {"key": "k", "generation": "1", "kind": "cgroup", "unit": "session-2.scope", "user": "1000"}
+    names = {"kind": "cgroup", "unit": "session-2.scope", "user": "1000", "profile": "batch"}
+    assert info.labels == {"key": "k", "generation": "1", **names}
 
 
 def test_use_of_a_workload_that_falls_is_held_and_marked() -> None:
