@@ -253,6 +253,12 @@ def test_manifest_agrees_with_the_other_examples() -> None:
     assert second["kubernetes_sd_configs"][0]["selectors"][0]["label"] == f"{label}={value}"
 
 
+def test_pod_states_its_node_in_the_variable_of_the_exporter() -> None:
+    """The host name of a pod is not that of the node. tests/exporter/test_names.py checks its effect."""
+    [container] = pod()["containers"]
+    assert container["env"] == [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
+
+
 def test_command_of_the_page_writes_the_prometheus_rule(tmp_path: Path) -> None:
     """The Prometheus Operator reads no file of rules. The object has the same groups."""
     [command] = re.findall(r"^\$ (\{ printf .*?)\n\$ ", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
