@@ -198,7 +198,7 @@ soak: setup
 
 # Let a real Prometheus scrape the exporter for an hour while short workloads come and go, and while the daemon and the
 # exporter are killed: no counter may fall, no end may be missed, and the sums of namespaces are the use that the simulator
-# recorded. CHURN="--minutes 5" is shorter.
+# recorded, also for a receiver of OTLP. CHURN="--minutes 5" is shorter.
 churn: setup
 	$(BIN)/python -m tests.exporter $(CHURN)
 

@@ -21,7 +21,7 @@ def main() -> int:
         outcome = churn(Path(folder), options.minutes * 60, options.interval)
     print(
         f"{outcome.workloads} workloads, {outcome.short} of which lived less than {options.interval} s, "
-        f"{outcome.kills} kills, {outcome.samples} samples of counters, "
+        f"{outcome.kills} kills, {outcome.samples} samples of counters, {outcome.points} points, "
         f"{outcome.starts} new starts, {len(outcome.faults)} faults"
     )
     print("ended: " + ", ".join(f"{number} {quality}" for quality, number in sorted(outcome.ended.items())))

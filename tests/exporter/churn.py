@@ -4,7 +4,7 @@
 The increase of the sums of namespaces in Prometheus is compared with what the simulator recorded of each process, and
 that of the pools of the machine with what it recorded of all RMIDs. The last value of each series of a workload is
 compared with the reports of the daemon. Another Prometheus has the same figures from a file, without
-start times.
+start times, and a receiver of OTLP from pushes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ from tests.exporter.increase import Increase, sums
 from tests.exporter.load import Event, Load, Run
 from tests.exporter.machine_increase import MachineIncrease, scrape
 from tests.exporter.node_exporter import node_exporter, write_file
+from tests.exporter.otlp_receiver import over_http
 from tests.exporter.prometheus import Prometheus, Series, running
+from tests.exporter.pushed import Pushed
+from tests.exporter.pushing import PushProcess
 from tests.wait import wait_until
 
 # The events of workloads by their number, which repeat.
 _EVENTS_OF_40 = {9: Event.KILLED_AT_RELEASE, 29: Event.KILLED}
 _EVENTS_OF_10 = {3: Event.LATE, 6: Event.REMOVED}
-# After this number of workloads, both exporters are killed.
+# After this number of workloads, all exporters are killed.
 _KILLS_EXPORTERS = 20
 _BUSY = "while :; do :; done"
 # The namespaces of workloads whose readings have all that was used in their groups.
@@ -48,6 +51,8 @@ _REMOVED, _LONG = "ward", "house"
 
 # The labels and the values of the counters of one metric at the end of their workload.
 Ends = dict[str, dict[frozenset[tuple[str, str]], float]]
+# The totals of a workload by event, over all domains.
+Totals = dict[str, float]
 
 
 @dataclass(slots=True)
@@ -63,6 +68,7 @@ class Outcome:
     ended: Counter[Quality] = field(default_factory=Counter)
     kills: int = 0
     samples: int = 0
+    points: int = 0
     starts: int = 0
     faults: list[str] = field(default_factory=list)
 
@@ -72,7 +78,7 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
 
     A slow machine takes longer: the daemon and the exporter are killed once at least.
     """
-    outcome, ends = Outcome(), Ends()
+    outcome, ends, totals = Outcome(), Ends(), dict[str, Totals]()
     with contextlib.ExitStack() as stack:
         # The energy of a run is not exact if its RMID has never counted before.
         machine = stack.enter_context(machine_of(top, "intel-aet", residue=1))
@@ -90,8 +96,15 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
         node = stack.enter_context(node_exporter(top, textfiles))
         server = stack.enter_context(running(top / "prometheus", listener.getsockname()[1], interval_s))
         of_file = stack.enter_context(running(top / "prometheus-file", node.port, interval_s))
+        url, received = stack.enter_context(over_http())
+        pushed = Pushed(received)
+        pushing = PushProcess(
+            top, machine.socket, url, "--interval", str(interval_s), "--otlp-state", str(top / "otlp-state")
+        )
+        stack.callback(pushing.close)
+        pushing.start()
         load, increases = Load(machine), {one: Increase(partial(sums, one)) for one in (server, of_file)}
-        since_kill = Increase(partial(sums, server))
+        since_kill, of_pushes = Increase(partial(sums, server)), Increase(pushed.sums)
         assert machine.simulation
         profile, control = machine.simulation.profile, Control(machine.simulation.mountpoint)
         settle = partial(_await_reading, server, machine)
@@ -100,7 +113,7 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
         def add(namespace: str, run: Run) -> None:
             outcome.ended[run.quality] += 1
             outcome.faults += run.faults
-            for increase in (*increases.values(), since_kill):
+            for increase in (*increases.values(), since_kill, of_pushes):
                 increase.add(namespace, run.used)
             of_machine.add(run.used)
 
@@ -112,6 +125,8 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
             _await_scrape(one, machine)
             increase.begin()
         since_kill.begin()
+        pushed.await_reading()
+        of_pushes.begin()
         of_machine.begin()
         # Other tests may run at the same time.
         busy = subprocess.Popen(["nice", "-n", "19", "sh", "-c", _BUSY])
@@ -127,7 +142,7 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
             run = load.run(key, namespace, event)
             add(namespace, run)
             outcome.short += run.lived_s < interval_s
-            _add_ends(machine, key, ends)
+            totals[key] = _add_ends(machine, key, ends)
             if event in (Event.KILLED, Event.KILLED_AT_RELEASE):
                 outcome.kills += 1
                 _await_scrape(server, machine)
@@ -140,6 +155,8 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
                 writer.kill()
                 writer.wait()
                 writer = write_file(*writing)
+                pushing.kill()
+                pushing.start()
                 outcome.kills += 1
         end(busy)
         add(_LONG, load.end("busy", busy.pid))
@@ -148,6 +165,11 @@ def churn(top: Path, seconds: float, interval_s: int) -> Outcome:
             _await_scrape(one, machine)
             outcome.faults += increase.faults()
             _check_ended(one, outcome)
+        # The figures of a reading are in several messages.
+        pushed.await_reading()
+        pushed.await_reading()
+        outcome.faults += of_pushes.faults()
+        _check_pushed(pushed, totals, outcome)
         outcome.faults += of_machine.faults()
         _check(server, ends, outcome)
         _check_file(of_file, ends, outcome)
@@ -164,14 +186,17 @@ def _event(number: int) -> Event:
     return _EVENTS_OF_40.get(number % 40) or _EVENTS_OF_10.get(number % 10, Event.NONE)
 
 
-def _add_ends(machine: Machine, key: str, ends: Ends) -> None:
-    for use in machine.call("Read", key=key)["domains"]:
+def _add_ends(machine: Machine, key: str, ends: Ends) -> Totals:
+    """Add the counters of a workload that has ended. Return its totals."""
+    found = machine.call("Read", key=key)
+    for use in found["domains"]:
         if "value" not in use:
             continue
         row = EVENT_METRICS[use["event"]]
         domain = str(int(use["domain"].rpartition("_")[2]))
         labels = zip(row.workload.labels, (key, domain, row.label), strict=False)
         ends.setdefault(row.workload.sample, {})[frozenset(labels)] = float(use["value"])
+    return {total["event"]: float(total["value"]) for total in found["totals"] if "value" in total}
 
 
 def _await_end(server: Prometheus, key: str) -> None:
@@ -235,6 +260,15 @@ def _check_file(server: Prometheus, ends: Ends, outcome: Outcome) -> None:
             outcome.samples += len(one.samples)
         _check_ends(name, found, ends, outcome)
     outcome.faults += [f"the file does not have {name}" for name in ends.keys() - set(counters)]
+
+
+def _check_pushed(pushed: Pushed, totals: Mapping[str, Totals], outcome: Outcome) -> None:
+    outcome.points = pushed.number
+    outcome.faults += pushed.faults
+    for key, used in totals.items():
+        found = pushed.used(key)
+        if found != used:
+            outcome.faults.append(f"{key} ended at {used}; the receiver of OTLP has {found}")
 
 
 def _check_text(port: int, outcome: Outcome) -> None:

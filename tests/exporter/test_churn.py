@@ -26,4 +26,5 @@ def test_prometheus_has_the_use_and_misses_no_end_and_sees_no_counter_fall(tmp_p
     assert outcome.ended[Quality.ESTIMATED]
     assert outcome.starts
     assert outcome.samples > outcome.workloads
+    assert outcome.points > outcome.workloads
     assert outcome.ended.total() > outcome.workloads
