@@ -2,7 +2,7 @@
 """Ansible accepts the role, and the daemon and the NRI plugin accept the files that it writes.
 
 The role runs on this host, in a mount namespace with an overlay over /etc. Its tasks for packages and services need a
-host of its own, and are left out.
+host of its own, and are left out. Those that copy packages install other ones, in an overlay over /.
 """
 
 from __future__ import annotations
@@ -47,6 +47,38 @@ echo --- again
 "$@"
 """
 
+# Debian packages of two versions, of which one needs the other of its version.
+_PACKAGES = """\
+set -e
+cd "$1"
+for version in 1 2; do
+    for name in resctrlmond-test-modules resctrlmond-test; do
+        mkdir -p tree/DEBIAN
+        printf '%s\\n' "Package: $name" "Version: $version" 'Architecture: all' 'Maintainer: m <m@example.com>' \\
+            'Description: test' >tree/DEBIAN/control
+        [ $name != resctrlmond-test ] || echo "Depends: resctrlmond-test-modules (= $version)" >>tree/DEBIAN/control
+        dpkg-deb --root-owner-group --build tree "${name}_${version}_all.deb"
+        rm -r tree
+    done
+done
+"""
+# As above, with an overlay over /. $1 is a directory for it, $2 that of the packages and of the playbook.
+_UPGRADE = """\
+set -e
+mount -t tmpfs none "$1"
+mkdir "$1/upper" "$1/work" "$1/root"
+mount -t overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" overlay "$1/root"
+for folder in /dev /proc "$2"; do
+    mkdir -p "$1/root$folder"
+    mount --rbind "$folder" "$1/root$folder"
+done
+for version in 1 2 2; do
+    chroot "$1/root" ansible-playbook --inventory localhost, --connection local --extra-vars "@$2/$version.json" \\
+        "$2/site.yml"
+done
+chroot "$1/root" dpkg-query --show --showformat='${Package} ${Version}\\n' resctrlmond-test resctrlmond-test-modules
+"""
+
 
 def loaded(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -69,31 +101,14 @@ def playbook(*options: str) -> list[str]:
     ]
 
 
-def run(top: Path, variables: dict[str, Any]) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Run the role twice, unless the first time fails; return the directory with its files, and the result."""
-    copy, overlay, home = top / "copy", top / "overlay", top / "home"
-    for folder in (copy, overlay, home):
-        folder.mkdir()
-    command = playbook("--skip-tags", "packages,services", "--extra-vars", json.dumps(variables))
-    done = subprocess.run(
-        [
-            "unshare",
-            "--mount",
-            "--propagation",
-            "private",
-            "sh",
-            "-c",
-            _SCRIPT,
-            "sh",
-            str(overlay),
-            str(copy),
-            *command,
-        ],
+def in_namespace(top: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a mount namespace of its own, with the commands of this tree."""
+    return subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *arguments],
         env={
             **os.environ,
-            # With the commands of this tree.
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "HOME": str(home),
+            "HOME": str(top / "home"),
             "ANSIBLE_NOCOLOR": "1",
             "LC_ALL": "C.UTF-8",
         },
@@ -102,7 +117,15 @@ def run(top: Path, variables: dict[str, Any]) -> tuple[Path, subprocess.Complete
         timeout=250,
         check=False,
     )
-    return copy, done
+
+
+def run(top: Path, variables: dict[str, Any]) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Run the role twice, unless the first time fails; return the directory with its files, and the result."""
+    copy, overlay, home = top / "copy", top / "overlay", top / "home"
+    for folder in (copy, overlay, home):
+        folder.mkdir()
+    command = playbook("--skip-tags", "packages,services", "--extra-vars", json.dumps(variables))
+    return copy, in_namespace(top, _SCRIPT, str(overlay), str(copy), *command)
 
 
 def applied(top: Path, variables: dict[str, Any]) -> tuple[Path, str]:
@@ -115,6 +138,25 @@ def applied(top: Path, variables: dict[str, Any]) -> tuple[Path, str]:
 def test_ansible_accepts_the_playbook() -> None:
     done = subprocess.run(playbook("--syntax-check"), capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_packages_that_need_each_other_are_upgraded(tmp_path: Path) -> None:
+    packages, overlay = tmp_path / "packages", tmp_path / "overlay"
+    packages.mkdir()
+    overlay.mkdir()
+    subprocess.run(["sh", "-c", _PACKAGES, "sh", str(packages)], check=True, capture_output=True, timeout=60)
+    for version in (1, 2):
+        debs = sorted(map(str, packages.glob(f"*_{version}_all.deb")))
+        (packages / f"{version}.json").write_text(json.dumps({"resctrlmond_debs": debs}))
+    names = ("Copy the packages", "Install the copied packages")
+    tasks = [task for task in loaded(ROLE / "tasks" / "main.yml") if task["name"] in names]
+    play = {"hosts": "all", "gather_facts": False, "tasks": tasks}
+    (packages / "site.yml").write_text(yaml.safe_dump([play]))
+    output = in_namespace(tmp_path, _UPGRADE, str(overlay), str(packages))
+    assert output.returncode == 0, output.stdout + output.stderr
+    runs = re.findall(r"changed=(\d+) .*failed=(\d+)", output.stdout)
+    assert runs == [("2", "0"), ("2", "0"), ("0", "0")], output.stdout
+    assert output.stdout.splitlines()[-2:] == ["resctrlmond-test 2", "resctrlmond-test-modules 2"]
 
 
 def of_the_page() -> dict[str, Any]:
