@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -72,6 +73,22 @@ def test_pools_of_the_machine_continue_after_a_kill_and_a_restart(host: Host) ->
     for then, now in zip(before["pools"], after_restart["pools"], strict=True):
         is_seen = then["pool"] == "tracked" or then["event"] == "llc_occupancy"
         assert now["quality"] == (then["quality"] if is_seen else "estimated"), now
+
+
+def test_pools_of_the_machine_continue_after_a_change_of_the_root_directory(host: Host) -> None:
+    """It changes the ctime of the directory, which names the mount in the file, and then each class does."""
+    before = host.call("Machine")
+
+    def is_written() -> bool:
+        seconds, _, fraction = host.out(f"stat -c %.9Z {TREE}").partition(".")
+        root: object = json.loads(host.out("cat /run/resctrlmond/machine.json"))["root"][1]
+        return root == int(seconds + fraction)
+
+    for change in (f"chmod 0755 {TREE}", f"mkdir {TREE}/gold && rmdir {TREE}/gold"):
+        host.run(change)
+        host.until(is_written, "the new ctime in the file")
+        host.kill()
+        assert host.call("Machine")["since"] == before["since"]
 
 
 @pytest.mark.usefixtures("foreign")
