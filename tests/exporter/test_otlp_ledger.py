@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -184,16 +185,66 @@ def of_ending(value: str = "5", start: str = START) -> dict[str, Any]:
         (of_run("2026-11-24T08:00:00"), "no time zone"),
     ],
 )
-def test_state_with_wrong_values_is_refused(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
-    """Each push would fail because of them, or push a wrong figure."""
+def test_state_with_wrong_values_is_used_without_them(
+    tmp_path: Path, fields: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An earlier version kept figures that it could not convert, and then did not start with its own file."""
     path = tmp_path / "state"
-    content = {"version": 1, "temporality": "delta", "runs": [], "host": {}}
-    path.write_bytes(msgspec.json.encode({**content, **of_host(), **of_run(START), **of_ending()}))
-    assert len(ledger.Ledger(Temporality.DELTA, str(path)).ends) == 1
-    assert len(ledger.Ledger(Temporality.DELTA, str(path)).ends) == 1
-    path.write_bytes(msgspec.json.encode(content | fields))
-    with pytest.raises(ValueError, match=reason):
-        ledger.Ledger(Temporality.DELTA, str(path))
+    right = {"version": 1, "temporality": "delta"} | of_host() | of_run(START) | of_ending()
+    path.write_bytes(msgspec.json.encode(right))
+    for _ in range(2):
+        found = ledger.Ledger(Temporality.DELTA, str(path))
+        assert (len(found.host), len(found.runs), len(found.ends)) == (1, 1, 1)
+    assert caplog.text == ""
+    path.write_bytes(msgspec.json.encode(right | fields))
+    found = ledger.Ledger(Temporality.DELTA, str(path))
+    (name,) = fields
+    assert not getattr(found, name)
+    assert (len(found.host) + len(found.runs) + len(found.ends)) == 2
+    assert found.missing[ledger.Omission.INVALID] == (name == "ends")
+    assert reason in caplog.text
+    assert f"the state {path} has figures that cannot be pushed" in caplog.text
+    caplog.clear()
+    ledger.Ledger(Temporality.DELTA, str(path))
+    assert caplog.text == ""
+
+
+def test_wrong_counter_leaves_the_others_of_its_run(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    content = of_run(START)
+    right, wrong = of_host()["host"]["a"], of_host("NaN")["host"]["a"]
+    content["runs"][0]["known"]["counters"] = {"right": right, "wrong": wrong}
+    path.write_bytes(msgspec.json.encode({"version": 1, "temporality": "delta", "host": {}} | content))
+    (known,) = ledger.Ledger(Temporality.DELTA, str(path)).runs.values()
+    assert known.counters == {"right": Counted(START, Decimal(5), 1)}
+
+
+@pytest.mark.parametrize("value", ["five", "NaN", "-5", "1e99"])
+def test_state_has_only_what_was_converted(tmp_path: Path, value: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Figures of a daemon of another version, whose next start would not be able to use the state."""
+    path = tmp_path / "state"
+    bad = msgspec.structs.replace(usage(value, key="bad"), read_at=LATER)
+    late = msgspec.structs.replace(usage("5", key="late", created_at="2026-11-24T08:00:00"), read_at=LATER)
+    observation = sums(value, 1)
+    observation.usages = [bad, late, msgspec.structs.replace(usage("5"), read_at=LATER)]
+    observation.machine = machine(value).machine
+    known = ledger.Ledger(Temporality.DELTA, str(path))
+    ends = Ends("/nowhere")
+    for figures in (ending(1), dataclasses.replace(ending(2), read_at="later")):
+        ends.add(figures)
+    with over_http() as (url, received):
+        sender = Sender(url, Protocol.HTTP, Temporality.DELTA)
+        pusher = Pusher(Told(observation), ends, sender, known, selected(["core_energy"]), timeout_s=1)
+        assert pusher.push()
+        assert [of.value for of in received.all("resctrl.workload.core_energy")] == [5.0]
+        missing = received.all("resctrl.exporter_ends_missing", resctrl_reason="invalid")
+        assert [of.value for of in missing] == [1]
+    assert {run.key for run in known.runs} == {"k", "k1"}
+    assert "the final figures of k2 cannot be pushed: " in caplog.text
+    caplog.clear()
+    found = ledger.Ledger(Temporality.DELTA, str(path))
+    assert {run.key for run in found.runs} == {"k", "k1"}
+    assert "cannot be pushed" not in caplog.text
 
 
 # Written by the first version with ends.
@@ -282,8 +333,9 @@ def test_ends_that_no_receiver_accepts_are_limited(caplog: pytest.LogCaptureFixt
     for number in range(5):
         ends.add(ending(number))
     assert [of.run.key for of in ends.waiting()] == ["k2", "k3", "k4"]
-    assert [run.key for run in ends.given_up()] == ["k0", "k1"]
-    assert ends.given_up() == []
+    full = ledger.Omission.FULL
+    assert {run.key: omission for run, omission in ends.given_up().items()} == {"k0": full, "k1": full}
+    assert ends.given_up() == {}
     assert caplog.text.count("final figures of 2 runs") == 1
     ends.remove(Run("k3", START))
     assert [of.run.key for of in ends.waiting()] == ["k2", "k4"]
@@ -306,7 +358,7 @@ def test_missing_final_figures_are_counted_by_reason(monkeypatch: pytest.MonkeyP
         assert [pusher.push() for _ in range(2)] == [True] * 2
         found = received.all("resctrl.exporter_ends_missing")
     values = {reason: [of.value for of in found if of.of("resctrl.reason") == reason] for reason in ledger.Omission}
-    assert values == {"full": [0, 2, 2, 2], "unseen": [0, 0, 0, 1]}
+    assert values == {"full": [0, 2, 2, 2], "invalid": [0] * 4, "unseen": [0, 0, 0, 1]}
     assert {of.temporality for of in found} == {"cumulative"}
     assert len({of.start_ns for of in found}) == 1
 
@@ -341,10 +393,10 @@ def test_runs_of_a_listed_key_are_forgotten_if_nothing_continues_them(monkeypatc
         known.enter(Figures(run, created_at, LATER, False, False, {}, [], []))
         known.forget({"k": created_at})
         if second % 2:
-            known.give_up([run])
+            known.give_up({run: ledger.Omission.FULL})
     assert len(known.runs) == 1
     # The last run is listed.
-    assert known.missing == {ledger.Omission.FULL: 25, ledger.Omission.UNSEEN: 25}
+    assert known.missing == {ledger.Omission.FULL: 25, ledger.Omission.INVALID: 0, ledger.Omission.UNSEEN: 25}
 
 
 def test_run_whose_next_one_is_not_known_yet_can_be_continued(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ import time
 
 from resctrlmond.api.types import WatchReply
 from resctrlmond.api.varlink.client import Client, ProtocolError, VarlinkError
-from resctrlmond.exporter.otlp.figures import Figures, Run, of_end
+from resctrlmond.exporter.otlp.figures import Figures, Run, check, of_end
+from resctrlmond.exporter.otlp.ledger import Omission
 
 log = logging.getLogger(__name__)
 
@@ -26,35 +27,45 @@ class Ends:
         self._most = most
         self._guard = threading.Lock()
         self._waiting: dict[Run, Figures] = {}
-        self._given_up: list[Run] = []
+        self._given_up: dict[Run, Omission] = {}
 
     def start(self) -> None:
         """Follow the daemon from now on, over its restarts."""
         threading.Thread(target=self._follow, name="watch", daemon=True).start()
 
     def add(self, figures: Figures) -> None:
-        """Keep the end of a run until ``remove``, in the place of the oldest one if there are too many."""
+        """Keep the end of a run until ``remove``, in the place of the oldest one if there are too many.
+
+        An end that cannot be converted is given up: no push could deliver it, and no state could keep it.
+        """
+        try:
+            check(figures)
+        except ValueError as error:
+            log.warning("the final figures of %s cannot be pushed: %s", figures.run.key, error)
+            with self._guard:
+                self._given_up[figures.run] = Omission.INVALID
+            return
         with self._guard:
             self._waiting[figures.run] = figures
             while len(self._waiting) > self._most:
                 oldest = next(iter(self._waiting))
                 del self._waiting[oldest]
-                self._given_up.append(oldest)
+                self._given_up[oldest] = Omission.FULL
 
     def waiting(self) -> list[Figures]:
         """Return all ends that were not removed."""
         with self._guard:
             return list(self._waiting.values())
 
-    def given_up(self) -> list[Run]:
-        """Return the runs whose ends were given up since the last call. Log how many."""
+    def given_up(self) -> dict[Run, Omission]:
+        """Return the runs whose ends were given up since the last call. Log how many waited for too long."""
         with self._guard:
-            found, self._given_up = self._given_up, []
-        if found:
+            found, self._given_up = self._given_up, {}
+        if refused := [*found.values()].count(Omission.FULL):
             log.warning(
                 "the receiver has not accepted the final figures of %d runs, which are given up; the metrics"
                 " resctrl.accounted.* include them",
-                len(found),
+                refused,
             )
         return found
 

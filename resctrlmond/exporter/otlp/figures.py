@@ -7,6 +7,7 @@ import datetime
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 
 from resctrlmond.api.types import Change, Level, Total, Usage, Workload
 from resctrlmond.exporter.families import cut
@@ -20,6 +21,8 @@ Attributes = Mapping[str, str | int]
 
 _MACHINE_ID = "/etc/machine-id"
 _SERVICE = "resctrlmond"
+# The kernel's numbers have 20 digits.
+_MAX_DIGITS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,37 @@ def of_host() -> Attributes:
 
 
 def nanoseconds(time: str) -> int:
-    """Return a time (RFC 3339) in nanoseconds since the epoch."""
+    """Return a time (RFC 3339) in nanoseconds since the epoch. Raises ValueError if no point can have this time."""
     found = datetime.datetime.fromisoformat(time)
+    if found.tzinfo is None:
+        raise ValueError(f"{time!r} has no time zone")
     since = found - datetime.datetime.fromtimestamp(0, datetime.UTC)
-    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
+    passed_ns = (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
+    if not 0 <= passed_ns < 2**63:
+        raise ValueError(f"{time!r} is not a time of a run")
+    return passed_ns
+
+
+def decimal(text: str) -> Decimal:
+    """Return the value of a counter. Raises ValueError if no counter can have it."""
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is not the value of a counter") from None
+    check_value(value)
+    return value
+
+
+def check(figures: Figures) -> None:
+    """Raise ValueError if the figures cannot be converted to points."""
+    for time in (figures.start, figures.read_at):
+        nanoseconds(time)
+    for use in figures.totals:
+        if use.value is not None:
+            decimal(use.value)
+
+
+def check_value(value: Decimal) -> None:
+    """Raise ValueError if no counter can have the value."""
+    if not (value.is_finite() and value >= 0 and value.adjusted() < _MAX_DIGITS):
+        raise ValueError(f"{value} is not the value of a counter")

@@ -7,22 +7,25 @@ The file also has the ends that wait for the receiver, which the daemon may not 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import enum
 import errno
+import logging
 import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation, localcontext
+from decimal import Decimal, localcontext
+from functools import partial
 
 import msgspec
 
-from resctrlmond.exporter.otlp.figures import Figures, Run, Use, nanoseconds
+from resctrlmond.exporter.otlp.figures import Figures, Run, Use, check, check_value, nanoseconds
 from resctrlmond.resctrl.counters import EXACTLY
 from resctrlmond.workloads.states import Quality
+
+log = logging.getLogger(__name__)
 
 # A run is forgotten when its figures have not been expected for this time: Watch may report an end after ReadAll.
 _FORGET_S = 60.0
@@ -31,8 +34,6 @@ _TICK_NS = 1_000_000
 
 # A run has 1 KB, and some thousands are known at most.
 _MAX_BYTES = 256 << 20
-# The kernel's numbers have 20 digits.
-_MAX_DIGITS = 40
 
 
 class Temporality(enum.StrEnum):
@@ -45,10 +46,12 @@ class Temporality(enum.StrEnum):
 class Omission(enum.StrEnum):
     """Why the receiver does not get the final figures of a run.
 
-    FULL: too many ends waited for it. UNSEEN: the run is not listed any more, and its end was not seen.
+    FULL: too many ends waited for it. INVALID: they cannot be converted to points. UNSEEN: the run is not listed any
+    more, and its end was not seen.
     """
 
     FULL = "full"
+    INVALID = "invalid"
     UNSEEN = "unseen"
 
 
@@ -240,10 +243,10 @@ class Ledger:
         is_next_known = created_at is not None and Run(run.key, created_at) in self.runs
         return not (is_next_known or known.is_final or known.is_given_up)
 
-    def give_up(self, runs: Iterable[Run]) -> None:
+    def give_up(self, runs: Mapping[Run, Omission]) -> None:
         """Count the final figures of these runs as missing. They are pushed if the daemon still lists the runs."""
-        for run in runs:
-            self.missing[Omission.FULL] += 1
+        for run, omission in runs.items():
+            self.missing[omission] += 1
             if (known := self.runs.get(run)) is not None:
                 known.is_given_up = True
 
@@ -260,7 +263,6 @@ class Ledger:
             found = msgspec.json.decode(content, type=_File)
             if found.temporality is not self.temporality:
                 raise ValueError(f"it has the temporality {found.temporality}")
-            _check(found)
         except FileNotFoundError:
             return
         except (OSError, ValueError, RecursionError) as error:
@@ -269,10 +271,26 @@ class Ledger:
                 f"cannot use the state {path}: {text}. Remove it to push all use since the starts of the counters "
                 f"again{_loss(content)}"
             ) from error
-        self.host = found.host
-        self.ends = [*map(_figures, found.ends)]
+        self._take(path, found)
+
+    def _take(self, path: str, found: _File) -> None:
+        """Take over the content of a file, without the figures that no point can have. Log them."""
+        filtered = _Filter()
+        self.host = filtered.counters("the host", found.host)
         for entry in found.runs:
-            self.runs[Run(entry.key, entry.created_at)] = entry.known
+            if filtered.accepts(entry.key, partial(nanoseconds, entry.known.start)):
+                entry.known.counters = filtered.counters(entry.key, entry.known.counters)
+                self.runs[Run(entry.key, entry.created_at)] = entry.known
+        ends = {of.run: of for of in map(_figures, found.ends)}
+        self.ends = [of for of in ends.values() if filtered.accepts(of.run.key, partial(check, of))]
+        self.give_up(dict.fromkeys(ends.keys() - {of.run for of in self.ends}, Omission.INVALID))
+        if filtered.wrong:
+            log.warning(
+                "the state %s has figures that cannot be pushed (%d); their counters begin anew. The first: %s",
+                path,
+                len(filtered.wrong),
+                filtered.wrong[0],
+            )
 
     def save(self, ends: Sequence[Figures] = ()) -> None:
         """Write the file, if there is one, with the ends that wait. Raises OSError that names the file."""
@@ -322,27 +340,30 @@ def _loss(content: bytes) -> str:
     return f", without the final figures of the {ends} runs that wait in it" if ends else ""
 
 
-def _decimal(text: str) -> Decimal:
-    try:
-        return Decimal(text)
-    except InvalidOperation:
-        raise ValueError(f"{text!r} is not the value of a counter") from None
+class _Filter:
+    """Finds the entries of a file that no point can have. ``wrong``: whose they are, and why.
+
+    An earlier version kept figures before it converted them: those of a daemon of another version.
+    """
+
+    def __init__(self) -> None:
+        self.wrong: list[str] = []
+
+    def accepts(self, whose: str, check_entry: Callable[[], object]) -> bool:
+        """Return whether the check of an entry raises no ValueError."""
+        try:
+            check_entry()
+        except ValueError as error:
+            self.wrong.append(f"{whose}: {error}")
+            return False
+        return True
+
+    def counters(self, whose: str, counters: Mapping[str, Counted]) -> dict[str, Counted]:
+        """Return the counters that a point can have."""
+        return {name: of for name, of in counters.items() if self.accepts(whose, partial(_check_counted, of))}
 
 
-def _check(found: _File) -> None:
-    """Check the values that a damaged file can have, and that no point can have. Raises ValueError."""
-    known = [entry.known for entry in found.runs]
-    counters = [*found.host.values(), *(of for each in known for of in each.counters.values())]
-    totals = [_decimal(of.value) for each in found.ends for of in each.totals if of.value is not None]
-    for value in [*(counted.value for counted in counters), *totals]:
-        if not (value.is_finite() and value >= 0 and value.adjusted() < _MAX_DIGITS):
-            raise ValueError(f"{value} is not the value of a counter")
-    for counted in counters:
-        if not 0 <= counted.time_ns < 2**63:
-            raise ValueError(f"{counted.time_ns} is not a time in nanoseconds")
-    times = [*(each.start for each in known), *(time for each in found.ends for time in (each.start, each.read_at))]
-    for time_ in times:
-        if datetime.datetime.fromisoformat(time_).tzinfo is None:
-            raise ValueError(f"{time_!r} has no time zone")
-        if not 0 <= nanoseconds(time_) < 2**63:
-            raise ValueError(f"{time_!r} is not a time of a run")
+def _check_counted(counted: Counted) -> None:
+    check_value(counted.value)
+    if not 0 <= counted.time_ns < 2**63:
+        raise ValueError(f"{counted.time_ns} is not a time in nanoseconds")

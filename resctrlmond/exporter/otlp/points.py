@@ -17,7 +17,7 @@ from resctrlmond.exporter.conversion import domain_number, ended_runs, inexact_r
 from resctrlmond.exporter.families import cut
 from resctrlmond.exporter.health import health
 from resctrlmond.exporter.metrics import EventMetrics, Metric, Type
-from resctrlmond.exporter.otlp.figures import Attributes, Figures, Run, nanoseconds
+from resctrlmond.exporter.otlp.figures import Attributes, Figures, Run, check, decimal, nanoseconds
 from resctrlmond.exporter.otlp.ledger import Counted, Known, Ledger, step
 from resctrlmond.exporter.source import Observation
 from resctrlmond.workloads.states import Quality
@@ -175,6 +175,8 @@ class Builder:
             self._left_out.add(which)
 
     def _run(self, figures: Figures, ended: Collection[Run]) -> Part | None:
+        # The next start could not use a state that has figures without points.
+        check(figures)
         known = self._ledger.enter(figures, ended)
         if known.is_final:
             return None
@@ -188,7 +190,7 @@ class Builder:
                 continue
             quality = total.quality
             if total.value is not None:
-                now = Counted(known.start, Decimal(total.value), time_ns)
+                now = Counted(known.start, decimal(total.value), time_ns)
                 series = of_workload(row), _scoped(row, row.workload)
                 excess = self._count(part, known.counters, series, now, start_ns)
                 quality = Quality.ESTIMATED if excess and quality is Quality.EXACT else quality
@@ -198,7 +200,7 @@ class Builder:
             row = self._events.get(level.event)
             if row is not None and level.value is not None:
                 name = of_workload(row)
-                value = _number(Decimal(level.value), name.unit)
+                value = _number(decimal(level.value), name.unit)
                 part.points.append(Point(name, _scoped(row, row.workload), None, time_ns, value))
         return part
 
@@ -233,10 +235,10 @@ class Builder:
                     **_scoped(row, row.machine),
                 }
                 if row.machine.type is Type.GAUGE:
-                    value = _number(Decimal(use.value), name_of(row.machine).unit)
+                    value = _number(decimal(use.value), name_of(row.machine).unit)
                     part.points.append(Point(name_of(row.machine), attributes, None, time_ns, value))
                 else:
-                    now = Counted(machine.since, Decimal(use.value), time_ns)
+                    now = Counted(machine.since, decimal(use.value), time_ns)
                     series = name_of(row.machine), attributes
                     excess = self._count(part, self._ledger.host, series, now, start_ns)
                     quality = Quality.ESTIMATED if excess and quality is Quality.EXACT else quality
@@ -258,7 +260,7 @@ class Builder:
                     continue
                 excess = Decimal(0)
                 if use.value is not None:
-                    excess = count(row.accounted, Decimal(use.value), {**by, **_scoped(row, row.accounted)})
+                    excess = count(row.accounted, decimal(use.value), {**by, **_scoped(row, row.accounted)})
                 _add_inexact(part, by, use, float(excess), time_ns)
         for quality, runs in ended_runs(sums).items():
             count(metrics.ENDS, Decimal(runs), {f"{PREFIX}quality": str(quality)})
