@@ -9,6 +9,7 @@ import datetime
 import logging
 import re
 import ssl
+import time
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -48,14 +49,20 @@ def server_context(certfile: str, keyfile: str | None, client_cafile: str | None
 
 
 def expiries(certfile: str, client_cafile: str | None) -> dict[str, float]:
-    """Return when the certificates of each file expire (seconds since the epoch), by the option of the file."""
-    files = {"certfile": certfile, "client-cafile": client_cafile}
-    found = {option: _expiry(path) for option, path in files.items() if path is not None}
-    return {option: time for option, time in found.items() if time is not None}
+    """Return when the first certificate of each file expires (seconds since the epoch), by the option of the file.
+
+    Each certificate of ``certfile`` is sent to clients. An authority of ``client_cafile`` that has expired already,
+    such as one that a bundle still has after a rotation, accepts no client: it counts only if no authority is valid.
+    """
+    authorities = _expiries(client_cafile) if client_cafile else []
+    now = time.time()
+    valid = [at for at in authorities if at > now]
+    found = {"certfile": _expiries(certfile), "client-cafile": valid or authorities}
+    return {option: min(times) for option, times in found.items() if times}
 
 
-def _expiry(path: str) -> float | None:
-    """Return when the first of the certificates in the file expires; None if no date can be read.
+def _expiries(path: str) -> list[float]:
+    """Return when each certificate in the file expires, if its date can be read.
 
     Python's ssl module returns the dates only of authorities and of a peer's certificate that is still valid.
     """
@@ -63,7 +70,7 @@ def _expiry(path: str) -> float | None:
     for block in _PEM.finditer(Path(path).read_bytes()):
         with contextlib.suppress(ValueError, IndexError):
             found.append(_not_after(base64.b64decode(block[2])))
-    return min(found, default=None)
+    return found
 
 
 def _not_after(certificate: bytes) -> float:
@@ -78,8 +85,8 @@ def _not_after(certificate: bytes) -> float:
     if tag != _SEQUENCE:
         raise ValueError("the certificate has no validity")
     _, _, rest = _element(validity)
-    tag, time, _ = _element(rest)
-    text = time.decode("ascii")
+    tag, date, _ = _element(rest)
+    text = date.decode("ascii")
     if tag == _UTC_TIME:
         # RFC 5280, section 4.1.2.5.1.
         text = ("19" if text[:2] >= "50" else "20") + text

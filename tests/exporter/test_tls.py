@@ -268,8 +268,20 @@ def test_expiry_of_certificates_is_a_metric(tmp_path: Path) -> None:
         metrics = Exposition(over_tls(port, known).text)
     assert metrics.value(name, option="certfile") == not_after(certificate)
     assert metrics.value(name, option="client-cafile") is None
-    assert expiries(str(certificate), str(authorities)) == {
-        "certfile": not_after(certificate),
+
+
+def test_expired_authority_in_a_bundle_counts_only_if_none_is_valid(tmp_path: Path) -> None:
+    """A bundle keeps former authorities: an alert would stay although no client needs them. A chain is sent whole."""
+    of_client, _ = authority(tmp_path, "client")
+    late = expired(tmp_path).certificate
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_bytes(late.read_bytes() + of_client.read_bytes() + late.read_bytes())
+    assert expiries(str(bundle), str(bundle)) == {
+        "certfile": not_after(late),
+        "client-cafile": not_after(of_client),
+    }
+    assert expiries(str(of_client), str(late)) == {
+        "certfile": not_after(of_client),
         "client-cafile": not_after(late),
     }
 
