@@ -22,6 +22,7 @@ from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from resctrlmond.api.peer import credentials
 from resctrlmond.exporter import tls
 from resctrlmond.exporter.collector import Exporter
 from resctrlmond.exporter.failures import Failure, Failures
@@ -45,6 +46,8 @@ _READING_S = 1.0
 _SHARE = 0.8
 _FULL = f"{MAX_CONNECTIONS} connections are open"
 _SLOW = f"the client took more than {_CLIENT_S:g} s for its request, or to read the reply"
+# The kernel's number for a user that has none in this user namespace (user_namespaces(7)).
+_OVERFLOW_UID = 65534
 _REFUSED = re.compile(r"\s*q=0(\.0*)?\s*")
 _OPENMETRICS = "application/openmetrics-text"
 _TEXT = [("Content-Type", "text/plain; charset=utf-8")]
@@ -272,6 +275,17 @@ class _Handler(WSGIRequestHandler):
         log.debug(format, *args)
 
 
+def _process(connection: socket.socket) -> str:
+    """Return the process that connected to a unix socket, as the log names it."""
+    try:
+        pid, uid, _ = credentials(connection)
+    except OSError:
+        return "the unix socket"
+    # The number of a process in another PID namespace can be 0. PrivateUsers= of the unit hides most users.
+    names = [f"process {pid}"] * bool(pid) + [f"uid {uid}"] * (uid != _OVERFLOW_UID)
+    return " of ".join(names) or "the unix socket"
+
+
 class Server(socketserver.ThreadingMixIn, WSGIServer):
     """Serves ``application`` on a listening socket, which it owns; over TLS with ``secure``."""
 
@@ -297,9 +311,9 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         self._connections = threading.local()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection. A client of a unix socket has no address."""
+        """Accept a connection. The address of a client of a unix socket is the name of its process."""
         connection, address = super().get_request()
-        return connection, address or ("", 0)
+        return connection, (_process(connection), 0) if connection.family == socket.AF_UNIX else address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start the thread of a connection, or close the connection if there are too many."""

@@ -173,6 +173,26 @@ def test_reply_that_a_client_does_not_read_is_counted_and_logged_in_one_line(
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("address", [None, "path", "\0abstract-of-a-client"])
+def test_client_of_a_unix_socket_is_logged_by_its_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, address: str | None
+) -> None:
+    """The log had the first character of the path to which the client had bound its socket: "from /"."""
+    path, room = str(tmp_path / "socket"), server.Room(2)
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(path)
+        listener.listen()
+        if address is not None:
+            client.bind(address if address.startswith("\0") else str(tmp_path / address))
+        with served(listener, lambda: b"x" * 16_000_000, room):
+            client.connect(path)
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert client.recv(1)
+            client.close()
+            wait_until(lambda: room.failures.counts()[Failure.CLOSED] == 1)
+    assert f"a connection from process {os.getpid()} of uid {os.getuid()} got no reply: it failed" in caplog.text
+
+
 def test_clients_that_do_not_read_do_not_prevent_scrapes(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
