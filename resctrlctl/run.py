@@ -417,13 +417,15 @@ def _release(
         return _report(measured, result, tasks_left=tasks_left, problem=str(error))
     result = measured.until_now(result)
     totals = together(reply.totals, reply.nested or ())
-    if now is not None and now.state.is_over:
+    ended_early = now is not None and now.state.is_over
+    if ended_early:
         totals = downgraded(totals, Quality.LATE, ENDED_EARLY)
     return _report(
         replace(measured, workload=reply.workload),
         result,
         tasks_left=tasks_left,
         completed=reply.completed,
+        ended_early=ended_early,
         totals=totals,
         nested=reply.nested or (),
         nested_left=_nested_left(Daemon(daemon.socket, _CHECK_TIMEOUT_S), reply.workload),
@@ -445,7 +447,13 @@ def _read_end(daemon: Daemon, measured: _Measurement, result: CommandResult, sam
         reason = f"the command ran in the group of workload {key}, and the use of other tasks there is counted"
         totals = downgraded(totals, Quality.ESTIMATED, reason)
     levels = _end_samples(sampler, result, end)
-    return _report(replace(measured, workload=end.workload), result, totals=totals, levels=levels)
+    return _report(
+        replace(measured, workload=end.workload),
+        result,
+        ended_early=end.workload.state.is_over,
+        totals=totals,
+        levels=levels,
+    )
 
 
 def _end_samples(sampler: Sampler | None, result: CommandResult, last: replies.ReadReply) -> list[LevelSummary]:
@@ -472,6 +480,7 @@ def _report(
     *,
     tasks_left: int | None = None,
     completed: bool = False,
+    ended_early: bool = False,
     totals: Sequence[replies.Total] = (),
     nested: Sequence[replies.Total] = (),
     nested_left: Sequence[str] = (),
@@ -482,6 +491,7 @@ def _report(
         command=[text(word) for word in measured.command],
         target=str(measured.target or ""),
         is_difference=measured.begin is not None,
+        ended_early=ended_early,
         exit_status=result.status,
         elapsed=round(result.elapsed_s, 6),
         user=round(result.user_s, 6),

@@ -39,13 +39,15 @@ class Report(Struct, kw_only=True, omit_defaults=True):
     nested workloads that still ran. ``problem`` is the reason if there are no totals. ``workload``
     is then null if the command was not monitored, or else as it was when the command began. ``target`` is the process
     or control group that was measured instead of the command, "" if the command was. ``is_difference``: the target is
-    all of ``workload``, which continues, and the totals are what it used while the command ran. ``levels`` are the
-    samples of gauges; none if the command ended before the first sample.
+    all of ``workload``, which continues, and the totals are what it used while the command ran. ``ended_early``: the
+    workload ended before the command, so the totals are not those of the elapsed time. ``levels`` are the samples of
+    gauges; none if the command ended before the first sample.
     """
 
     command: list[str]
     target: str = ""
     is_difference: bool = False
+    ended_early: bool = False
     exit_status: int
     elapsed: float
     user: float
@@ -64,7 +66,8 @@ class Figure(Struct):
     """An event, or a time, over all runs. The numbers are decimal; null if they are unknown.
 
     ``mean`` is the mean of the runs in which it is known. ``deviation`` is the standard deviation of these (with
-    n - 1); null with fewer than two. ``per_second`` is the sum by the elapsed time of the same runs; null for times.
+    n - 1); null with fewer than two. ``per_second`` is the sum by the elapsed time of the same runs, without those
+    whose workload ended early; null for times, and if no run is left.
     ``quality`` is the worst of all runs, "" for times.
     """
 
@@ -92,10 +95,11 @@ def is_selected(event: str, patterns: Sequence[str]) -> bool:
 
 def figures(runs: Sequence[Report]) -> list[Figure]:
     """Return the figures of all runs: the events in the order of the first run that has them, gauges, then times."""
-    by_event: dict[tuple[str, str], list[tuple[replies.Total, float]]] = {}
+    by_event: dict[tuple[str, str], list[tuple[replies.Total, float | None]]] = {}
     for run in runs:
+        counted_s = None if run.ended_early else run.elapsed
         for total in run.totals:
-            by_event.setdefault((total.event, total.unit), []).append((total, run.elapsed))
+            by_event.setdefault((total.event, total.unit), []).append((total, counted_s))
     found = [_figure(event, unit, of) for (event, unit), of in by_event.items()]
     samples: dict[tuple[str, str], list[str]] = {}
     for run in runs:
@@ -152,10 +156,12 @@ def as_fields(runs: Sequence[Report], separator: str) -> str:
     )
 
 
-def _figure(event: str, unit: str, of: Sequence[tuple[replies.Total, float]]) -> Figure:
-    known = [(Decimal(total.value), elapsed) for total, elapsed in of if total.value is not None]
+def _figure(event: str, unit: str, of: Sequence[tuple[replies.Total, float | None]]) -> Figure:
+    """Return the figure of an event: its totals, each with the time that it covers (None if that is unknown)."""
+    known = [(Decimal(total.value), counted_s) for total, counted_s in of if total.value is not None]
     values = [value for value, _ in known]
-    seconds = Decimal(str(sum(elapsed for _, elapsed in known)))
+    timed = [(value, counted_s) for value, counted_s in known if counted_s is not None]
+    seconds = Decimal(str(sum(counted_s for _, counted_s in timed)))
     reasons = dict.fromkeys(total.reason for total, _ in of if total.reason)
     return Figure(
         event,
@@ -163,7 +169,7 @@ def _figure(event: str, unit: str, of: Sequence[tuple[replies.Total, float]]) ->
         # A single total keeps every digit.
         _text(_mean(values)) if len(of) > 1 else of[0][0].value,
         _text(_deviation(values)),
-        _text(sum(values, Decimal(0)) / seconds) if seconds else None,
+        _text(sum((value for value, _ in timed), Decimal(0)) / seconds) if seconds else None,
         max((str(total.quality) for total, _ in of), key=[str(quality) for quality in _QUALITIES].index),
         "; ".join(reasons),
     )

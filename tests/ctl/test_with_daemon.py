@@ -707,6 +707,11 @@ def test_workload_that_ends_before_the_command_is_late(
     _, quality, reason = energy_of(done)
     assert quality == "late"
     assert reason.endswith("the workload ended before the command, and later use is not counted")
+    assert json.loads(done.stderr)["endedEarly"] is True
+    # The average over the elapsed time would be that of a shorter time.
+    done = host.ctl("run", "--key", "cut", *options, "-x", ";", "-e", "core_energy", "sh", "-c", script)
+    event, _, total, _, per_second, quality = done.stderr.splitlines()[0].split(";")
+    assert (event, bool(total), per_second, quality) == ("core_energy", True, "", "late")
 
 
 def test_intervals_add_up_to_the_total(host: Host, tmp_path: Path) -> None:
