@@ -26,7 +26,7 @@ from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD, NOT_RUNNING
 from resctrlmond.config_file import ConfigError
 from resctrlmond.resctrl.counters import EVENTS
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.unit_globs import NEVER, TYPES, UnitGlobs, is_of_user
+from resctrlmond.unit_globs import NEVER, TYPES, UnitGlobs, is_of_user, service_near
 from resctrlmond.workloads.owners import OVERFLOW, SYSTEMD
 from resctrlmond.workloads.states import Quality, State
 
@@ -112,7 +112,7 @@ def unit_status(args: argparse.Namespace, output: Output) -> int:
             shown.add(found.unit.name)
             result = result or found.exit_status
             if found.exit_status == NO_SUCH_UNIT:
-                print_error(_missing(found))
+                print_error(_missing(found, facts.near(key)))
                 continue
             if output.json is not Json.OFF:
                 output.print_json(found)
@@ -128,11 +128,13 @@ def unit_status(args: argparse.Namespace, output: Output) -> int:
     return result
 
 
-def _missing(found: UnitStatus) -> str:
+def _missing(found: UnitStatus, near: str) -> str:
     name = printable(found.unit.name)
+    meant = f"Did you mean {printable(near)}?" if near else ""
     if found.problems:
-        return f"{name} has no workload, and systemd cannot be asked: {found.problems[0]}"
-    return f"there is no unit {name}. See: systemctl list-unit-files"
+        why = f"{name} has no workload, and systemd cannot be asked: {found.problems[0]}"
+        return f"{why}. {meant}" if near else why
+    return f"there is no unit {name}. {meant or 'See: systemctl list-unit-files'}"
 
 
 class _Facts:
@@ -162,6 +164,20 @@ class _Facts:
         """Return the units with a workload, and those that their profiles leave out, that a glob matches."""
         keys = [key for key, workload in self._workloads.items() if _is_unit(workload)]
         return [key for key in (*keys, *self._unwatched) if _matches(key, glob)]
+
+    def near(self, name: str) -> str:
+        """Return the unit that an unknown name may mean, with another type or a similar name; "" if there is none."""
+        import difflib  # noqa: PLC0415 - only a wrong name needs it
+
+        # full_name() completes a name whose type is misspelt.
+        stem = name.rpartition(".")[0]
+        if "." in stem and (typed := service_near(stem)) not in ("", name):
+            return typed
+        # Without the types, which are alike in all names.
+        keys = [key for key in (*self._workloads, *self._unwatched) if key.endswith(TYPES)]
+        known = {key.rpartition(".")[0]: key for key in keys}
+        close = difflib.get_close_matches(stem[:64], known, n=1, cutoff=0.7)
+        return known[close[0]] if close else ""
 
     def status_of(self, name: str) -> UnitStatus:
         """Return what is known of a unit."""

@@ -365,6 +365,27 @@ def test_unit_that_does_not_exist_exits_with_4_and_the_others_are_shown(machine:
     assert out.startswith("b.service - ")
 
 
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("shop.servce", "there is no unit shop.servce.service. Did you mean shop.service?"),
+        ("shp", "there is no unit shp.service. Did you mean shop.service?"),
+        ("org.example.Shpo", "there is no unit org.example.Shpo.service. Did you mean org.example.Shop.scope?"),
+        ("stop", "there is no unit stop.service. Did you mean shop.service?"),
+        ("database", "there is no unit database.service. See: systemctl list-unit-files"),
+    ],
+)
+def test_name_like_that_of_a_unit_is_an_error_with_that_name(
+    machine: Machine, show: Show, typed: str, hint: str
+) -> None:
+    for key in ("shop.service", "org.example.Shop.scope"):
+        machine.watched(key)
+    assert show(typed) == (4, "", f"resctrlctl: {hint}\n")
+    script(machine.folder / "systemctl", "echo 'Failed to connect to bus' >&2; exit 1\n")
+    status, _, err = show(typed)
+    assert (status, "Did you mean" in err) == (4, "Did you mean" in hint)
+
+
 def test_unit_of_which_only_the_journal_knows_is_shown(machine: Machine, show: Show) -> None:
     machine.globs("*")
     machine.entries(an_entry(key="run-u1.service"))
