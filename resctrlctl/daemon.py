@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Assign lists a large control group repeatedly until it finds no new task, which takes seconds.
 _TIMEOUT_S = 30.0
+# The kernel creates it only if the processor can control or monitor resources.
+_RESCTRL = "/sys/fs/resctrl"
 
 # The errors of org.varlink.service for a call that the server does not understand.
 _UNKNOWN_CALL = frozenset(
@@ -154,6 +156,11 @@ def translated_errors(begin: str, daemon: Daemon) -> Iterator[None]:
 
 def _start_remedy(socket: str) -> str:
     if socket == SOCKET:
+        if not os.path.isdir(_RESCTRL):
+            return (
+                f"It cannot run on this machine, which has no {_RESCTRL}; for the cause, see: resctrlctl doctor. To "
+                "try the commands on a simulated machine: resctrlmond --simulate /tmp/sim"
+            )
         return "Start it: systemctl start resctrlmond.socket resctrlmond.service"
     return "Start the daemon of that socket, or omit --socket and RESCTRLMOND_SOCKET to use the one of this machine"
 

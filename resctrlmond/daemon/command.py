@@ -220,7 +220,14 @@ def _gid(loaded: Config) -> int:
         loaded.reader_ids(gid)  # checks the other group
         return gid
     except ResctrlError as error:
-        raise StartupError(error, Exit.NO_GROUP) from error
+        failed = StartupError(error, Exit.NO_GROUP)
+        if not os.path.isdir(loaded.resctrl):
+            # The next error would be this one, which no group mends.
+            failed.remedy += (
+                f". This machine has no {loaded.resctrl} either: to try the commands on a simulated machine, use "
+                "--simulate /tmp/sim"
+            )
+        raise failed from error
 
 
 def _simulation_gid(loaded: Config) -> int:

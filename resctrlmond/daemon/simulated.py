@@ -143,7 +143,7 @@ def _is_running(pid_file: str) -> bool:
 
 
 def _refuse_unsafe(top: str) -> None:
-    """Refuse a directory where other users could change what a path of the simulation leads to.
+    """Refuse a directory of another user, or where others could change what a path of the simulation leads to.
 
     Raises ResctrlError.
     """
@@ -163,4 +163,11 @@ def _refuse_unsafe(top: str) -> None:
             path=top,
             errno=errno.EPERM,
             remedy="Choose a directory of your own, with parents that only you or root can change",
+        )
+    if os.path.isdir(top) and os.stat(top).st_uid != os.geteuid() and not os.access(top, os.W_OK, effective_ids=True):
+        raise ResctrlError(
+            "the directory belongs to another user, who may run a simulation there",
+            path=top,
+            errno=errno.EACCES,
+            remedy=f"Choose a directory of your own, such as {top}-{os.geteuid()}, or run the commands as that user",
         )

@@ -38,7 +38,8 @@ _UNKNOWN = errors.LACKS | {errno.EIO}
 # rdtgroup_init() creates the mount point, and is called only if the processor can control or monitor resources.
 _NO_RESCTRL = (
     "The kernel creates it only if the processor has resource control or monitoring, and CONFIG_X86_CPU_RESCTRL (or "
-    "the like) is set; without the hardware there is 'resctrlmond --simulate'"
+    "the like) is set. 'resctrlctl doctor' explains what is missing; without the hardware, try the commands on a "
+    "simulated machine: resctrlmond --simulate /tmp/sim"
 )
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 

@@ -183,7 +183,19 @@ def test_message_without_the_daemon_of_the_machine_names_systemctl(
 ) -> None:
     path = str(tmp_path / "none")
     monkeypatch.setattr(daemon, "SOCKET", path)
+    monkeypatch.setattr(daemon, "_RESCTRL", str(tmp_path))
     with pytest.raises(CommandError, match="Start it: systemctl start resctrlmond"):
+        Daemon(path).call("ask", "Status", None, StatusReply)
+
+
+def test_message_without_the_daemon_names_the_simulator_on_a_machine_without_resctrl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start of the service would fail."""
+    path = str(tmp_path / "none")
+    monkeypatch.setattr(daemon, "SOCKET", path)
+    monkeypatch.setattr(daemon, "_RESCTRL", path)
+    with pytest.raises(CommandError, match=r"has no .*none; .*doctor\. To try .* resctrlmond --simulate /tmp/sim$"):
         Daemon(path).call("ask", "Status", None, StatusReply)
 
 

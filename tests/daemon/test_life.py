@@ -9,6 +9,8 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -387,6 +389,39 @@ def test_foreign_name_that_is_not_utf8_is_listed(machine: Machine) -> None:
     assert (status["foreign"], status["classes"]) == (foreign, ["", "\\xfe"])
     os.rmdir(group)
     os.rmdir(class_)
+
+
+@pytest.mark.parametrize("resctrl", ["", "none"])
+def test_missing_group_on_a_machine_without_resctrl_names_the_simulator(tmp_path: Path, resctrl: str) -> None:
+    """A user who creates the group there has gained nothing."""
+    (tmp_path / "c.yaml").write_text(f"group: no-such-group-here\nresctrl: {tmp_path / resctrl}\n")
+    code, stderr = run_daemon("--config", str(tmp_path / "c.yaml"))
+    assert (code, stderr.count("\n")) == (Exit.NO_GROUP, 1)
+    assert (f"This machine has no {tmp_path}/none either: to try the" in stderr) == bool(resctrl)
+    assert ("use --simulate /tmp/sim" in stderr) == bool(resctrl)
+
+
+def test_directory_in_which_another_user_simulates_is_refused() -> None:
+    """The lock could not be created there, and the message was about free space."""
+    command, uid = [sys.executable, "-m", "resctrlmond", "--simulate"], os.geteuid()
+    # Not in tmp_path, which is closed to other users.
+    with tempfile.TemporaryDirectory() as place:
+        top = Path(place) / "sim" if uid == 0 else Path("/usr")
+        if uid == 0:
+            os.chmod(place, 0o755)
+            top.mkdir()
+            uid = 65534
+            # The files of the tests may be closed to other users too.
+            rights = ["--inh-caps", "-all,+dac_read_search", "--ambient-caps", "-all,+dac_read_search"]
+            command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", *rights, "--", *command]
+        done = subprocess.run([*command, str(top)], capture_output=True, text=True, timeout=60, check=False)
+        assert not (top / "run").exists()
+    assert (done.returncode, done.stderr) == (
+        Exit.FAILURE,
+        f"resctrlmond: error: {top}: the directory belongs to another user, who may run a simulation there: "
+        "Permission denied (EACCES). "
+        f"Choose a directory of your own, such as {top}-{uid}, or run the commands as that user\n",
+    )
 
 
 def test_simulation_in_a_directory_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
