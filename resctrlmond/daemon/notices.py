@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 from resctrlmond import journal
@@ -11,10 +12,16 @@ from resctrlmond.daemon.group_losses import GroupLosses
 from resctrlmond.message_ids import MessageId
 from resctrlmond.resctrl.errors import NotMounted, NotRead, ResctrlError
 from resctrlmond.resctrl.tree import Tree
+from resctrlmond.unit_globs import is_of_user
 from resctrlmond.workloads.model import Group, GroupState, Workload
 from resctrlmond.workloads.store import UnreadableRecord
+from resctrlmond.workloads.units import is_unit
 
 log = logging.getLogger(__name__)
+
+# A unit may give up its RMID again and again, and a user may start any number of units: each unit, and each user, has
+# one warning in this time.
+_UNIT_S = 600.0
 
 
 class Notices:
@@ -33,6 +40,8 @@ class Notices:
         self._mounting = self._logged_mounting = tree.mounting()
         # The logged events of each workload: its generation, the folder of the group, and the group's state.
         self._logged: dict[str, set[tuple[int, str, GroupState]]] = {}
+        # When each unit, or user, had a warning that a unit waits (time.monotonic()).
+        self._warned: dict[str, float] = {}
 
     def changed(self, key: str, workload: Workload | None) -> None:
         """Log what is new in a workload that was saved; forget a workload that was removed (None)."""
@@ -46,15 +55,19 @@ class Notices:
             is_waiting = group.state is GroupState.PENDING and bool(group.reason) and not group.in_limbo
             if (is_end or is_waiting) and event not in self._logged.setdefault(key, set()):
                 self._logged[key].add(event)
-                self._log(key, group)
+                self._log(key, workload, group)
 
-    def _log(self, key: str, group: Group) -> None:
+    def _log(self, key: str, workload: Workload, group: Group) -> None:
         fields = {"key": key, "class": group.class_ or "/"}
         match group.state:
             case GroupState.PENDING:
-                log.warning(
-                    "%s waits for an RMID, and is not counted until then: %s",
+                of_unit = is_unit(workload)
+                log.log(
+                    self._level_of_unit(key) if of_unit else logging.WARNING,
+                    "%s waits for an RMID, and %s until then: %s",
                     key,
+                    # It may share a group.
+                    "has no figures of its own" if of_unit else "is not counted",
                     group.reason,
                     extra=journal.fields(**fields, message_id=MessageId.RMIDS_EXHAUSTED),
                 )
@@ -79,6 +92,16 @@ class Notices:
                     group.reason,
                     extra=journal.fields(**fields, message_id=MessageId.GROUP_LOST),
                 )
+
+    def _level_of_unit(self, key: str) -> int:
+        """Return the level at which to log that a unit waits: a warning, unless there was one within ``_UNIT_S``."""
+        now = time.monotonic()
+        self._warned = {one: at for one, at in self._warned.items() if now - at < _UNIT_S}
+        unit_or_user = key.partition(":")[0] if is_of_user(key) else key
+        if unit_or_user in self._warned:
+            return logging.DEBUG
+        self._warned[unit_or_user] = now
+        return logging.WARNING
 
     def tick(self) -> None:
         """Check the mount if another filesystem may be mounted there than a second ago."""

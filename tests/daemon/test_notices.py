@@ -15,19 +15,22 @@ from typing import Any
 import pytest
 
 from resctrlmond import oci_hook
+from resctrlmond.daemon import notices as daemon_notices
 from resctrlmond.daemon.group_losses import GroupLosses
 from resctrlmond.daemon.notices import Notices
 from resctrlmond.message_ids import MessageId
 from resctrlmond.resctrl.errors import KernelRefused
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from resctrlmond.workloads.model import Group, GroupState, State, replace
+from resctrlmond.workloads.model import Claim, EndRule, Group, GroupState, State, replace
+from resctrlmond.workloads.owners import SYSTEMD
 from resctrlmond.workloads.store import UnreadableRecord
 from tests.workloads.builders import workload
 from tests.workloads.test_no_descriptors import left
 
 ROOT = Path(__file__).parents[2]
 CATALOG = (ROOT / "systemd" / "resctrlmond.catalog").read_text(encoding="utf-8")
+CLAIM = Claim(SYSTEMD, "2026-11-24T08:00:00Z", EndRule.RELEASE)
 RECORD = workload("web", class_="gold")
 
 
@@ -74,6 +77,28 @@ def test_waiting_for_an_rmid_is_logged_once_for_each_run(tree: Tree, log: Log) -
     notices.changed("web", None)
     notices.changed("web", waiting)
     assert [kind for _, kind, _ in log.take()] == [MessageId.RMIDS_EXHAUSTED], "a dropped record was remembered"
+
+
+def test_units_that_wait_are_logged_once_for_each_unit_and_user(
+    tree: Tree, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user could fill the journal, and a unit of a low priority was logged each time that it gave up its RMID."""
+    notices = Notices(tree)
+
+    def levels(key: str, generation: int = 1) -> list[int]:
+        pending = workload(key, State.PENDING, claims=(CLAIM,), generation=generation)
+        notices.changed(key, pending.with_group(replace(pending.first, reason="Out of RMIDs")))
+        return [level for level, _, _ in log.take()]
+
+    assert [levels(key) for key in ("a.service", "b.service")] == [[logging.WARNING]] * 2
+    assert [levels("a.service", generation) for generation in (2, 3)] == [[logging.DEBUG]] * 2
+    notices.changed("b.service", None)
+    assert levels("b.service") == [logging.DEBUG]
+    assert levels("user-1000:a.service") == [logging.WARNING]
+    assert [levels(f"user-1000:{number}.service") for number in range(3)] == [[logging.DEBUG]] * 3
+    assert levels("user-1001:a.service") == [logging.WARNING]
+    monkeypatch.setattr(daemon_notices, "_UNIT_S", 0.0)
+    assert levels("user-1000:b.service") == [logging.WARNING]
 
 
 def test_further_group_that_fails_is_logged_and_its_loss_only_with_the_workload(tree: Tree, log: Log) -> None:
