@@ -17,7 +17,7 @@ PACKAGES = (
     *("podman", "crun", "runc", "conmon", "catatonit", "containerd", "netavark", "iptables", "nftables"),
     *("python3", "python3-msgspec", "python3-dbus-fast", "python3-sdnotify", "python3-yaml", "python3-rich"),
     *("python3-protobuf", "python3-grpcio", "python3-pytest", "python3-pytest-timeout", "python3-hypothesis"),
-    "python3-prometheus-client",
+    *("python3-prometheus-client", "openssh-client", "openssh-server"),
 )
 # Not in Debian 13.
 MORE = {UNSTABLE: ("systemd-report",)}

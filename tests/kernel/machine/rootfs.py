@@ -60,7 +60,7 @@ LINKS = {
     },
 }
 # Tests start these if they need them.
-NOT_AT_BOOT = ("containerd.service", "podman.socket", "podman.service", "podman-restart.service")
+NOT_AT_BOOT = ("containerd.service", "podman.socket", "podman.service", "podman-restart.service", "ssh.service")
 
 # The owners of the files matter, so a user other than root runs this with mapped ids.
 ASSEMBLE = """\
