@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +12,6 @@ from .machine import Guest
 
 CONFIG = "/etc/resctrlmond/resctrlmond.yaml"
 BUS = "org.resctrlmon1 /org/resctrlmon1 org.resctrlmon1.Manager"
-
-# For the command line of varlinkctl, which lets sshd connect to the socket. The first line of the bridge is its own.
-SSH = """\
-#!/bin/sh
-[ "$1 $3" = "-W NODE" ] || exit 255
-resctrlctl bridge "$2" | { read -r greeting; exec cat; }
-"""
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +62,6 @@ def test_varlinkctl_introspects_both_interfaces(host: Host) -> None:
         file = f"$(python3 -c 'import resctrlmond; print(resctrlmond.__path__[0])')/api/{interface}.varlink"
         host.run(f'varlinkctl validate-idl "{file}"')
     assert "resctrlmond" in host.out(f"varlinkctl info {SOCKET}")
-
-
-def test_varlinkctl_reads_from_another_host_over_ssh(host: Host) -> None:
-    """The guest has no sshd: a program is in the place of ssh."""
-    page = (Path(__file__).parents[2] / "man" / "resctrlmond-fleet.7.scd").read_text(encoding="utf-8")
-    call = next(line.removeprefix("$ ") for line in page.splitlines() if line.startswith("$ varlinkctl"))
-    host.guest.write("/run/ssh", SSH)
-    host.run("chmod +x /run/ssh")
-    remote = json.loads(host.out(f"SYSTEMD_SSH=/run/ssh {call.replace('call', 'call -j', 1)}", timeout=100))
-    assert remote["since"] == host.call("Sums")["since"]
-    other = f"SYSTEMD_SSH=/run/ssh {call.replace('NODE', 'none')}"
-    assert host.run(other, check=False, timeout=100).returncode != 0
 
 
 def test_systemd_report_can_read_the_metrics(host: Host) -> None:
