@@ -209,7 +209,9 @@ class Machine:
         if not self._state.since or group.observed:  # the group is of the pool FOREIGN
             return
         try:
-            is_empty = not self._may_run(workload) or not self._tree.tasks(group.ref)
+            # Another program may have moved a task into it.
+            may_run = group.baseline not in (Quality.EXACT, Quality.LATE) or self._may_run(workload)
+            is_empty = not may_run or not self._tree.tasks(group.ref)
         except (NoSuchGroup, NotMounted):
             return
         except (ResctrlError, OSError):

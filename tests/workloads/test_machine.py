@@ -29,7 +29,7 @@ from resctrlmond.workloads import machine
 from resctrlmond.workloads.machine import MachineUse, Pool
 from resctrlmond.workloads.states import Quality
 from tests.workloads.builders import total_of
-from tests.workloads.conftest import MARK, Host, assignment, own_host
+from tests.workloads.conftest import MARK, Host, assignment, join, own_host
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 SECOND = 10**9
@@ -317,6 +317,25 @@ def test_end_of_a_workload_without_members_whose_tasks_run_on_is_estimated(pools
     tid = control.spawn()
     control.steal(tid, "mon_groups/a")
     control.run(tid, SECOND)
+    host.manager.release("a", owner="test")
+    found = pools.check()
+    assert used(found, Pool.TRACKED) == Decimal("2.5")
+    assert reasons(found, Pool.TRACKED) == {"a workload ended while its tasks ran"}
+
+
+def test_end_of_a_workload_in_whose_group_a_task_of_others_runs_is_estimated(
+    pools: Pools, process: Start, cgroup: str
+) -> None:
+    """Its own control group is empty, so it has left no process."""
+    host, control = pools.host, pools.control
+    first = process()
+    join(cgroup, first.pid)
+    host.manager.assign(assignment("a", control.spawn(tid=first.pid), own_cgroup=cgroup))
+    other = control.spawn(tid=process().pid)
+    (Path(host.mountpoint) / "mon_groups/a/tasks").write_text(f"{other}\n")
+    control.run(other, SECOND)
+    first.kill()
+    first.wait()
     host.manager.release("a", owner="test")
     found = pools.check()
     assert used(found, Pool.TRACKED) == Decimal("2.5")
