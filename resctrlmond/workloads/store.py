@@ -142,7 +142,7 @@ class Transaction(msgspec.Struct, frozen=True, eq=False):
         store, path = self._store, self._store.path(self.key)
         before = self.find()
         if store.sums is not None and before is not None and before.uncounted:
-            store.sums.settle(before, run_of(before))
+            store.sums.prepare_removal(before)
         with writing(path):
             if path in store._unreadable:
                 store._keep_unreadable(path)
@@ -331,7 +331,7 @@ class Store:
         if sums is None:
             return workload
         if before.uncounted and run_of(before) != run_of(workload):
-            sums.settle(before, run_of(before))  # its record is about to be replaced
+            sums.prepare_removal(before)
         is_lacking = workload.is_finished and (not sums.count(workload) if is_end else sums.lacks(workload))
         return workload if workload.uncounted == is_lacking else replace(workload, uncounted=is_lacking)
 

@@ -5,7 +5,8 @@ They are in the file ``sums.json`` and in memory. A run is added in the step tha
 record states the end. For each run whose record does not state the end yet, the file also holds the amounts of that
 run that it includes, so a daemon that is killed between the two steps counts no run twice. If the file cannot be
 written, the run ends nevertheless: its record states that the file lacks it (``Workload.uncounted``), and a tick
-writes the file later.
+writes the file later. If that record is replaced or removed before, the file is renamed, which needs no space: a
+daemon that finds it under the other name would lack a run without knowing which, and begins the sums again.
 
 The amounts of running workloads are added when a caller asks. Amounts that a caller has got are not taken back: a
 counter that falls would look like a new start. If a running workload gets another name, only what it uses from then
@@ -14,6 +15,7 @@ on is added to that name. What was added to the former names is in the file too.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -48,6 +50,7 @@ OTHER = "(other)"
 
 _MODE = 0o640
 _SET_ASIDE = ".unreadable"
+_OUTDATED = ".outdated"
 _NUMBER = re.compile(r"[0-9]{1,60}(\.[0-9]{1,9})?", re.ASCII)
 _MAX_EVENTS = 64
 # So many ends are kept for readings that began before them, and each for at least so long: a reading takes less.
@@ -195,6 +198,8 @@ class Sums:
         self._ends: dict[str, float] = {}
         # The version of the sums in memory, and that of the file.
         self._version, self._written = 1, 0
+        # The file may be under its other name.
+        self._may_be_outdated = True
         self._problem = ""
 
     # -- start
@@ -204,10 +209,14 @@ class Sums:
 
         A file that cannot be used is set aside. Raises NotRead if it is not known what the file holds.
         """
+        path = self._path
         try:
             self._take(self._read())
         except FileNotFoundError:
-            return ""
+            path += _OUTDATED
+            if not os.path.lexists(path):
+                return ""
+            why = "it lacks a run whose record was replaced or removed while the file could not be written"
         except (_Unusable, OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
             why = str(error)
         except NotRead as error:
@@ -217,7 +226,7 @@ class Sums:
         else:
             return ""
         try:
-            os.rename(self._path, self.set_aside_path)
+            os.rename(path, self.set_aside_path)
         except OSError as error:
             rest = f"the file could not be kept as {self.set_aside_path}: {error.strerror}"
         else:
@@ -368,6 +377,30 @@ class Sums:
             return False
         return self.write()
 
+    def prepare_removal(self, workload: Workload) -> None:
+        """Write the file, which lacks an ended run whose record is about to be replaced or removed.
+
+        If that fails, rename the file: the next daemon must not believe it. Raises nothing.
+        """
+        run = run_of(workload)
+        if run in self._unread:
+            self._count(workload)
+        if self.write():
+            return
+        with self._writing:
+            with self._guard:
+                counted = self._counted.get(run)
+                is_written = counted is None or counted.version <= self._written
+            if is_written:
+                return
+            self._may_be_outdated = True
+            try:
+                os.rename(self._path, self._path + _OUTDATED)
+            except FileNotFoundError:
+                pass  # renamed before, or never written
+            except OSError as error:
+                log.error("the sums lack a run of %s if resctrlmond is killed: %s", workload.key, error)
+
     def _add(self, counted: _Counted, sign: int) -> None:
         """Add a run to its names, or subtract it with the ``sign`` -1."""
         use, quality = counted.use, counted.use.quality
@@ -424,6 +457,10 @@ class Sums:
                 log.exception("the sums cannot be written")
                 self._report("the sums are out of date: see the log of resctrlmond")
                 return False
+            if self._may_be_outdated:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._path + _OUTDATED)
+                self._may_be_outdated = False
             with self._guard:
                 self._written = version
                 if not self._unread:

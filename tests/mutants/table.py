@@ -200,8 +200,15 @@ MUTANTS = (
     Mutant(
         "the next run of a key loses an end that the file of the sums lacks",
         _WORKLOADS + "store.py",
-        "            sums.settle(before, run_of(before))  # its record is about to be replaced\n",
+        "            sums.prepare_removal(before)\n",
         "            pass\n",
+        "tests/workloads/test_sums.py",
+    ),
+    Mutant(
+        "a start believes a file of the sums that lacks a run without a record",
+        _WORKLOADS + "sums.py",
+        "                os.rename(self._path, self._path + _OUTDATED)\n",
+        "                pass\n",
         "tests/workloads/test_sums.py",
     ),
     Mutant(

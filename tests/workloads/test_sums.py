@@ -495,6 +495,48 @@ def test_a_record_that_is_removed_does_not_lose_its_end(host: Machine, full: Cal
     assert amount(host.read()) == 7
 
 
+@pytest.fixture(params=["replaced", "removed"])
+def lacking(request: pytest.FixtureRequest, host: Machine, full: Callable[[bool], None]) -> Machine:
+    """A host with a full disk, whose file of the sums lacks the run ``a``. The record of that run is gone."""
+    for key in ("a", "b"):
+        host.begin(key)
+    host.end("b", total(7))
+    full(True)
+    host.end("a", total(8))
+    if request.param == "replaced":
+        save(host.store, workload("a", State.ACTIVE, nonce=2, generation=2))
+    else:
+        with host.store.transaction("a") as txn:
+            txn.drop()
+    return host
+
+
+def test_a_kill_does_not_leave_sums_that_lack_a_run_without_a_record(lacking: Machine) -> None:
+    """The sums were exact without the run. Which run it was is not known, so the sums begin again."""
+    before = lacking.read()
+    assert amount(before) == 15
+    problem = lacking.start()
+    assert "it lacks a run whose record was replaced or removed" in problem
+    kept = json.loads(Path(lacking.sums.set_aside_path).read_bytes())
+    assert kept["sums"]["namespace"][""]["amounts"] == {TRAFFIC: {"exact": "7"}}
+    found = lacking.read()
+    assert (amount(found), of(found).ends) == (0, {})
+    assert found.since > before.since
+    assert found.reset in problem
+
+
+def test_a_run_without_a_record_is_written_when_there_is_space_again(
+    lacking: Machine, full: Callable[[bool], None]
+) -> None:
+    full(False)
+    for _ in range(2):
+        lacking.tick()
+        assert lacking.start() == ""
+        assert amount(lacking.read()) == 15
+        assert sorted(os.listdir(lacking.top)) == ["records", "sums.json"]
+    assert lacking.read().reset == ""
+
+
 def test_totals_that_cannot_be_read_are_added_later(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     host.begin("a")
     host.read(("a", total(5)))
@@ -554,6 +596,20 @@ def test_a_run_whose_totals_can_never_be_read_is_missing(host: Machine, unreadab
         host.tick()
         assert of(host.read()).amounts[TRAFFIC] == {Quality.EXACT: 7, Quality.UNKNOWN: 1}
         host.start()
+
+
+def test_a_run_whose_totals_can_never_be_read_is_missing_after_an_early_kill(
+    host: Machine, unreadable: Callable[[], None]
+) -> None:
+    """No tick has written the file between the end and the next run."""
+    for key in ("a", "b"):
+        host.begin(key, members=(Member(id=key, owner="test", kind="process"),))
+    host.end("b", total(7))
+    unreadable()
+    host.end("a", total(8))
+    save(host.store, workload("a", State.ACTIVE, nonce=2, generation=2))
+    host.start()
+    assert of(host.read()).amounts[TRAFFIC] == {Quality.EXACT: 7, Quality.UNKNOWN: 1}
 
 
 def test_a_defect_does_not_keep_a_run_from_ending(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
