@@ -847,7 +847,9 @@ class SumsReply(Reply, frozen=True, kw_only=True):
     """The answer of Sums."""
 
     since: str
-    """When the sums began: at the first start of the daemon after the boot."""
+    """When the sums began: at the first start of the daemon after the boot. They have all use of each run that had
+    not ended then, also its use before.
+    """
     reset: str | None = None
     """Why the sums began again after that, at *since*. Absent if they did not."""
     read_at: str

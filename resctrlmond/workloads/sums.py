@@ -8,6 +8,8 @@ written, the run ends nevertheless: its record states that the file lacks it (``
 writes the file later. If that record is replaced or removed before, the file is renamed, which needs no space: a
 daemon that finds it under the other name would lack a run without knowing which, and begins the sums again.
 
+The sums have all use of each run that has not ended at ``since``, also its use before.
+
 The amounts of running workloads are added when a caller asks. Amounts that a caller has got are not taken back: a
 counter that falls would look like a new start. If a running workload gets another name, only what it uses from then
 on is added to that name. What was added to the former names is in the file too.
@@ -271,6 +273,9 @@ class Sums:
 
         ``unreadable`` are the keys of further records.
         """
+        if not self._written and not self._reset and (workloads or unreadable):
+            self._reset = "the file is missing"
+            log.warning("%s is missing: the sums begin again", self._path)
         for run in list(self._counted):
             workload = workloads.get(run[0])
             is_open = run[0] in unreadable if workload is None else run_of(workload) == run and _is_open(workload)

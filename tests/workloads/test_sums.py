@@ -706,6 +706,25 @@ def test_a_file_that_cannot_be_used_is_set_aside_and_the_sums_begin_again(
     assert host.read().reset == found.reset
 
 
+def test_sums_that_begin_again_have_all_use_of_the_runs_that_have_not_ended(host: Machine) -> None:
+    """Also if the file was removed. The runs that ended before are missing, and the reason is shown."""
+    for key in ("a", "b"):
+        host.begin(key)
+    assert host.read().reset == ""
+    host.read(("a", total(5)))
+    host.end("b", total(7))
+    before = host.read().since
+    host.path.unlink()
+    for _ in range(2):
+        host.start()
+        found = host.read(("a", total(6)))
+        assert found.reset == "the file is missing"
+        assert found.since > before
+        assert of(found).amounts == {TRAFFIC: {Quality.EXACT: 6}}
+    host.end("a", total(8))
+    assert of(host.read()).amounts == {TRAFFIC: {Quality.EXACT: 8}}
+
+
 @pytest.mark.parametrize(
     "change",
     [
