@@ -77,7 +77,8 @@ def test_each_test_runs_once_and_a_second_guest_runs_after_the_fast_tests(tmp_pa
         assert status == 0
         assert begun(lines) == expected()
         last_fast = max(number for number, line in enumerate(lines) if "end tests/" in line and KERNEL not in line)
-        assert max(guests(lines[:last_fast])) == 1
+        # On a slow machine, none may have begun by then.
+        assert max(guests(lines[:last_fast]), default=0) <= 1
         assert max(guests(lines)) == 2
 
 
