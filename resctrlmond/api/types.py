@@ -847,8 +847,8 @@ class SumsReply(Reply, frozen=True, kw_only=True):
     """The answer of Sums."""
 
     since: str
-    """When the sums began: at the first start of the daemon after the boot. They have all use of each run that had
-    not ended then, also its use before.
+    """When the sums began: at the first start of the daemon after the boot. A run that had not ended then counts from
+    its baseline on, even if that is earlier.
     """
     reset: str | None = None
     """Why the sums began again after that, at *since*. Absent if they did not."""

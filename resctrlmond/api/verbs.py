@@ -760,7 +760,8 @@ that cannot be shown, the quality is _estimated_. From the first call on, the co
 kills of the daemon, and none falls while *since* stays the same. While no daemon runs, changes of other programs are
 not seen: after a restart, the counters of their groups and of tasks in no group are _estimated_, and so is the pool
 _uncore_, which is computed from them. The pool _tracked_ is _estimated_ if another program removed the group of a
-workload, or may have: if the daemon was killed at the removal of a group, it cannot know which of the two removed it.
+workload, or may have removed it: after a kill during the removal of a group, the daemon cannot know whether it or
+another program removed the group.
 A reason for _estimated_ lasts until the pools begin again. The counters are read at most every half second, however
 many clients call this.
 """,
