@@ -94,17 +94,17 @@ def _pushes(
 
         # The first push loads libraries.
         wait_until(lambda: has_pushed(1))
-        time.sleep(PAUSE_S)
         used, first = [cpu_s(pid)], received.requests
         for number in range(2, rounds + 2):
+            # Until the next one has been received, not for a time in which more than one can be.
             wait_until(lambda number=number: has_pushed(number))  # type: ignore[misc]
-            time.sleep(PAUSE_S)
             used.append(cpu_s(pid))
         what = f"push of {groups} groups"
         spent = [after - before for before, after in itertools.pairwise(used)]
         yield Row(f"exporter's CPU time for a {what}", spent, "ReadAll", of_reads[:rounds], SECONDS)
+        last = received.requests
         with received.guard:
-            lengths = [int(headers["content-length"]) for headers in received.headers[first:]]
+            lengths = [int(headers["content-length"]) for headers in received.headers[first:last]]
         yield Row(f"bytes of a {what}", [sum(lengths) / rounds], "a scrape", sizes, BYTES)
         serves = [float(resident(exporter.pid))]
         yield Row("memory of the exporter that pushes", [float(resident(pid))], "that serves", serves, MEBIBYTES)
