@@ -116,6 +116,8 @@ class Transaction(msgspec.Struct, frozen=True, eq=False):
                     store._keep_unreadable(path)
                 write_file(path, data, mode=_MODE)
         except ResctrlError:
+            if store.sums is not None and before is not None:
+                store.sums.cancel_removal(before)
             if before == workload:
                 return workload  # it is kept already
             if before is not None:
@@ -143,11 +145,16 @@ class Transaction(msgspec.Struct, frozen=True, eq=False):
         before = self.find()
         if store.sums is not None and before is not None and before.uncounted:
             store.sums.prepare_removal(before)
-        with writing(path):
-            if path in store._unreadable:
-                store._keep_unreadable(path)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        try:
+            with writing(path):
+                if path in store._unreadable:
+                    store._keep_unreadable(path)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+        except ResctrlError:
+            if store.sums is not None and before is not None:
+                store.sums.cancel_removal(before)
+            raise
         if store._forget(self.key):
             store.on_change(self.key, None)
 

@@ -200,8 +200,9 @@ class Sums:
         self._ends: dict[str, float] = {}
         # The version of the sums in memory, and that of the file.
         self._version, self._written = 1, 0
-        # The file may be under its other name.
+        # The file may be under its other name, because the records of these runs are gone, or about to go.
         self._may_be_outdated = True
+        self._going: set[Run] = set()
         self._problem = ""
 
     # -- start
@@ -385,7 +386,8 @@ class Sums:
     def prepare_removal(self, workload: Workload) -> None:
         """Write the file, which lacks an ended run whose record is about to be replaced or removed.
 
-        If that fails, rename the file: the next daemon must not believe it. Raises nothing.
+        If that fails, rename the file: the next daemon must not believe it. Raises nothing. If the record remains,
+        call ``cancel_removal``.
         """
         run = run_of(workload)
         if run in self._unread:
@@ -399,12 +401,25 @@ class Sums:
             if is_written:
                 return
             self._may_be_outdated = True
+            self._going.add(run)
             try:
                 os.rename(self._path, self._path + _OUTDATED)
             except FileNotFoundError:
                 pass  # renamed before, or never written
             except OSError as error:
                 log.error("the sums lack a run of %s if resctrlmond is killed: %s", workload.key, error)
+
+    def cancel_removal(self, workload: Workload) -> None:
+        """Take the file's name back if no other record has gone: this one was not replaced or removed."""
+        run = run_of(workload)
+        with self._writing:
+            if run not in self._going:
+                return
+            self._going.remove(run)
+            if not self._going:
+                # If this fails, the next start begins the sums again.
+                with contextlib.suppress(OSError):
+                    os.rename(self._path + _OUTDATED, self._path)
 
     def _add(self, counted: _Counted, sign: int) -> None:
         """Add a run to its names, or subtract it with the ``sign`` -1."""
@@ -466,6 +481,7 @@ class Sums:
                 with contextlib.suppress(OSError):
                     os.unlink(self._path + _OUTDATED)
                 self._may_be_outdated = False
+            self._going.clear()
             with self._guard:
                 self._written = version
                 if not self._unread:

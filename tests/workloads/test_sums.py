@@ -537,6 +537,39 @@ def test_a_run_without_a_record_is_written_when_there_is_space_again(
     assert lacking.read().reset == ""
 
 
+@pytest.mark.parametrize("is_replaced", [True, False], ids=["replaced", "removed"])
+def test_a_kill_loses_no_sum_if_the_record_could_not_go_either(
+    host: Machine, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    """The file had its other name already, and the start began the sums again, although the record had the run."""
+    for key in ("a", "b"):
+        host.begin(key)
+    host.end("b", total(7))
+    full(True)
+    host.end("a", total(8))
+    with monkeypatch.context() as patched, pytest.raises(NotWritten):
+        if is_replaced:
+            patched.setattr("resctrlmond.workloads.store.write_file", no_space)
+            save(host.store, workload("a", State.ACTIVE, nonce=2, generation=2))
+        else:
+            patched.setattr(os, "unlink", no_space)
+            with host.store.transaction("a") as txn:
+                txn.drop()
+    assert host.start() == ""
+    assert amount(host.read()) == 15
+
+
+def test_sums_that_lack_one_run_do_not_count_again_because_another_record_stays(
+    lacking: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking.begin("c")
+    lacking.end("c", total(4))
+    with monkeypatch.context() as patched, pytest.raises(NotWritten):
+        patched.setattr("resctrlmond.workloads.store.write_file", no_space)
+        save(lacking.store, workload("c", State.ACTIVE, nonce=3, generation=2))
+    assert "it lacks a run whose record was replaced or removed" in lacking.start()
+
+
 def test_totals_that_cannot_be_read_are_added_later(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     host.begin("a")
     host.read(("a", total(5)))
