@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 
@@ -40,11 +41,19 @@ class Notices:
         self._mounting = self._logged_mounting = tree.mounting()
         # The logged events of each workload: its generation, the folder of the group, and the group's state.
         self._logged: dict[str, set[tuple[int, str, GroupState]]] = {}
-        # When each unit, or user, had a warning that a unit waits (time.monotonic()).
+        # When each unit, or user, had a warning that a unit waits (time.monotonic()). Held for it: ``_warning``.
         self._warned: dict[str, float] = {}
+        self._warning = threading.Lock()
 
     def changed(self, key: str, workload: Workload | None) -> None:
         """Log what is new in a workload that was saved; forget a workload that was removed (None)."""
+        try:
+            self._changed(key, workload)
+        except Exception:
+            # The record is written already: the verb must not fail, and others must get the change.
+            log.exception("%s: a change could not be logged", key)
+
+    def _changed(self, key: str, workload: Workload | None) -> None:
         if workload is None:
             self._logged.pop(key, None)
             return
@@ -95,13 +104,14 @@ class Notices:
 
     def _level_of_unit(self, key: str) -> int:
         """Return the level at which to log that a unit waits: a warning, unless there was one within ``_UNIT_S``."""
-        now = time.monotonic()
-        self._warned = {one: at for one, at in self._warned.items() if now - at < _UNIT_S}
         unit_or_user = key.partition(":")[0] if is_of_user(key) else key
-        if unit_or_user in self._warned:
-            return logging.DEBUG
-        self._warned[unit_or_user] = now
-        return logging.WARNING
+        with self._warning:
+            now = time.monotonic()
+            self._warned = {one: at for one, at in self._warned.items() if now - at < _UNIT_S}
+            if unit_or_user in self._warned:
+                return logging.DEBUG
+            self._warned[unit_or_user] = now
+            return logging.WARNING
 
     def tick(self) -> None:
         """Check the mount if another filesystem may be mounted there than a second ago."""

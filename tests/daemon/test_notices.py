@@ -8,13 +8,15 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resctrlmond import oci_hook
+from resctrlmond import oci_hook, unit_globs
 from resctrlmond.daemon import notices as daemon_notices
 from resctrlmond.daemon.group_losses import GroupLosses
 from resctrlmond.daemon.notices import Notices
@@ -99,6 +101,47 @@ def test_units_that_wait_are_logged_once_for_each_unit_and_user(
     assert levels("user-1001:a.service") == [logging.WARNING]
     monkeypatch.setattr(daemon_notices, "_UNIT_S", 0.0)
     assert levels("user-1000:b.service") == [logging.WARNING]
+
+
+def test_units_that_begin_to_wait_at_the_same_time_are_logged_and_no_verb_fails(
+    tree: Tree, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Assign failed with "dictionary changed size during iteration", although the record of the unit was written."""
+    notices = Notices(tree)
+
+    class Time(float):
+        """Lets other threads run at each comparison."""
+
+        def __gt__(self, other: float) -> bool:
+            time.sleep(0.0001)
+            return super().__gt__(other)
+
+    def is_of_user(key: str) -> bool:
+        time.sleep(0.0001)
+        return unit_globs.is_of_user(key)
+
+    monkeypatch.setattr(daemon_notices, "_UNIT_S", Time(600))
+    monkeypatch.setattr(daemon_notices, "is_of_user", is_of_user)
+
+    def wait(thread: int) -> None:
+        for number in range(10):
+            key = f"a-{thread}-{number}.service"
+            pending = workload(key, State.PENDING, claims=(CLAIM,))
+            notices.changed(key, pending.with_group(replace(pending.first, reason="Out of RMIDs")))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(wait, range(4))) == [None] * 4
+    assert [(level, kind) for level, kind, _ in log.take()] == [(logging.WARNING, MessageId.RMIDS_EXHAUSTED)] * 40
+
+
+def test_verb_does_not_fail_with_a_notice(tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
+    """The record is written then, and the watch must get the change."""
+
+    def fail(_: Group) -> bool:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    Notices(tree, fail).changed("web", workload("web", State.LOST, reason="gone"))
+    assert "web: a change could not be logged" in caplog.text
 
 
 def test_further_group_that_fails_is_logged_and_its_loss_only_with_the_workload(tree: Tree, log: Log) -> None:
