@@ -102,8 +102,10 @@ class Run:
         """Return whether this is another run of the same key and generation.
 
         The daemon begins with generation 1 again once it has forgotten the ended runs of a key. A group that has
-        counted nothing can be created again during a run, with another time.
+        counted nothing can be created again during a run, with another time. A run that waits for an RMID has none.
         """
+        if self.is_complete and used.completed_at is None:
+            return True
         has_used = any(self._last[measure].value for measure in (POWER, BANDWIDTH) if measure in self._last)
         is_other_time = None not in (self.created_at, used.created_at) and self.created_at != used.created_at
         return is_other_time and (self.is_complete or has_used)

@@ -190,6 +190,20 @@ def test_runs_of_a_key_whose_generations_began_again_are_not_one() -> None:
     ]
 
 
+def test_run_that_waits_for_an_rmid_does_not_change_the_ended_run_of_the_same_key_and_generation() -> None:
+    """It has no time of its baseline yet. The first run, which was complete, was shown as pending and late."""
+    found = series_of(
+        reading(1, used("k", 1, 2, createdAt=time(0.5), state="completed", completedAt=time(1))),
+        reading(2),
+        reading(29, used("k", 29, None, readAt=None, state="pending")),
+        reading(30, used("k", 30, 5, createdAt=time(29.5))),
+    )
+    assert [(run.total(POWER), run.state, run.quality) for run in found.runs] == [
+        (5, "active", "exact"),
+        (2, "completed", "exact"),
+    ]
+
+
 def test_first_run_of_a_key_whose_generations_began_again_is_late_without_its_final_totals() -> None:
     found = series_of(
         reading(1, used("k", 1, 0, createdAt=time(0.5))),
