@@ -365,7 +365,8 @@ class Sums:
     def unsettled(self) -> list[Run]:
         """Return the ended runs whose records may state that the file lacks them."""
         with self._guard:
-            return [*self._unread, *self._counted]
+            # A run that could not be read may be counted too, by what was shown of it.
+            return [*dict.fromkeys([*self._unread, *self._counted])]
 
     def settle(self, workload: Workload | None, run: Run) -> bool:
         """Count a run of ``unsettled`` again if its totals could not be read. Return whether the file has it now.

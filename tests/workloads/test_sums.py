@@ -27,7 +27,7 @@ from resctrlmond.workloads.model import Member, PriorRuns, State, Workload, repl
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.states import NameKind
 from resctrlmond.workloads.store import Store
-from resctrlmond.workloads.sums import MAX_NAME_LENGTH, MAX_NAMES, OTHER, NameUse, Sums, SumsUse
+from resctrlmond.workloads.sums import MAX_NAME_LENGTH, MAX_NAMES, OTHER, NameUse, Sums, SumsUse, run_of
 from resctrlmond.workloads.usage import Usage
 from tests.workloads.builders import save, workload
 from tests.workloads.conftest import Host, assignment, machine
@@ -615,6 +615,15 @@ def test_a_sum_is_not_exact_while_the_totals_of_a_run_cannot_be_read(
     assert {quality: number for quality, number in found.items() if number} == {Quality.EXACT: 21}
     host.tick()
     assert not any(host.store.known(key).uncounted for key in ("shown", "never-shown"))
+
+
+def test_end_values_of_a_run_that_could_not_be_read_are_read_once_in_each_tick(
+    host: Machine, unreadable: Callable[[], None]
+) -> None:
+    host.begin("a", members=(Member(id="a", owner="test", kind="process"),))
+    unreadable()
+    host.end("a", total(8))
+    assert host.sums.unsettled() == [run_of(host.store.known("a"))]
 
 
 def test_a_run_whose_totals_can_never_be_read_is_missing(host: Machine, unreadable: Callable[[], None]) -> None:
