@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.api.types import Change, Claim, Member, Usage
+from resctrlmond.api.types import Change, Claim, Member, Total, Usage
 from resctrlmond.exporter.metrics import selected
 from resctrlmond.exporter.otlp import ledger
 from resctrlmond.exporter.otlp.ends import Ends
@@ -245,6 +245,31 @@ def test_state_has_only_what_was_converted(tmp_path: Path, value: str, caplog: p
     found = ledger.Ledger(Temporality.DELTA, str(path))
     assert {run.key for run in found.runs} == {"k", "k1"}
     assert "cannot be pushed" not in caplog.text
+
+
+def test_value_of_an_unknown_event_keeps_no_figures_of_its_run_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A later daemon may have an event whose values this exporter cannot convert; it does not push them."""
+    path = tmp_path / "state"
+    unknown = Total(event="of_a_later_version", unit="", quality=Quality.EXACT, value="-5 °C")
+    of = msgspec.structs.replace(usage("5"), read_at=LATER)
+    of = msgspec.structs.replace(of, totals=[*of.totals, unknown])
+    figures = of_usage(msgspec.structs.replace(of, workload=usage("5", key="ended").workload))
+    assert figures is not None
+    ends = Ends("/nowhere")
+    ends.add(dataclasses.replace(figures, is_final=True))
+    known = ledger.Ledger(Temporality.CUMULATIVE, str(path))
+    known.save(ends.waiting())
+    with over_http() as (url, received):
+        sender = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE)
+        source = Told(Observation(usages=[of]))
+        assert Pusher(source, ends, sender, known, selected(["core_energy"]), timeout_s=1).push()
+        found = {dict(one.resource)["resctrl.workload.key"] for one in received.all("resctrl.workload.core_energy")}
+    assert found == {"k", "ended"}
+    known.save([dataclasses.replace(figures, is_final=True)])
+    assert [end.run.key for end in ledger.Ledger(Temporality.CUMULATIVE, str(path)).ends] == ["ended"]
+    assert caplog.text == ""
 
 
 # Written by the first version with ends.

@@ -11,6 +11,7 @@ from decimal import Decimal, InvalidOperation
 
 from resctrlmond.api.types import Change, Level, Total, Usage, Workload
 from resctrlmond.exporter.families import cut
+from resctrlmond.exporter.metrics import EVENT_METRICS
 from resctrlmond.workloads.changes import ChangeKind
 from resctrlmond.workloads.names import names_of
 from resctrlmond.workloads.states import Quality, State
@@ -149,11 +150,11 @@ def decimal(text: str) -> Decimal:
 
 
 def check(figures: Figures) -> None:
-    """Raise ValueError if the figures cannot be converted to points."""
+    """Raise ValueError if the figures cannot be converted to points. Events without a metric have no points."""
     for time in (figures.start, figures.read_at):
         nanoseconds(time)
     for use in figures.totals:
-        if use.value is not None:
+        if use.value is not None and use.event in EVENT_METRICS:
             decimal(use.value)
 
 
