@@ -207,8 +207,10 @@ def test_every_option_of_the_exporter() -> None:
     assert {f"_{name}_" for name in metrics.Names} <= set(re.findall(r"_[a-z-]+_", text))
     assert f"Default: _{', '.join(metrics.DEFAULT_NAMES)}_." in text
     assert exit_codes(EXPORTER) == {os.EX_OK, 2, os.EX_OSERR, os.EX_CANTCREAT}
-    unit = (ROOT / "systemd" / "resctrlmon-exporter.service").read_text(encoding="utf-8")
-    assert "RestartPreventExitStatus=2\n" in unit
+    for path in ("systemd/resctrlmon-exporter.service", "packaging/examples/resctrlmon-otlp.service"):
+        unit = (ROOT / path).read_text(encoding="utf-8")
+        assert "RestartSec=3\n" in unit
+        assert "RestartSteps=4\nRestartMaxDelaySec=30\nRestartPreventExitStatus=2\n" in unit
 
 
 def test_every_metric_of_the_exporter() -> None:
