@@ -407,6 +407,7 @@ def _release(
     """Release the workload; return the report. If the release fails, the report has the reason and no totals."""
     assert measured.workload is not None
     key = measured.workload.key
+    ended_at = _utc_now()
     now = None if is_hidden else _workload_now(Daemon(daemon.socket, _CHECK_TIMEOUT_S), key)
     # The tasks of a target run on.
     tasks_left = _count_tasks(now) if now is not None and measured.target is None else None
@@ -417,7 +418,11 @@ def _release(
         return _report(measured, result, tasks_left=tasks_left, problem=str(error))
     result = measured.until_now(result)
     totals = together(reply.totals, reply.nested or ())
-    ended_early = now is not None and now.state.is_over
+    if now is not None:
+        ended_early = now.state.is_over
+    else:
+        # By the clock: the reply to Release is the same for a workload that had ended.
+        ended_early = reply.workload.state.is_over and (reply.workload.completed_at or "") < ended_at
     if ended_early:
         totals = downgraded(totals, Quality.LATE, ENDED_EARLY)
     return _report(
@@ -454,6 +459,12 @@ def _read_end(daemon: Daemon, measured: _Measurement, result: CommandResult, sam
         totals=totals,
         levels=levels,
     )
+
+
+def _utc_now() -> str:
+    """Return the time in the format of resctrlmond, without the import of another module."""
+    now = time.time()
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1e6):06}Z"
 
 
 def _end_samples(sampler: Sampler | None, result: CommandResult, last: replies.ReadReply) -> list[LevelSummary]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resctrlmond.api import types
@@ -20,7 +21,7 @@ from resctrlmond.api.types import Claim, Member
 from resctrlmond.resctrl import processes
 from resctrlmond.workloads.model import EndRule, State
 from tests.ctl.conftest import Ctl, command
-from tests.ctl.fake_manager import ALL_EVENTS, NOW, FakeManager, error, serving
+from tests.ctl.fake_manager import ALL_EVENTS, LATER, NOW, TOTALS, FakeManager, error, serving
 from tests.wait import wait_until
 
 PYTHON = sys.executable
@@ -320,6 +321,33 @@ def test_quiet_run_asks_only_what_it_needs(ctl: Ctl, manager: FakeManager) -> No
     ctl("run", "--", "sleep", "0.8")
     asked = [method for method, _ in manager.calls]
     assert [method for method in asked if method != "Read"] == ["Get", "Assign", "Get", "Release"]
+
+
+@pytest.mark.parametrize("ended_early", [True, False])
+def test_workload_that_ended_before_the_command_is_late_although_its_state_could_not_be_read(
+    manager: FakeManager, tmp_path: Path, ended_early: bool
+) -> None:
+    """As while resctrlmond restarts. The totals of the shorter time were exact."""
+    begun = tmp_path / "begun"
+    # The check that the key is free, and the one after the command.
+    missing = error("NoSuchWorkload", "there is no workload")
+    with subprocess.Popen(
+        command(manager.socket, "run", "--key", "k", "-j", "--", "sh", "-c", f"touch {begun}; read go"),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_until(begun.exists)
+        manager.refuse["Get"] = missing
+        workload = msgspec.structs.replace(manager.workloads["k"], claims=(), state=State.COMPLETED)
+        at = LATER if ended_early else "2100-01-01T00:00:00.000000Z"
+        workload = msgspec.structs.replace(workload, completed_at=at)
+        manager.next_replies["Release"] = [types.ReleaseReply(workload=workload, completed=True, totals=TOTALS)]
+        _, text = process.communicate("\n")
+    report = json.loads(text)
+    assert report.get("endedEarly", False) is ended_early
+    qualities = {total["quality"] for total in report["totals"]}
+    assert ("exact" in qualities) is not ended_early
 
 
 def test_quiet_run_prints_nothing_but_writes_the_file(ctl: Ctl, tmp_path: Path) -> None:
