@@ -409,6 +409,9 @@ def _release(
     key = measured.workload.key
     ended_at = _utc_now()
     now = None if is_hidden else _workload_now(Daemon(daemon.socket, _CHECK_TIMEOUT_S), key)
+    if now is not None and _is_of_another_run(now, measured.workload):
+        problem = f"workload {key!r} ended before the command, and the one that exists now is of another command"
+        return _report(measured, result, problem=problem)
     # The tasks of a target run on.
     tasks_left = _count_tasks(now) if now is not None and measured.target is None else None
     request = replies.ReleaseRequest(key=key, claim=CLAIM, reason=f"ended with status {result.status}")
@@ -559,6 +562,12 @@ def _workload_now(daemon: Daemon, key: str) -> replies.Workload | None:
         return daemon.call(f"find {key!r}", "Get", replies.KeyRequest(key=key), replies.WorkloadReply).workload
     except CommandError:
         return None
+
+
+def _is_of_another_run(now: replies.Workload, begun: replies.Workload) -> bool:
+    """Whether another command has claimed the key since; it must not be released with that command's totals."""
+    claims = [[claim.since for claim in workload.claims if claim.owner == CLAIM] for workload in (now, begun)]
+    return all(claims) and claims[0] != claims[1]
 
 
 def _nested_left(daemon: Daemon, outer: replies.Workload) -> list[str]:

@@ -350,6 +350,26 @@ def test_workload_that_ended_before_the_command_is_late_although_its_state_could
     assert ("exact" in qualities) is not ended_early
 
 
+def test_workload_of_another_command_with_the_key_is_not_released(manager: FakeManager, tmp_path: Path) -> None:
+    """The first one's workload was released meanwhile. Its report had the totals of the other one, as exact."""
+    begun = tmp_path / "begun"
+    with subprocess.Popen(
+        command(manager.socket, "run", "--key", "k", "-j", "--", "sh", "-c", f"touch {begun}; read go"),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_until(begun.exists)
+        (claim,) = manager.workloads["k"].claims
+        claims = (msgspec.structs.replace(claim, since=LATER),)
+        manager.workloads["k"] = msgspec.structs.replace(manager.workloads["k"], claims=claims)
+        _, text = process.communicate("\n")
+    message, report = text.splitlines()
+    assert "the one that exists now is of another command" in message
+    assert json.loads(report)["totals"] == []
+    assert "Release" not in [method for method, _ in manager.calls]
+
+
 def test_quiet_run_prints_nothing_but_writes_the_file(ctl: Ctl, tmp_path: Path) -> None:
     done = ctl("run", "-q", "--", "true")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
