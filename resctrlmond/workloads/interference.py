@@ -64,6 +64,8 @@ _MIN_REST_S = 0.02
 _MAX_REST_S = 0.25
 # The events whose counters can be reset.
 _RESTARTING = tuple(name for name, event in EVENTS.items() if event.restarts)
+# A reading waits so long for a thread that processes events: it may hang in the kernel.
+_EVENTS_WAIT_S = 2.0
 # Drop the lists of removed directories only if there are more than this.
 _MAX_STALE_LISTS = 100
 
@@ -278,8 +280,18 @@ class Interference:
 
         Does not wait for another thread: a container may be starting.
         """
-        if self._read_events(is_blocking=False):
+        if self._read_events(wait_s=0):
             self.wake()
+
+    def read_all_events(self) -> bool:
+        """Read and process the events until now. Return False if another thread that has read some hangs.
+
+        The caller must not hold a lock that the processing needs.
+        """
+        found = self._read_events(wait_s=_EVENTS_WAIT_S)
+        if found:
+            self.wake()
+        return found is not None
 
     def before_end(self, txn: Transaction) -> None:
         """Inspect the workload a last time if another program may have moved one of its tasks."""
@@ -371,7 +383,7 @@ class Interference:
 
         ``is_end``: a workload ends and cannot be downgraded later, so do not wait for a pause.
         """
-        is_new = self._read_events()
+        is_new = bool(self._read_events())
         if self._foreign is None or not self._attribution.has_open or not self._list_lock.acquire(blocking=is_end):
             return is_new
         try:
@@ -379,7 +391,7 @@ class Interference:
                 begun = time.thread_time()
                 self._list_written()
                 self._list_not_before = time.monotonic() + _PAUSE_FACTOR * (time.thread_time() - begun)
-            is_new |= self._read_events()
+            is_new |= bool(self._read_events())
             with self._guard:
                 self._attribution.close_listed(self._foreign.being_written)
                 for key in self._attribution.uninspected:
@@ -388,13 +400,14 @@ class Interference:
             self._list_lock.release()
         return is_new
 
-    def _read_events(self, *, is_blocking: bool = True) -> bool:
-        """Read and process the events. Returns whether there were any.
+    def _read_events(self, *, wait_s: float = -1) -> bool | None:
+        """Read and process the events. Return whether there were any.
 
-        ``is_blocking``: wait for another thread that has read events and not processed them yet.
+        Another thread may have read events and not processed them yet. Wait for it for ``wait_s`` at most, -1 is
+        without limit, and return None if it is not ready then.
         """
-        if not self._events_lock.acquire(blocking=is_blocking):
-            return False
+        if not self._events_lock.acquire(blocking=wait_s != 0, timeout=wait_s or -1):
+            return None
         try:
             since, self._events_read_at = self._events_read_at, time.monotonic()
             foreign = self._foreign

@@ -61,6 +61,7 @@ REMOVED_BY_OTHERS = "another program removed the group of a workload"
 _GONE = "the group of an ended workload was gone before its removal"
 _HAS_FALLEN = "the counters of a group began again"
 _NOT_REPORTED = "changes of other programs were not reported"
+_NOT_PROCESSED = "the last changes of other programs were not processed"
 _NOT_SEEN = "changes of other programs were not seen while resctrlmond did not run"
 
 
@@ -124,8 +125,9 @@ class Machine:
         self._unseen: dict[str, None] = {}
         # Held while the file is written.
         self._writing = threading.Lock()
-        # Called in each reading, to process what other programs have done until then.
-        self.read_events: Callable[[], object] = lambda: None
+        # Called in each reading, to process what other programs have done until then. Returns whether all is
+        # processed.
+        self.read_events: Callable[[], bool] = lambda: True
         self._file = file
         # Whether changes are written to the file: from the first call of read() on.
         self._is_kept = False
@@ -360,6 +362,8 @@ class Machine:
 
         Only one thread may call this at a time.
         """
+        # Groups that other programs created and removed until now are not found by the reading.
+        has_events = self.read_events()
         before = {}
         for _ in range(_TRIES):
             with self._begin_lock:
@@ -377,11 +381,12 @@ class Machine:
         meanwhile = {package: used - before[package] for package, used in self._energy.used_joules().items()}
         read_at = utc_now()
         moved = "" if is_whole else "a group moved during the reading"
-        caveat = "; ".join(filter(None, (self._tree.inexact(), moved)))
+        inexact = self._tree.inexact()
         of_traffic = self._traffic_caveat()
         unseen = self._unseen.copy()
         # A counter that another program has reset during the reading may look like one that has counted less.
-        self.read_events()
+        has_events = has_events and self.read_events()
+        caveat = "; ".join(filter(None, (inexact, moved, "" if has_events else _NOT_PROCESSED)))
         # An end of a workload waits for the guard, so it is held only while sums are added.
         live = self._live(classes)
         cores: dict[int, PoolUse] = {}

@@ -121,7 +121,7 @@ class Manager:
         )
         interference = Interference(tree, store, mark)
         interference.on_created, interference.on_events_lost = machine.created_by_others, machine.events_lost
-        interference.on_counters_reset, machine.read_events = machine.counters_reset, interference.read_events
+        interference.on_counters_reset, machine.read_events = machine.counters_reset, interference.read_all_events
         self.context = Context(
             tree=tree,
             store=store,
@@ -144,7 +144,7 @@ class Manager:
         self._watcher = TreeWatcher(tree, mark.gid, store.refs)
         self._found_at_start: list[Problem] = []
         self._usage = SharedPass(lambda: tuple(self._read_each()))
-        self._machine = SharedPass(self._read_machine)
+        self._machine = SharedPass(machine.read)
         # Held while the sums are read, so that the readings are used in their order.
         self._reading_sums = threading.Lock()
         # By key: the use of workloads that are over, whose files do not change any more, while callers ask for it.
@@ -803,11 +803,6 @@ class Manager:
         Raises NotRead, NotMounted.
         """
         return self._machine.get()
-
-    def _read_machine(self) -> MachineUse:
-        # Groups that other programs created and removed until now are not found by the reading.
-        self.context.interference.read_events()
-        return self.context.machine.read()
 
     def read_foreign(self, ref: GroupRef) -> tuple[Found, list[Reading]]:
         """Return a monitoring group of another program, with its current counters. Raises NoSuchGroup."""

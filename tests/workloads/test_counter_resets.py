@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from resctrlmond.resctrl.class_counters import ClassCounters
+from resctrlmond.resctrl.foreign_writes import Written
 from resctrlmond.sim.control.client import Control
+from resctrlmond.workloads import interference
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.machine import Pool
 from tests.workloads.builders import total_of
@@ -125,7 +128,7 @@ def test_use_of_the_machine_is_not_exact_after_a_reset(abmc: tuple[Host, Control
     host.manager.tick()
 
     def qualities() -> set[Quality]:
-        return {use.quality for use in host.manager._read_machine().pools if use.event.name == TRAFFIC}
+        return {use.quality for use in host.manager.context.machine.read().pools if use.event.name == TRAFFIC}
 
     assert qualities() == {Quality.EXACT}
     for state in "_e":
@@ -134,7 +137,7 @@ def test_use_of_the_machine_is_not_exact_after_a_reset(abmc: tuple[Host, Control
 
 
 def traffic_of_machine(host: Host) -> set[Quality]:
-    return {use.quality for use in host.manager._read_machine().pools if use.event.name == TRAFFIC}
+    return {use.quality for use in host.manager.context.machine.read().pools if use.event.name == TRAFFIC}
 
 
 def test_reset_during_a_reading_of_the_machine_is_known_to_it(
@@ -180,5 +183,56 @@ def test_resets_that_were_not_reported_make_no_workload_exact(tmp_path: Path, pr
     with machine(tmp_path, profile) as (host, _):
         host.manager.tick()
         host.manager.context.machine.events_lost()
-        found = host.manager._read_machine().pools
+        found = host.manager.context.machine.read().pools
         assert {use.quality for use in found if use.event.name == TRAFFIC and use.pool is Pool.TRACKED} == {quality}
+
+
+def reset_bandwidth(host: Host) -> None:
+    for state in "_e":
+        (Path(host.mountpoint) / GROUP.name).write_text(f"{TRAFFIC}:*={state}\n")
+
+
+def test_reading_of_the_machine_waits_for_events_that_are_being_processed(
+    abmc: tuple[Host, Control], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop had read the event of a reset, and the reading that lacks the use before it was exact."""
+    host, _ = abmc
+    host.manager.tick()
+    assert traffic_of_machine(host) == {Quality.EXACT}
+    context = host.manager.context
+    is_processing, may_end = threading.Event(), threading.Event()
+    process = context.interference._process_resets
+
+    def process_later(written: Written) -> None:
+        is_processing.set()
+        assert may_end.wait(60)
+        process(written)
+
+    monkeypatch.setattr(context.interference, "_process_resets", process_later)
+    reset_bandwidth(host)
+    loop = threading.Thread(target=context.interference.read_events)
+    loop.start()
+    try:
+        assert is_processing.wait(60)
+        monkeypatch.setattr(interference, "_EVENTS_WAIT_S", 60)
+        threading.Timer(0.2, may_end.set).start()
+        found = host.manager.context.machine.read().pools
+        assert all("may have reset" in use.reason for use in found if use.event.name == TRAFFIC)
+    finally:
+        may_end.set()
+        loop.join(60)
+
+
+def test_reading_of_the_machine_does_not_wait_for_ever_for_a_thread_that_hangs(
+    abmc: tuple[Host, Control], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, _ = abmc
+    host.manager.tick()
+    assert traffic_of_machine(host) == {Quality.EXACT}
+    monkeypatch.setattr(interference, "_EVENTS_WAIT_S", 0.01)
+    with host.manager.context.interference._events_lock:
+        found = host.manager.context.machine.read().pools
+    assert {use.reason for use in found if use.event.name == TRAFFIC} == {
+        "the last changes of other programs were not processed"
+    }
+    assert traffic_of_machine(host) == {Quality.EXACT}

@@ -176,12 +176,12 @@ def test_hidden_events_are_in_the_figures_of_the_workload_around(host: Host, spa
 
 def test_all_events_stay_in_the_view_of_the_machine(host: Host, spawn: Callable[[], int]) -> None:
     use(host, events=ENERGY)
-    host.manager._read_machine()
+    host.manager.context.machine.read()
     pid = spawn()
     begin(host, pid)
     Control(host.mountpoint).run(pid, 1_000_000_000)
     host.manager.release("k", owner="test")
-    pools = host.manager._read_machine().pools
+    pools = host.manager.context.machine.read().pools
     tracked = [use.number for use in pools if use.event.name == "mbm_total_bytes" and use.pool == "tracked"]
     assert sum(number or 0 for number in tracked) > 0
 
