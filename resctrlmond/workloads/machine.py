@@ -364,11 +364,13 @@ class Machine:
         """
         # Groups that other programs created and removed until now are not found by the reading.
         has_events = self.read_events()
-        before = {}
+        before, unseen = {}, dict[str, None]()
         for _ in range(_TRIES):
             with self._begin_lock:
                 if not self._state.since or self._is_remounted():
                     self._begin_all()
+            # Not those of which the events come during the reading, which may not find them.
+            unseen = self._unseen.copy()
             self._energy.update()
             before = self._energy.used_joules()
             classes, is_whole = self._read_whole()
@@ -383,7 +385,6 @@ class Machine:
         moved = "" if is_whole else "a group moved during the reading"
         inexact = self._tree.inexact()
         of_traffic = self._traffic_caveat()
-        unseen = self._unseen.copy()
         # A counter that another program has reset during the reading may look like one that has counted less.
         has_events = has_events and self.read_events()
         caveat = "; ".join(filter(None, (inexact, moved, "" if has_events else _NOT_PROCESSED)))

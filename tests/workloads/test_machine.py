@@ -842,3 +842,26 @@ def test_counter_that_began_again_unseen_is_not_exact(tmp_path: Path, process: S
             assert Quality.EXACT not in {
                 use.quality for use in found.pools if use.pool is pool and use.event.name == TRAFFIC and use.number
             }
+
+
+def test_group_that_is_renamed_during_a_reading_is_not_taken_for_a_removed_one(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop has read the event of the new name, which the reading could not find."""
+    host = pools.host
+    before = os.path.join(host.mountpoint, host.make_foreign("before").path)
+    pools.read()
+    found_before = reasons(pools.read(), Pool.FOREIGN)
+    context = host.manager.context
+    read = context.machine._read_whole
+
+    def read_and_rename() -> tuple[dict[str, ClassCounters], bool]:
+        found = read()
+        os.rename(before, os.path.join(host.mountpoint, "mon_groups/after"))
+        context.interference.read_events()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(context.machine, "_read_whole", read_and_rename)
+        pools.read()
+    assert reasons(pools.read(), Pool.FOREIGN) == found_before
