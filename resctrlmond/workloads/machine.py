@@ -21,6 +21,7 @@ from decimal import Decimal, localcontext
 
 import msgspec
 
+from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.class_counters import ClassCounters, Counter, GroupCounters, read_class
 from resctrlmond.resctrl.counters import EVENTS, EXACTLY, Event, Kind, Reading, Value, event
@@ -213,7 +214,7 @@ class Machine:
         try:
             # Another program may have moved a task into it.
             may_run = group.baseline not in (Quality.EXACT, Quality.LATE) or self._may_run(workload)
-            is_empty = not may_run or not self._tree.tasks(group.ref)
+            is_empty = not may_run or not any(map(_may_run, self._tree.tasks(group.ref)))
         except (NoSuchGroup, NotMounted):
             return
         except (ResctrlError, OSError):
@@ -756,6 +757,12 @@ class Machine:
             is_new = add_reason(self._state.flaws[pool], reason)
         if is_new:
             self._save()
+
+
+def _may_run(tid: int) -> bool:
+    """Return whether a task uses something or may have done so just now. A zombie does not. Raises NotRead."""
+    found = processes.stat_fields(tid)
+    return not found or found[0] not in (b"Z", b"X")
 
 
 def _of(sums: Sums, counter: Counter) -> Sum:

@@ -865,3 +865,18 @@ def test_group_that_is_renamed_during_a_reading_is_not_taken_for_a_removed_one(
         patch.setattr(context.machine, "_read_whole", read_and_rename)
         pools.read()
     assert reasons(pools.read(), Pool.FOREIGN) == found_before
+
+
+def test_zombie_in_the_group_of_a_workload_that_ends_is_exact(pools: Pools, process: Start) -> None:
+    """The parent of the process has not waited for it yet."""
+    host, control = pools.host, pools.control
+    pools.read()
+    host.manager.create("a", owner="test")
+    child = process()
+    control.spawn(tid=child.pid)
+    (Path(host.mountpoint) / "mon_groups/a/tasks").write_text(f"{child.pid}\n")
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert str(child.pid) in (Path(host.mountpoint) / "mon_groups/a/tasks").read_text().split()
+    host.manager.release("a", owner="test")
+    assert reasons(pools.read(), Pool.TRACKED) == set()
