@@ -13,6 +13,7 @@ file keeps what was counted (``machine_state``), and the next daemon continues f
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import threading
@@ -114,6 +115,8 @@ class Machine:
         self._may_run = may_run
         self._guard = threading.Lock()
         self._state = MachineState()
+        # The next state while counting begins: what other programs change meanwhile is of both.
+        self._next: MachineState | None = None
         # Held while counting begins, which reads all classes.
         self._begin_lock = threading.Lock()
         # The mount of ``_state``, and what names it in the file.
@@ -122,8 +125,6 @@ class Machine:
         self._ends = 0
         # The groups with our mark that the last reading found without a record: they were being created.
         self._unrecorded: set[int] = set()
-        # Directories that other programs created, until a reading finds them.
-        self._unseen: dict[str, None] = {}
         # Held while the file is written.
         self._writing = threading.Lock()
         # Called in each reading, to process what other programs have done until then. Returns whether all is
@@ -315,16 +316,19 @@ class Machine:
     def created_by_others(self, directories: Iterable[str]) -> None:
         """Record that other programs created these directories (relative to the tree): a reading must find them."""
         with self._guard:
-            for directory in directories:
-                if len(self._unseen) < _MAX_UNSEEN:
-                    self._unseen[directory] = None
+            for directory, state in itertools.product(directories, self._states()):
+                if len(state.unseen) < _MAX_UNSEEN:
+                    state.unseen[directory] = None
                 else:
-                    add_reason(self._state.flaws[Pool.FOREIGN], "too many groups of other programs came and went")
+                    add_reason(state.flaws[Pool.FOREIGN], "too many groups of other programs came and went")
 
     def events_lost(self) -> None:
         """Record that the kernel did not report all changes of other programs."""
-        for pool in (Pool.FOREIGN, Pool.UNTRACKED):
-            self._add_flaw(pool, _NOT_REPORTED)
+        with self._guard:
+            pools = [state.flaws[pool] for state in self._states() for pool in (Pool.FOREIGN, Pool.UNTRACKED)]
+            is_new = sum(add_reason(reasons, _NOT_REPORTED) for reasons in pools) > 0
+        if is_new:
+            self._save()
         if self._may_be_configured():
             self.counters_reset((name for name, of in EVENTS.items() if of.restarts), _NOT_REPORTED)
 
@@ -332,8 +336,8 @@ class Machine:
         """Record that another program may have reset the counters of these events."""
         with self._guard:
             before = len(self._state.event_flaws)
-            for name in events:
-                self._state.event_flaws.setdefault(name, printable(why))
+            for name, state in itertools.product(events, self._states()):
+                state.event_flaws.setdefault(name, printable(why))
             is_new = len(self._state.event_flaws) > before
         if is_new:
             self._save()
@@ -371,7 +375,7 @@ class Machine:
                 if not self._state.since or self._is_remounted():
                     self._begin_all()
             # Not those of which the events come during the reading, which may not find them.
-            unseen = self._unseen.copy()
+            unseen = self._state.unseen.copy()
             self._energy.update()
             before = self._energy.used_joules()
             classes, is_whole = self._read_whole()
@@ -419,10 +423,22 @@ class Machine:
     def _is_remounted(self) -> bool:
         return self._tree.mounting() not in ((0, 0), self._mounting)
 
+    def _states(self) -> list[MachineState]:
+        """Return the state, and the next one while counting begins. The guard must be held."""
+        return [self._state] if self._next is None else [self._state, self._next]
+
     def _begin_all(self) -> None:
+        # Earlier changes of other programs are not of the new state.
+        self.read_events()
         with self._guard:
-            # From now on, those that another thread adds are of the new state too.
-            self._state.event_flaws.clear()
+            state = self._next = MachineState()
+        try:
+            self._begin_state(state)
+        finally:
+            with self._guard:
+                self._next = None
+
+    def _begin_state(self, state: MachineState) -> None:
         mounting, root = self._tree.mounting(), superblock_at(self._tree.path)
         since, ends = utc_now(), self._ends
         transactions = self._tree.bandwidth_configuration().transactions
@@ -436,19 +452,12 @@ class Machine:
             self._energy.begin()
             classes, is_whole = self._read_whole()
         self._energy.update()
-        state = MachineState(
-            since=since,
-            domains=classes[""].domains,
-            removed=self._state.removed,
-            transactions=transactions,
-            while_beginning=self._energy.used_joules(),
-        )
         with self._guard:
-            state.event_flaws |= self._state.event_flaws
+            state.since, state.domains, state.transactions = since, classes[""].domains, transactions
+            state.removed, state.while_beginning = self._state.removed, self._energy.used_joules()
             if not is_whole or ends != self._ends:
                 add_reason(state.flaws[Pool.TRACKED], "a workload ended or moved while counting began")
             self._state, self._mounting, self._root = state, mounting, root
-            self._unseen = {}
             for name, found in classes.items():
                 self._add_class(name, found)
                 for inode, group in found.groups.items():
@@ -690,8 +699,8 @@ class Machine:
         here = {name for name in classes if name}
         groups = [group for found in classes.values() for group in found.groups.values()]
         here |= {os.path.relpath(group.path, self._tree.path) for group in groups}
-        for directory in [one for one in self._unseen if one in here or one in unseen]:
-            del self._unseen[directory]
+        for directory in [one for one in self._state.unseen if one in here or one in unseen]:
+            del self._state.unseen[directory]
             if directory not in here:
                 pool = Pool.FOREIGN if "mon_groups" in directory.split("/") else Pool.UNTRACKED
                 add_reason(self._state.flaws[pool], f"{directory} was created and removed between two readings")

@@ -112,6 +112,8 @@ class MachineState(msgspec.Struct):
     ``flaws``, ``domain_flaws`` and ``event_flaws`` say why all figures of a pool, of a domain or of an event are not
     exact from then on. ``transactions`` are the memory transactions that each event counted at ``since``.
 
+    ``unseen`` are directories that other programs created, until a reading finds them. The file has none of them.
+
     ``shown`` is the largest number that a caller has got. ``while_beginning`` is the energy of each package while the
     cores were read at ``since``.
     """
@@ -129,6 +131,7 @@ class MachineState(msgspec.Struct):
     domain_flaws: dict[str, str] = {}
     event_flaws: dict[str, str] = {}
     transactions: dict[str, str] = {}
+    unseen: dict[str, None] = {}
     shown: dict[tuple[Pool, str, str], Number] = {}
     while_beginning: dict[int, Decimal] = {}
 

@@ -7,10 +7,12 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from resctrlmond.resctrl.class_counters import ClassCounters
+from resctrlmond.resctrl.errors import NotMounted
 from resctrlmond.resctrl.foreign_writes import Written
 from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads import interference
@@ -236,3 +238,53 @@ def test_reading_of_the_machine_does_not_wait_for_ever_for_a_thread_that_hangs(
         "the last changes of other programs were not processed"
     }
     assert traffic_of_machine(host) == {Quality.EXACT}
+
+
+def test_resets_are_kept_if_beginning_anew_fails(abmc: tuple[Host, Control], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another file system was mounted over resctrl for a moment."""
+    host, _ = abmc
+    host.manager.tick()
+    machine = host.manager.context.machine
+    assert traffic_of_machine(host) == {Quality.EXACT}
+    reset_bandwidth(host)
+    assert traffic_of_machine(host) == {Quality.ESTIMATED}
+
+    def fail() -> NoReturn:
+        raise NotMounted("another file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "_is_remounted", lambda: True)
+        patch.setattr(machine, "_read_whole", fail)
+        with pytest.raises(NotMounted):
+            machine.read()
+    assert traffic_of_machine(host) == {Quality.ESTIMATED}
+
+
+def test_reset_before_the_pools_begin_is_not_of_them(abmc: tuple[Host, Control]) -> None:
+    host, _ = abmc
+    reset_bandwidth(host)
+    host.manager.context.machine.tick(has_trouble=False)
+    assert traffic_of_machine(host) == {Quality.EXACT}
+
+
+def test_changes_while_the_pools_begin_are_not_forgotten(
+    abmc: tuple[Host, Control], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, _ = abmc
+    machine = host.manager.context.machine
+    read = machine._read_whole
+
+    def read_and_change() -> tuple[dict[str, ClassCounters], bool]:
+        found = read()
+        (Path(host.mountpoint) / host.make_foreign("brief").path).rmdir()
+        host.manager.context.interference.read_events()
+        machine.events_lost()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "_read_whole", read_and_change)
+        machine.tick(has_trouble=False)
+    why = {use.pool: use.reason for use in machine.read().pools if use.event.name == TRAFFIC}
+    assert "changes of other programs were not reported" in why[Pool.UNTRACKED]
+    assert "changes of other programs were not reported" in why[Pool.FOREIGN]
+    assert "mon_groups/brief was created and removed between two readings" in why[Pool.FOREIGN]
