@@ -303,6 +303,8 @@ class Interference:
             with contextlib.suppress(NoSuchGroup, NotMounted):  # the caller records the loss
                 inside = self._store.nested_memberships(txn.workload)
                 txn.save(self._inspector.inspect(txn.workload, inside))
+        # Those that come later are of writes after the last reading, or shortly before it.
+        self._save_downgrades(txn)
 
     def after_last_reading(self, txn: Transaction, group: Group) -> Group:
         """Save the downgrades by all writes until now, and return the group with them."""

@@ -205,17 +205,18 @@ class Machine:
 
     # -- what the daemon reports
 
-    def ending(self, workload: Workload, group: Group) -> None:
+    def ending(self, workload: Workload, group: Group, *, has_new_tasks: bool = False) -> None:
         """Record whether the group of a workload is about to be read for the last time while tasks run in it.
 
-        What they use between that reading and the group's removal is in no pool.
+        ``has_new_tasks``: it was read, and other programs may have moved tasks into it since, which may have ended.
+        What tasks use between that reading and the group's removal is in no pool.
         """
         if not self._state.since or group.observed:  # the group is of the pool FOREIGN
             return
         try:
             # Another program may have moved a task into it.
             may_run = group.baseline not in (Quality.EXACT, Quality.LATE) or self._may_run(workload)
-            is_empty = not may_run or not any(map(_may_run, self._tree.tasks(group.ref)))
+            is_empty = not has_new_tasks and not (may_run and any(map(_may_run, self._tree.tasks(group.ref))))
         except (NoSuchGroup, NotMounted):
             return
         except (ResctrlError, OSError):

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -880,3 +880,29 @@ def test_zombie_in_the_group_of_a_workload_that_ends_is_exact(pools: Pools, proc
     assert str(child.pid) in (Path(host.mountpoint) / "mon_groups/a/tasks").read_text().split()
     host.manager.release("a", owner="test")
     assert reasons(pools.read(), Pool.TRACKED) == set()
+
+
+def test_task_that_came_after_the_last_reading_and_has_ended_is_estimated(
+    pools: Pools, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, control = pools.host, pools.control
+    pools.read()
+    first, other = process(), process()
+    join(cgroup, first.pid)
+    host.manager.assign(assignment("a", control.spawn(tid=first.pid), own_cgroup=cgroup))
+    control.spawn(tid=other.pid)
+    control.exit(first.pid)
+    first.kill()
+    first.wait()
+    context = host.manager.context
+    closed = context.machine.closed
+
+    def close_and_move(*args: Any, **options: Any) -> None:
+        closed(*args, **options)
+        (Path(host.mountpoint) / "mon_groups/a/tasks").write_text(f"{other.pid}\n")
+        control.run(other.pid, SECOND)
+        control.exit(other.pid)
+
+    monkeypatch.setattr(context.machine, "closed", close_and_move)
+    host.manager.release("a", owner="test")
+    assert reasons(pools.read(), Pool.TRACKED) == {"a workload ended while its tasks ran"}
