@@ -200,8 +200,8 @@ class Sums:
         self._ends: dict[str, float] = {}
         # The version of the sums in memory, and that of the file.
         self._version, self._written = 1, 0
-        # The file may be under its other name, because the records of these runs are gone, or about to go.
-        self._may_be_outdated = True
+        # A file may have the other name, because the records of these runs are gone, or about to go.
+        self._may_be_outdated = False
         self._going: set[Run] = set()
         self._problem = ""
 
@@ -215,6 +215,7 @@ class Sums:
         path = self._path
         try:
             self._take(self._read())
+            self._remove_outdated()
         except FileNotFoundError:
             path += _OUTDATED
             if not os.path.lexists(path):
@@ -241,6 +242,10 @@ class Sums:
     def set_aside_path(self) -> str:
         """The path of a file that could not be used."""
         return self._path + _SET_ASIDE
+
+    def _remove_outdated(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._path + _OUTDATED)
 
     def _read(self) -> bytes:
         try:
@@ -479,8 +484,7 @@ class Sums:
                 self._report("the sums are out of date: see the log of resctrlmond")
                 return False
             if self._may_be_outdated:
-                with contextlib.suppress(OSError):
-                    os.unlink(self._path + _OUTDATED)
+                self._remove_outdated()
                 self._may_be_outdated = False
             self._going.clear()
             with self._guard:
