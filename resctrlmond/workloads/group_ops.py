@@ -595,11 +595,10 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
     readings, now = ctx.tree.read(group.ref), utc_now()
     ctx.machine.closed(subfolder, group, readings)
     group = _save_caveats(txn, _with_caveats(ctx, group, readings))
-    was_closed = group.baseline in (Quality.EXACT, Quality.LATE)
-    group = ctx.interference.after_last_reading(txn, group)
+    group, is_written = ctx.interference.after_last_reading(txn, group)
     if group.baseline not in (Quality.EXACT, Quality.LATE):
         # Only now, the writes of other programs are known. A task that came since the reading may have ended.
-        ctx.machine.ending(txn.workload, group, has_new_tasks=was_closed)
+        ctx.machine.ending(txn.workload, group, has_new_tasks=is_written)
     # In one file first, because the group may be removed before each value is in a file of its own. A domain that
     # went offline has its last value there too.
     last = readings_of(ctx.snapshots.checkpoint(subfolder, now, readings, group.inodes))

@@ -62,6 +62,11 @@ _OPEN_RETRY_S = 0.005
 # After each call of react, pause for _PAUSE_FACTOR times the CPU time of reading the events, within these limits.
 _MIN_REST_S = 0.02
 _MAX_REST_S = 0.25
+# Writes to a group, which may have moved something into it.
+_MAY_HAVE_MOVED_IN = (
+    *(Reason.WRITTEN.text(file=file) for file in ("tasks", "cpus")),
+    Reason.EVENTS_LOST.text(),
+)
 # The events whose counters can be reset.
 _RESTARTING = tuple(name for name, event in EVENTS.items() if event.restarts)
 # A reading waits so long for a thread that processes events: it may hang in the kernel.
@@ -303,14 +308,20 @@ class Interference:
             with contextlib.suppress(NoSuchGroup, NotMounted):  # the caller records the loss
                 inside = self._store.nested_memberships(txn.workload)
                 txn.save(self._inspector.inspect(txn.workload, inside))
-        # Those that come later are of writes after the last reading, or shortly before it.
+        # Those that come later are of writes after the last reading, or shortly before it (``after_last_reading``).
         self._save_downgrades(txn)
 
-    def after_last_reading(self, txn: Transaction, group: Group) -> Group:
-        """Save the downgrades by all writes until now, and return the group with them."""
+    def after_last_reading(self, txn: Transaction, group: Group) -> tuple[Group, bool]:
+        """Save the downgrades by all writes until now.
+
+        Return the group with them, and whether another program may have moved tasks or CPUs into it since
+        ``before_end``.
+        """
         if self._process_writes(is_end=True):
             self.wake()
         with self._guard:
+            pending = self._pending_downgrades.get(txn.key, {}).get(group.nonce, ())
+            is_written = any(why in _MAY_HAVE_MOVED_IN for _, why, _ in pending)
             unexplained = self._attribution.unexplained_for(txn.key, group.nonce)
         for writes in unexplained:
             self._add_downgrades({txn.key: frozenset({group.nonce})}, self._reason(writes))
@@ -318,7 +329,7 @@ class Interference:
         self._save_downgrades(txn)
         with contextlib.suppress(NoSuchGroup, NotMounted):  # removed, so it has no CPUs
             txn.save(self._with_cpus(txn.workload, group))
-        return txn.workload.group(group.folder) or group
+        return txn.workload.group(group.folder) or group, is_written
 
     def take_gone(self) -> set[str] | None:
         """Return the classes and groups that were removed or renamed since the last call; None if any may have been.

@@ -552,8 +552,8 @@ MUTANTS = (
     Mutant(
         "the last writes of other programs are not in the final quality",
         _WORKLOADS + "group_ops.py",
-        "    group = ctx.interference.after_last_reading(txn, group)\n",
-        "",
+        "    group, is_written = ctx.interference.after_last_reading(txn, group)\n",
+        "    is_written = False\n",
         "tests/workloads/test_interference.py tests/workloads",
     ),
     Mutant(

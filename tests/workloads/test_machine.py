@@ -882,15 +882,22 @@ def test_zombie_in_the_group_of_a_workload_that_ends_is_exact(pools: Pools, proc
     assert reasons(pools.read(), Pool.TRACKED) == set()
 
 
+@pytest.mark.parametrize("is_estimated", [False, True], ids=["exact", "estimated"])
 def test_task_that_came_after_the_last_reading_and_has_ended_is_estimated(
-    pools: Pools, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
+    pools: Pools, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch, is_estimated: bool
 ) -> None:
+    """Also if the group is estimated already, for the same reason."""
     host, control = pools.host, pools.control
     pools.read()
     first, other = process(), process()
     join(cgroup, first.pid)
     host.manager.assign(assignment("a", control.spawn(tid=first.pid), own_cgroup=cgroup))
     control.spawn(tid=other.pid)
+    if is_estimated:
+        tasks = Path(host.mountpoint) / "mon_groups/a/tasks"
+        tasks.write_text(f"{other.pid}\n")
+        Path(host.mountpoint, "tasks").write_text(f"{other.pid}\n")
+        host.manager.maintenance.tick()
     control.exit(first.pid)
     first.kill()
     first.wait()
@@ -906,3 +913,25 @@ def test_task_that_came_after_the_last_reading_and_has_ended_is_estimated(
     monkeypatch.setattr(context.machine, "closed", close_and_move)
     host.manager.release("a", owner="test")
     assert reasons(pools.read(), Pool.TRACKED) == {"a workload ended while its tasks ran"}
+
+
+def test_write_elsewhere_before_the_end_is_not_one_to_the_group(
+    pools: Pools, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task may have left the group, which makes the workload estimated. Its use is in another pool."""
+    host, control = pools.host, pools.control
+    host.make_foreign("theirs")
+    pools.read()
+    first, other = process(), process()
+    join(cgroup, first.pid)
+    host.manager.assign(assignment("a", control.spawn(tid=first.pid), own_cgroup=cgroup))
+    control.spawn(tid=other.pid)
+    (Path(host.mountpoint) / "mon_groups/theirs/tasks").write_text(f"{other.pid}\n")
+    for task in (other, first):
+        control.exit(task.pid)
+        task.kill()
+        task.wait()
+    host.manager.release("a", owner="test")
+    workload = host.manager.context.store.get("a")
+    assert workload and workload.first.baseline is Quality.ESTIMATED
+    assert reasons(pools.read(), Pool.TRACKED) == set()
