@@ -116,8 +116,7 @@ class Transaction(msgspec.Struct, frozen=True, eq=False):
                     store._keep_unreadable(path)
                 write_file(path, data, mode=_MODE)
         except ResctrlError:
-            if store.sums is not None and before is not None:
-                store.sums.cancel_removal(before)
+            store.not_replaced(before if unsaved is None else unsaved.on_disk)
             if before == workload:
                 return workload  # it is kept already
             if before is not None:
@@ -126,6 +125,7 @@ class Transaction(msgspec.Struct, frozen=True, eq=False):
         store._unsaved.pop(self.key, None)
         if store.sums is not None and workload.is_finished:
             store.sums.saved(workload)
+        store.not_replaced(workload)  # a call that failed may have written it again
         store._keep(workload, len(data))
         store.on_change(self.key, workload)
         return workload
@@ -152,8 +152,8 @@ class Transaction(msgspec.Struct, frozen=True, eq=False):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
         except ResctrlError:
-            if store.sums is not None and before is not None:
-                store.sums.cancel_removal(before)
+            unsaved = store._unsaved.get(self.key)
+            store.not_replaced(before if unsaved is None else unsaved.on_disk)
             raise
         if store._forget(self.key):
             store.on_change(self.key, None)
@@ -341,6 +341,11 @@ class Store:
             sums.prepare_removal(before)
         is_lacking = workload.is_finished and (not sums.count(workload) if is_end else sums.lacks(workload))
         return workload if workload.uncounted == is_lacking else replace(workload, uncounted=is_lacking)
+
+    def not_replaced(self, on_disk: Workload | None) -> None:
+        """Take back what ``counted`` and ``drop`` have prepared for the removal of the record of an ended run."""
+        if self.sums is not None and on_disk is not None and on_disk.uncounted:
+            self.sums.cancel_removal(on_disk)
 
     def path(self, key: str) -> str:
         """Return the path of a record."""

@@ -416,7 +416,7 @@ class Sums:
                 log.error("the sums lack a run of %s if resctrlmond is killed: %s", workload.key, error)
 
     def cancel_removal(self, workload: Workload) -> None:
-        """Take the file's name back if no other record has gone: this one was not replaced or removed."""
+        """Take the file's name back if no other record has gone: that of this run is on the disk."""
         run = run_of(workload)
         with self._writing:
             if run not in self._going:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -557,6 +558,41 @@ def test_a_kill_loses_no_sum_if_the_record_could_not_go_either(
                 txn.drop()
     assert host.start() == ""
     assert amount(host.read()) == 15
+
+
+def test_a_kill_loses_no_sum_if_the_next_run_is_undone(host: Machine, full: Callable[[bool], None]) -> None:
+    """Its record fits, and something else does not. Then the record of the lacking run is written again."""
+    for key in ("a", "b"):
+        host.begin(key)
+    host.end("b", total(7))
+    full(True)
+    host.end("a", total(8))
+    with host.store.transaction("a") as txn:
+        before = txn.workload
+        txn.save(workload("a", State.ACTIVE, nonce=2, generation=2))
+        txn.save(before, is_undo=True)
+    assert host.start() == ""
+    assert amount(host.read()) == 15
+
+
+def test_a_record_that_is_kept_in_memory_only_does_not_stand_for_the_one_that_is_gone(
+    host: Machine, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of the next run was written, the undo was not, and neither is what a tick tries to write."""
+    for key in ("a", "b"):
+        host.begin(key)
+    host.end("b", total(7))
+    full(True)
+    host.end("a", total(8))
+    with host.store.transaction("a") as txn, monkeypatch.context() as patched:
+        before = txn.workload
+        txn.save(workload("a", State.ACTIVE, nonce=2, generation=2))
+        patched.setattr("resctrlmond.workloads.store.write_file", no_space)
+        with contextlib.suppress(NotWritten):
+            txn.save(before, is_undo=True)
+        with contextlib.suppress(NotWritten):
+            txn.save(txn.workload)
+    assert "it lacks a run whose record was replaced or removed" in host.start()
 
 
 def test_sums_that_lack_one_run_do_not_count_again_because_another_record_stays(
