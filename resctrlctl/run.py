@@ -567,7 +567,10 @@ def _workload_now(daemon: Daemon, key: str) -> replies.Workload | None:
 def _is_of_another_run(now: replies.Workload, begun: replies.Workload) -> bool:
     """Whether another command has claimed the key since; it must not be released with that command's totals."""
     claims = [[claim.since for claim in workload.claims if claim.owner == CLAIM] for workload in (now, begun)]
-    return all(claims) and claims[0] != claims[1]
+    if all(claims):
+        return claims[0] != claims[1]
+    # A run that has ended has no claims.
+    return now.state.is_over and not {member.id for member in begun.members} <= {member.id for member in now.members}
 
 
 def _nested_left(daemon: Daemon, outer: replies.Workload) -> list[str]:

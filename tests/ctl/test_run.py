@@ -350,8 +350,11 @@ def test_workload_that_ended_before_the_command_is_late_although_its_state_could
     assert ("exact" in qualities) is not ended_early
 
 
-def test_workload_of_another_command_with_the_key_is_not_released(manager: FakeManager, tmp_path: Path) -> None:
-    """The first one's workload was released meanwhile. Its report had the totals of the other one, as exact."""
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_workload_of_another_command_with_the_key_is_not_released(
+    manager: FakeManager, tmp_path: Path, has_ended: bool
+) -> None:
+    """The first one's workload was released meanwhile. Its report had the totals of the other one."""
     begun = tmp_path / "begun"
     with subprocess.Popen(
         command(manager.socket, "run", "--key", "k", "-j", "--", "sh", "-c", f"touch {begun}; read go"),
@@ -361,8 +364,12 @@ def test_workload_of_another_command_with_the_key_is_not_released(manager: FakeM
     ) as process:
         wait_until(begun.exists)
         (claim,) = manager.workloads["k"].claims
-        claims = (msgspec.structs.replace(claim, since=LATER),)
-        manager.workloads["k"] = msgspec.structs.replace(manager.workloads["k"], claims=claims)
+        other = msgspec.structs.replace(manager.workloads["k"], claims=(msgspec.structs.replace(claim, since=LATER),))
+        if has_ended:
+            (member,) = other.members
+            members = (msgspec.structs.replace(member, id="pid-1"),)
+            other = msgspec.structs.replace(other, claims=(), state=State.COMPLETED, members=members)
+        manager.workloads["k"] = other
         _, text = process.communicate("\n")
     message, report = text.splitlines()
     assert "the one that exists now is of another command" in message
