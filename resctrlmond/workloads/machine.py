@@ -393,6 +393,8 @@ class Machine:
         of_traffic = self._traffic_caveat()
         # A counter that another program has reset during the reading may look like one that has counted less.
         has_events = has_events and self.read_events()
+        # No later reading finds one that is gone already.
+        unseen |= {one: None for one in self._state.unseen.copy() if not os.path.lexists(f"{self._tree.path}/{one}")}
         caveat = "; ".join(filter(None, (inexact, moved, "" if has_events else _NOT_PROCESSED)))
         # An end of a workload waits for the guard, so it is held only while sums are added.
         live = self._live(classes)

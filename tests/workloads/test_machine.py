@@ -935,3 +935,20 @@ def test_write_elsewhere_before_the_end_is_not_one_to_the_group(
     workload = host.manager.context.store.get("a")
     assert workload and workload.first.baseline is Quality.ESTIMATED
     assert reasons(pools.read(), Pool.TRACKED) == set()
+
+
+def test_group_that_came_and_went_during_a_reading_is_known_to_it(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its use is in no pool. Only the next reading said so."""
+    host = pools.host
+    pools.read()
+    machine = host.manager.context.machine
+    read = machine._read_whole
+
+    def remove_and_read() -> tuple[dict[str, ClassCounters], bool]:
+        os.rmdir(os.path.join(host.mountpoint, host.make_foreign("brief").path))
+        return read()
+
+    monkeypatch.setattr(machine, "_read_whole", remove_and_read)
+    assert "mon_groups/brief was created and removed between two readings" in reasons(pools.read(), Pool.FOREIGN)
