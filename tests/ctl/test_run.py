@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -11,6 +12,7 @@ import signal
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -323,14 +325,10 @@ def test_quiet_run_asks_only_what_it_needs(ctl: Ctl, manager: FakeManager) -> No
     assert [method for method in asked if method != "Read"] == ["Get", "Assign", "Get", "Release"]
 
 
-@pytest.mark.parametrize("ended_early", [True, False])
-def test_workload_that_ended_before_the_command_is_late_although_its_state_could_not_be_read(
-    manager: FakeManager, tmp_path: Path, ended_early: bool
-) -> None:
-    """As while resctrlmond restarts. The totals of the shorter time were exact."""
-    begun = tmp_path / "begun"
-    # The check that the key is free, and the one after the command.
-    missing = error("NoSuchWorkload", "there is no workload")
+@contextlib.contextmanager
+def waiting_run(manager: FakeManager, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """``run`` with the key k, whose command has begun and waits for a line."""
+    begun = folder / "begun"
     with subprocess.Popen(
         command(manager.socket, "run", "--key", "k", "-j", "--", "sh", "-c", f"touch {begun}; read go"),
         stdin=subprocess.PIPE,
@@ -338,6 +336,17 @@ def test_workload_that_ended_before_the_command_is_late_although_its_state_could
         text=True,
     ) as process:
         wait_until(begun.exists)
+        yield process
+
+
+@pytest.mark.parametrize("ended_early", [True, False])
+def test_workload_that_ended_before_the_command_is_late_although_its_state_could_not_be_read(
+    manager: FakeManager, tmp_path: Path, ended_early: bool
+) -> None:
+    """As while resctrlmond restarts. The totals of the shorter time were exact."""
+    # The check that the key is free, and the one after the command.
+    missing = error("NoSuchWorkload", "there is no workload")
+    with waiting_run(manager, tmp_path) as process:
         manager.refuse["Get"] = missing
         workload = msgspec.structs.replace(manager.workloads["k"], claims=(), state=State.COMPLETED)
         at = LATER if ended_early else "2100-01-01T00:00:00.000000Z"
@@ -355,14 +364,7 @@ def test_workload_of_another_command_with_the_key_is_not_released(
     manager: FakeManager, tmp_path: Path, has_ended: bool
 ) -> None:
     """The first one's workload was released meanwhile. Its report had the totals of the other one."""
-    begun = tmp_path / "begun"
-    with subprocess.Popen(
-        command(manager.socket, "run", "--key", "k", "-j", "--", "sh", "-c", f"touch {begun}; read go"),
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        wait_until(begun.exists)
+    with waiting_run(manager, tmp_path) as process:
         (claim,) = manager.workloads["k"].claims
         other = msgspec.structs.replace(manager.workloads["k"], claims=(msgspec.structs.replace(claim, since=LATER),))
         if has_ended:

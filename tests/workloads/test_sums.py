@@ -496,14 +496,19 @@ def test_a_record_that_is_removed_does_not_lose_its_end(host: Machine, full: Cal
     assert amount(host.read()) == 7
 
 
-@pytest.fixture(params=["replaced", "removed"])
-def lacking(request: pytest.FixtureRequest, host: Machine, full: Callable[[bool], None]) -> Machine:
-    """A host with a full disk, whose file of the sums lacks the run ``a``. The record of that run is gone."""
+def end_unwritten(host: Machine, full: Callable[[bool], None]) -> None:
+    """End the runs b, with 7, and then a, with 8, which the file of the sums lacks, because the disk is full."""
     for key in ("a", "b"):
         host.begin(key)
     host.end("b", total(7))
     full(True)
     host.end("a", total(8))
+
+
+@pytest.fixture(params=["replaced", "removed"])
+def lacking(request: pytest.FixtureRequest, host: Machine, full: Callable[[bool], None]) -> Machine:
+    """A host with a full disk, whose file of the sums lacks the run ``a``. The record of that run is gone."""
+    end_unwritten(host, full)
     if request.param == "replaced":
         save(host.store, workload("a", State.ACTIVE, nonce=2, generation=2))
     else:
@@ -543,11 +548,7 @@ def test_a_kill_loses_no_sum_if_the_record_could_not_go_either(
     host: Machine, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch, is_replaced: bool
 ) -> None:
     """The file had its other name already, and the start began the sums again, although the record had the run."""
-    for key in ("a", "b"):
-        host.begin(key)
-    host.end("b", total(7))
-    full(True)
-    host.end("a", total(8))
+    end_unwritten(host, full)
     with monkeypatch.context() as patched, pytest.raises(NotWritten):
         if is_replaced:
             patched.setattr("resctrlmond.workloads.store.write_file", no_space)
@@ -562,11 +563,7 @@ def test_a_kill_loses_no_sum_if_the_record_could_not_go_either(
 
 def test_a_kill_loses_no_sum_if_the_next_run_is_undone(host: Machine, full: Callable[[bool], None]) -> None:
     """Its record fits, and something else does not. Then the record of the lacking run is written again."""
-    for key in ("a", "b"):
-        host.begin(key)
-    host.end("b", total(7))
-    full(True)
-    host.end("a", total(8))
+    end_unwritten(host, full)
     with host.store.transaction("a") as txn:
         before = txn.workload
         txn.save(workload("a", State.ACTIVE, nonce=2, generation=2))
@@ -579,11 +576,7 @@ def test_a_record_that_is_kept_in_memory_only_does_not_stand_for_the_one_that_is
     host: Machine, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record of the next run was written, the undo was not, and neither is what a tick tries to write."""
-    for key in ("a", "b"):
-        host.begin(key)
-    host.end("b", total(7))
-    full(True)
-    host.end("a", total(8))
+    end_unwritten(host, full)
     with host.store.transaction("a") as txn, monkeypatch.context() as patched:
         before = txn.workload
         txn.save(workload("a", State.ACTIVE, nonce=2, generation=2))
