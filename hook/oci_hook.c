@@ -154,7 +154,7 @@ static _Noreturn void fail(int error)
     give_up("failed %s: [Errno %d] %s", step, error, strerror(error));
 }
 
-/* Whether a daemon that starts or stops holds the lock beside its socket (resctrlmond/start_lock.py). */
+/* Whether a daemon that starts or stops holds the lock beside its socket (resctrlmond/service/start_lock.py). */
 static bool is_starting(void)
 {
     static char path[4096];

@@ -7,12 +7,12 @@ import argparse
 import os
 import sys
 
-from resctrlctl.defaults import CLAIM, HOOKS_DIR, SOCKET
-from resctrlctl.errors import OWN_FAILURE, PROGRAM
-from resctrlctl.width import terminal_width
+from resctrlctl.base.defaults import CLAIM, HOOKS_DIR, SOCKET
+from resctrlctl.base.errors import OWN_FAILURE, PROGRAM
+from resctrlctl.screen.width import terminal_width
 from resctrlmond import __version__
 from resctrlmond.api.exit_codes import USAGE
-from resctrlmond.arguments import not_empty
+from resctrlmond.service.arguments import not_empty
 
 TYPE_CHECKING = False  # importing typing takes longer than this module
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ examples:
 """,
 }
 _JSON = "--json"
-# The limit of the daemon, in resctrlmond.workloads.validation.
+# The limit of the daemon, in resctrlmond.workloads.model.validation.
 MAX_PRIORITY = 1000
 _WORKLOAD = (
     "the workload: its name in the list, its key (pod UID, container id, unit, ...), or the beginning of an id"
@@ -880,38 +880,38 @@ def _name_and_value(text: str, form: str = "NAME=VALUE") -> tuple[str, str]:
 VERBS = {
     "list": (
         "list the workloads with what they use; the default verb",
-        "queries:list_workloads",
+        "workloads.queries:list_workloads",
         _list,
     ),
-    "top": ("show what the workloads use now, again and again", "top:top", _top),
-    "watch": ("report what happens to the workloads, as it happens", "watch:watch", _watch),
-    "record": ("write what the workloads use to a file, again and again", "record:record", _record),
-    "plot": ("show a recording as plots in the terminal, or as a page", "plot:plot", _plot),
-    "show": ("show workloads, foreign groups or classes with their counters", "queries:show", _show),
+    "top": ("show what the workloads use now, again and again", "live.top:top", _top),
+    "watch": ("report what happens to the workloads, as it happens", "live.watch:watch", _watch),
+    "record": ("write what the workloads use to a file, again and again", "live.record:record", _record),
+    "plot": ("show a recording as plots in the terminal, or as a page", "live.plot:plot", _plot),
+    "show": ("show workloads, foreign groups or classes with their counters", "workloads.queries:show", _show),
     "status": (
         "show the state of resctrlmond and of the machine, or of systemd units",
-        "queries:status",
+        "workloads.queries:status",
         _status,
     ),
     "doctor": ("examine this machine, and explain each fault with its remedy", "doctor.verb:doctor", _no_arguments),
-    "classes": ("show the classes with their cache ways, bandwidth limits and use", "classes:classes", _root),
+    "classes": ("show the classes with their cache ways, bandwidth limits and use", "workloads.classes:classes", _root),
     "machine": (
         "show what the whole machine used, and how much of it the workloads used",
-        "machine:machine",
+        "host.machine:machine",
         _machine,
     ),
-    "sums": ("show what all workloads used since the boot, by namespace, slice, user or profile", "sums:sums", _sums),
-    "create": ("create a workload with an empty group", "control:create", _create),
-    "assign": ("move a process or a control group into a workload's group", "control:assign", _assign),
-    "release": ("end a claim; the workload ends with its last claim", "control:release", _release),
-    "move": ("move a workload's group to another class, with its counters", "control:move", _move),
-    "hooks": ("enable or disable the OCI hooks of Podman and CRI-O, or show their state", "hooks:hooks", _hooks),
-    "units": ("watch systemd units that globs select, or show the globs", "units:units", _units),
+    "sums": ("show what all workloads used since the boot, by namespace, slice, user or profile", "host.sums:sums", _sums),
+    "create": ("create a workload with an empty group", "workloads.control:create", _create),
+    "assign": ("move a process or a control group into a workload's group", "workloads.control:assign", _assign),
+    "release": ("end a claim; the workload ends with its last claim", "workloads.control:release", _release),
+    "move": ("move a workload's group to another class, with its counters", "workloads.control:move", _move),
+    "hooks": ("enable or disable the OCI hooks of Podman and CRI-O, or show their state", "host.hooks:hooks", _hooks),
+    "units": ("watch systemd units that globs select, or show the globs", "units.verb:units", _units),
     "profiles": (
         "list, show, check and explain the profiles of containers and units",
-        "profiles:profiles",
+        "host.profiles:profiles",
         _profiles,
     ),
-    "report": ("add up what ended workloads used, from the journal", "report:report", _report),
-    "run": ("run a command as a workload, and print what it used", "run:run", _run),
+    "report": ("add up what ended workloads used, from the journal", "workloads.report:report", _report),
+    "run": ("run a command as a workload, and print what it used", "run.verb:run", _run),
 }

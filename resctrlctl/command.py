@@ -8,7 +8,7 @@ import io
 import os
 import sys
 
-from resctrlctl.errors import INVALID_NUMBER, PROGRAM, CommandError, print_error
+from resctrlctl.base.errors import INVALID_NUMBER, PROGRAM, CommandError, print_error
 from resctrlmond import __version__
 from resctrlmond.api.exit_codes import FAILURE
 
@@ -43,7 +43,7 @@ def _call(argv: list[str]) -> int:
         return 0
     if argv[:1] == ["bridge"]:
         # ssh starts it for each connection of --host.
-        from resctrlctl.bridge import bridge  # noqa: PLC0415
+        from resctrlctl.connection.bridge import bridge  # noqa: PLC0415
 
         return bridge(argv[1:])
     from resctrlctl.arguments import parse  # noqa: PLC0415

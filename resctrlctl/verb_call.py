@@ -7,7 +7,7 @@ import argparse
 import sys
 
 from resctrlctl.arguments import VERBS
-from resctrlctl.output import Json, Output
+from resctrlctl.screen.output import Json, Output
 
 
 def call_verb(args: argparse.Namespace) -> int:
@@ -21,7 +21,7 @@ def call_verb(args: argparse.Namespace) -> int:
     call = getattr(sys.modules[name], function)
     if args.host is None:
         return int(call(args, output))
-    from resctrlctl.remote import Remote  # noqa: PLC0415 - only --host needs it
+    from resctrlctl.connection.remote import Remote  # noqa: PLC0415 - only --host needs it
 
     # A second thread of top reads the machine.
     with Remote(args.host, args.socket, 2 if args.verb == "top" else 1) as args.socket:

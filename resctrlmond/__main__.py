@@ -6,8 +6,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from resctrlmond.notify import Notify
-from resctrlmond.start_lock import StartLock, path_for_passed_socket
+from resctrlmond.service.notify import Notify
+from resctrlmond.service.start_lock import StartLock, path_for_passed_socket
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

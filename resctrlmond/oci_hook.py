@@ -27,10 +27,10 @@ import time
 SOCKET = "/run/resctrlmond/org.resctrlmon.Manager"
 JOURNAL = "/run/systemd/journal/socket"
 
-# resctrlmond.start_lock.SUFFIX: a daemon that starts or stops holds a lock on the file of this name.
+# resctrlmond.service.start_lock.SUFFIX: a daemon that starts or stops holds a lock on the file of this name.
 START_LOCK = ".starting"
 
-# resctrlmond.message_ids.MessageId.UNMONITORED: the journal's catalogue explains it.
+# resctrlmond.service.message_ids.MessageId.UNMONITORED: the journal's catalogue explains it.
 MESSAGE_ID = "47f76e48a28c4accae8c5c9183767327"
 
 # The longest state, string in it, message to the daemon with its closing NUL, and answer. A pod has up to 256 KiB of
@@ -44,7 +44,7 @@ _CHUNK = 1 << 16
 # asm-generic/socket.h. Not in the module of Python 3.11.
 _SO_SNDBUFFORCE = 32
 
-# The longest time in seconds that the daemon can make the hook wait in its queue (resctrlmond.config.HookTimeout).
+# The longest time in seconds that the daemon can make the hook wait in its queue (resctrlmond.configuration.config.HookTimeout).
 MAX_QUEUE_TIMEOUT = 60.0
 
 # Seconds between two looks at the clock and the lock, and in the queue, where hundreds of hooks would keep the daemon

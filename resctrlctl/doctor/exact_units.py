@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from resctrlctl import exact_units
+from resctrlctl.base.errors import CommandError
 from resctrlctl.doctor.finding import Finding, Severity
 from resctrlctl.doctor.host import Host
-from resctrlctl.errors import CommandError
-from resctrlctl.exact_units import ExactUnit
-from resctrlctl.format import format_count
-from resctrlctl.unit_files import settings, split
-from resctrlmond import unit_exec
+from resctrlctl.screen.format import format_count
+from resctrlctl.units import exact_units
+from resctrlctl.units.exact_units import ExactUnit
+from resctrlctl.units.unit_files import settings, split
+from resctrlmond.host import unit_exec
 from resctrlmond.resctrl.errors import printable
 
 _CHECK = "exact-units"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 
-from resctrlctl.structs import Struct
+from resctrlctl.base.structs import Struct
 
 
 class Severity(enum.StrEnum):

@@ -9,7 +9,7 @@ import re
 import subprocess
 from dataclasses import dataclass
 
-from resctrlctl.defaults import SOCKET
+from resctrlctl.base.defaults import SOCKET
 from resctrlmond.resctrl.mounts import Mount, parse
 
 _PROGRAMS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from resctrlctl.doctor import kernel
 from resctrlctl.doctor.finding import Finding, Severity
 from resctrlctl.doctor.host import Host
-from resctrlmond import config
-from resctrlmond.config_file import ConfigError
+from resctrlmond.configuration import config
+from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.resctrl.bandwidth import Mode, by_domain, can_assign, mode_of
 from resctrlmond.resctrl.tree import MODALIAS, Tree
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from resctrlctl.doctor.finding import Finding, Severity
 from resctrlctl.doctor.host import Host
-from resctrlmond.known_programs import NRI_RESCTRL_MON, PROGRAMS, Program, ProgramProcess, find_processes
+from resctrlmond.host.known_programs import NRI_RESCTRL_MON, PROGRAMS, Program, ProgramProcess, find_processes
 
 _PLUGINS = "/opt/nri/plugins"
 _UNIT_FOLDERS = (

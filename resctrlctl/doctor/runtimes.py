@@ -11,12 +11,12 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-from resctrlctl.defaults import HOOKS_DIR
+from resctrlctl.base.defaults import HOOKS_DIR
 from resctrlctl.doctor.finding import Finding, Severity
 from resctrlctl.doctor.host import Host
 from resctrlctl.doctor.resctrl import rmids
 from resctrlctl.doctor.service import unit_state
-from resctrlctl.queries import runtimes_without_hook
+from resctrlctl.workloads.queries import runtimes_without_hook
 
 _HOOK_FOLDERS = (HOOKS_DIR, "/etc/containers/oci/hooks.d")
 _OWN_HOOK = "resctrlmon"

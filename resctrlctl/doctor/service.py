@@ -11,16 +11,16 @@ import stat
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 
-from resctrlctl.daemon import Daemon
-from resctrlctl.defaults import SOCKET
+from resctrlctl.base.defaults import SOCKET
+from resctrlctl.base.errors import CommandError
+from resctrlctl.connection.daemon import Daemon
+from resctrlctl.connection.host_replies import NoParameters, StatusReply
 from resctrlctl.doctor.finding import Finding, Severity
 from resctrlctl.doctor.host import Host
 from resctrlctl.doctor.resctrl import settings
-from resctrlctl.errors import CommandError
-from resctrlctl.format import format_count
-from resctrlctl.host_replies import NoParameters, StatusReply
-from resctrlmond import config
-from resctrlmond.config_file import ConfigError
+from resctrlctl.screen.format import format_count
+from resctrlmond.configuration import config
+from resctrlmond.configuration.config_file import ConfigError
 
 UNIT = "resctrlmond.service"
 _PROPERTIES = (

@@ -8,15 +8,15 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from resctrlctl.defaults import SOCKET
+from resctrlctl.base.defaults import SOCKET
+from resctrlctl.base.errors import DOCTOR_ERROR, DOCTOR_WARNING, OK
+from resctrlctl.base.structs import replace
 from resctrlctl.doctor import energy, exact_units, kernel, resctrl, rivals, runtimes, service
 from resctrlctl.doctor.finding import Finding, Report, Severity
 from resctrlctl.doctor.host import Host
-from resctrlctl.errors import DOCTOR_ERROR, DOCTOR_WARNING, OK
-from resctrlctl.format import format_count
-from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
-from resctrlctl.output import Json, Output
-from resctrlctl.structs import replace
+from resctrlctl.screen.format import format_count
+from resctrlctl.screen.layout import Block, Column, Row, Sheet, Table, Tone
+from resctrlctl.screen.output import Json, Output
 from resctrlmond.resctrl.errors import ResctrlError, printable
 
 # From the processor to the figure. The name completes "... was not examined".

@@ -30,7 +30,7 @@ from resctrlmond.resctrl.errors import (
     RmidsExhausted,
     printable,
 )
-from resctrlmond.workloads.errors import (
+from resctrlmond.workloads.model.errors import (
     AlreadyMonitored,
     ForeignGroup,
     InvalidAttributes,

@@ -21,16 +21,16 @@ from resctrlmond.api.oci import (
     parse_state,
 )
 from resctrlmond.api.types import RunReply, RunRequest
-from resctrlmond.rate_limit import RateLimit
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess, NotRead
-from resctrlmond.workloads.errors import NotWatched
+from resctrlmond.service.rate_limit import RateLimit
+from resctrlmond.workloads.evidence.pod_cgroups import pod_cgroup
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.model import EndRule
-from resctrlmond.workloads.owners import OCI
-from resctrlmond.workloads.pod_cgroups import pod_cgroup
-from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.validation import attribute_value, is_pod_uid
+from resctrlmond.workloads.model.errors import NotWatched
+from resctrlmond.workloads.model.owners import OCI
+from resctrlmond.workloads.model.validation import attribute_value, is_pod_uid
+from resctrlmond.workloads.model.workload import EndRule
+from resctrlmond.workloads.profiles.requests import Assignment
 
 log = logging.getLogger(__name__)
 # A container that crashes in a loop repeats its message each time.

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from resctrlmond.api import types
-from resctrlmond.workloads.errors import LimitExceeded
+from resctrlmond.workloads.model.errors import LimitExceeded
 
 # As JSON, for some thousand pods. The D-Bus libraries encode a reply in the event loop, which must not block for
 # long.

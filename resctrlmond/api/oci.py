@@ -9,10 +9,10 @@ import msgspec
 
 from resctrlmond.api import podman
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.workloads.errors import InvalidKey
-from resctrlmond.workloads.profiles import annotation_names
-from resctrlmond.workloads.reports import Facts
-from resctrlmond.workloads.validation import attribute_value, canonical_key, check_member_id, is_pod_uid
+from resctrlmond.workloads.model.errors import InvalidKey
+from resctrlmond.workloads.model.reports import Facts
+from resctrlmond.workloads.model.validation import attribute_value, canonical_key, check_member_id, is_pod_uid
+from resctrlmond.workloads.profiles.profile import annotation_names
 
 # The limit of the hook, which shortens long strings: then all states of Kubernetes fit.
 MAX_STATE_LENGTH = 1 << 21

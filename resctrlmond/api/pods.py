@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from resctrlmond.api import types
-from resctrlmond.workloads.model import State
-from resctrlmond.workloads.pods import ContainerState, ReportedContainer, ReportedSandbox, Sandbox
-from resctrlmond.workloads.validation import canonical_key, is_pod_uid
+from resctrlmond.workloads.model.pods import ContainerState, ReportedContainer, ReportedSandbox, Sandbox
+from resctrlmond.workloads.model.validation import canonical_key, is_pod_uid
+from resctrlmond.workloads.model.workload import State
 
 # Prefixes of a pod's labels and annotations among the attributes of its workload.
 LABEL = "pod.label."

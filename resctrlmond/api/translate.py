@@ -15,19 +15,20 @@ from resctrlmond.api.text import text
 from resctrlmond.resctrl import counters
 from resctrlmond.resctrl.bandwidth import Bandwidth
 from resctrlmond.resctrl.tree import Found
-from resctrlmond.workloads import accounting, machine
-from resctrlmond.workloads.accounting import Quality, worst
-from resctrlmond.workloads.caveats import together
-from resctrlmond.workloads.latency import BOUNDS_US, Latencies
-from resctrlmond.workloads.model import Member, Workload
-from resctrlmond.workloads.states import NameKind
-from resctrlmond.workloads.sums import NameUse
-from resctrlmond.workloads.totals import as_reported
-from resctrlmond.workloads.unwatched import UnwatchedContainer
-from resctrlmond.workloads.usage import Usage
+from resctrlmond.workloads.figures import accounting
+from resctrlmond.workloads.figures.accounting import Quality, worst
+from resctrlmond.workloads.figures.caveats import together
+from resctrlmond.workloads.machine import pools
+from resctrlmond.workloads.model.latency import BOUNDS_US, Latencies
+from resctrlmond.workloads.model.states import NameKind
+from resctrlmond.workloads.model.workload import Member, Workload
+from resctrlmond.workloads.profiles.unwatched import UnwatchedContainer
+from resctrlmond.workloads.records.sums import NameUse
+from resctrlmond.workloads.records.totals import as_reported
+from resctrlmond.workloads.records.usage import Usage
 
 if TYPE_CHECKING:
-    from resctrlmond.workloads.companions import CompanionStatus
+    from resctrlmond.workloads.profiles.companions import CompanionStatus
 
 
 def workload_of(
@@ -145,7 +146,7 @@ def latencies(of: Latencies) -> Iterable[types.Latency]:
         yield types.Latency(calls=kind, since=of.since, bounds_us=BOUNDS_US, counts=counts, sum_us=histogram.sum_us)
 
 
-def pool_use(of: machine.PoolUse) -> types.PoolUse:
+def pool_use(of: pools.PoolUse) -> types.PoolUse:
     """Convert what a pool used of one event in one domain."""
     return types.PoolUse(
         pool=of.pool,

@@ -15,9 +15,9 @@ from typing import Annotated
 import msgspec
 
 from resctrlmond.resctrl.kinds import Kind, Mode, Status
-from resctrlmond.workloads.changes import ChangeKind, ContainerState
-from resctrlmond.workloads.reports import Facts, Report, Sandbox
-from resctrlmond.workloads.states import CallKind, CompanionState, EndRule, NameKind, Pool, Quality, State
+from resctrlmond.workloads.model.changes import ChangeKind, ContainerState
+from resctrlmond.workloads.model.reports import Facts, Report, Sandbox
+from resctrlmond.workloads.model.states import CallKind, CompanionState, EndRule, NameKind, Pool, Quality, State
 
 # The index of a file descriptor among those that come with a message: int in varlink, h over D-Bus.
 DescriptorIndex = Annotated[int, msgspec.Meta(extra={"dbus": "h"})]

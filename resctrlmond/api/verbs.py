@@ -43,11 +43,13 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads import owners, plan
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.caveats import lacking_sentence
-from resctrlmond.workloads.clock import seconds_since_ns
-from resctrlmond.workloads.errors import (
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.figures.caveats import lacking_sentence
+from resctrlmond.workloads.groups import plan
+from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.model import owners
+from resctrlmond.workloads.model.clock import seconds_since_ns
+from resctrlmond.workloads.model.errors import (
     AlreadyMonitored,
     ForeignGroup,
     InvalidAttributes,
@@ -61,10 +63,9 @@ from resctrlmond.workloads.errors import (
     NotWritten,
     TooSlow,
 )
-from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.model import EndRule, State, Workload
-from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.states import FOLLOW, CallKind, NameKind
+from resctrlmond.workloads.model.states import FOLLOW, CallKind, NameKind
+from resctrlmond.workloads.model.workload import EndRule, State, Workload
+from resctrlmond.workloads.profiles.requests import Assignment
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -21,13 +21,13 @@ from resctrlmond.api.access import Caller, is_privileged
 from resctrlmond.api.lists import PAGE_BYTES
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
-from resctrlmond.workloads.accounting import Total
-from resctrlmond.workloads.changes import ChangeKind
-from resctrlmond.workloads.clock import utc_now
-from resctrlmond.workloads.errors import LimitExceeded, TooSlow
+from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.model import State, Workload
-from resctrlmond.workloads.totals import shown
+from resctrlmond.workloads.model.changes import ChangeKind
+from resctrlmond.workloads.model.clock import utc_now
+from resctrlmond.workloads.model.errors import LimitExceeded, TooSlow
+from resctrlmond.workloads.model.workload import State, Workload
+from resctrlmond.workloads.records.totals import shown
 
 # As ``verbs.Service.run``.
 Run: TypeAlias = Callable[..., Awaitable[Any]]

@@ -11,21 +11,23 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 
-from resctrlmond import __version__, config, journal, profile_files
-from resctrlmond.arguments import Parser, not_empty
-from resctrlmond.config import Config
+from resctrlmond import __version__
+from resctrlmond.configuration import config, profile_files
+from resctrlmond.configuration.config import Config
 from resctrlmond.daemon.companion_files import CompanionFiles
 from resctrlmond.daemon.daemon import PROGRESS_S, Daemon
 from resctrlmond.daemon.ledger import ledger_of
 from resctrlmond.daemon.simulated import config_below, session_bus, simulator
 from resctrlmond.daemon.startup import Exit, StartupError, as_startup_error, check_folders, prepare
 from resctrlmond.daemon.unit_memory_file import UnitMemoryFile
-from resctrlmond.message_ids import MessageId
-from resctrlmond.notify import Notify
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.start_lock import StartLock
-from resctrlmond.workloads.atomic_files import set_umask
-from resctrlmond.workloads.profiles import Profiles
+from resctrlmond.service import journal
+from resctrlmond.service.arguments import Parser, not_empty
+from resctrlmond.service.message_ids import MessageId
+from resctrlmond.service.notify import Notify
+from resctrlmond.service.start_lock import StartLock
+from resctrlmond.workloads.profiles.profile import Profiles
+from resctrlmond.workloads.records.atomic_files import set_umask
 
 log = logging.getLogger("resctrlmond")
 

@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from resctrlmond.workloads.atomic_files import remove_tree
+from resctrlmond.workloads.records.atomic_files import remove_tree
 
 FOLDER = "companions"
 # Written last: a folder without it is not complete.

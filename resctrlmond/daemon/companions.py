@@ -16,21 +16,28 @@ import signal
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from resctrlmond import journal
 from resctrlmond.api.dbus.library import NO_REPLY, BusUnavailable, DBusError
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.daemon import alerts
 from resctrlmond.daemon.companion_files import CompanionFiles
 from resctrlmond.daemon.systemd import UNIT_EXISTS, Systemd, Unit
 from resctrlmond.daemon.systemd_loop import Retries, SystemdLoop
+from resctrlmond.host.unit_globs import COMPANION_PREFIX
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.unit_globs import COMPANION_PREFIX
-from resctrlmond.workloads.companion_settings import Companion, Rendered, TemplateError, render
-from resctrlmond.workloads.companions import CompanionStatus, companion_of, is_ready, run_of, unit_of, values_of
+from resctrlmond.service import journal
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.memory_settings import UNLIMITED
-from resctrlmond.workloads.model import Workload
-from resctrlmond.workloads.states import CompanionState
+from resctrlmond.workloads.model.states import CompanionState
+from resctrlmond.workloads.model.workload import Workload
+from resctrlmond.workloads.profiles.companion_settings import Companion, Rendered, TemplateError, render
+from resctrlmond.workloads.profiles.companions import (
+    CompanionStatus,
+    companion_of,
+    is_ready,
+    run_of,
+    unit_of,
+    values_of,
+)
+from resctrlmond.workloads.profiles.memory_settings import UNLIMITED
 
 log = logging.getLogger(__name__)
 

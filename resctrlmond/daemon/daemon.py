@@ -16,14 +16,13 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from resctrlmond import journal, unit_exec
 from resctrlmond.api import sockets
 from resctrlmond.api.access import Policy
 from resctrlmond.api.varlink import interfaces as varlink_interfaces
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane, Workers
-from resctrlmond.config import Config, is_within
-from resctrlmond.config_file import ConfigError
+from resctrlmond.configuration.config import Config, is_within
+from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.daemon import alerts
 from resctrlmond.daemon.companion_files import CompanionFiles
 from resctrlmond.daemon.group_losses import GroupLosses
@@ -35,13 +34,15 @@ from resctrlmond.daemon.startup import Exit, Setup, StartupError, group_settings
 from resctrlmond.daemon.ticker import Ticker
 from resctrlmond.daemon.unit_memory_file import UnitMemoryFile
 from resctrlmond.daemon.watch import Watch
-from resctrlmond.message_ids import MessageId
-from resctrlmond.notify import Notify, watchdog_interval_s
+from resctrlmond.host import unit_exec
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.start_lock import StartLock
-from resctrlmond.workloads.event_globs import unmatched
-from resctrlmond.workloads.model import Workload
-from resctrlmond.workloads.profiles import Profiles, missing_classes
+from resctrlmond.service import journal
+from resctrlmond.service.message_ids import MessageId
+from resctrlmond.service.notify import Notify, watchdog_interval_s
+from resctrlmond.service.start_lock import StartLock
+from resctrlmond.workloads.model.event_globs import unmatched
+from resctrlmond.workloads.model.workload import Workload
+from resctrlmond.workloads.profiles.profile import Profiles, missing_classes
 
 if TYPE_CHECKING:
     from resctrlmond.api.dbus.server import DBusServer

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from resctrlmond.known_programs import NRI_RESCTRL_MON, NRI_RESCTRL_MON_FOLDER, find_processes
-from resctrlmond.workloads.clock import utc_now
+from resctrlmond.host.known_programs import NRI_RESCTRL_MON, NRI_RESCTRL_MON_FOLDER, find_processes
+from resctrlmond.workloads.model.clock import utc_now
 
 log = logging.getLogger(__name__)
 

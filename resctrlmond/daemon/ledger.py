@@ -20,18 +20,18 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
-from resctrlmond.config import Config
+from resctrlmond.configuration.config import Config
 from resctrlmond.daemon.startup import Setup
-from resctrlmond.journal import NOTICE, fields, printable_fields
-from resctrlmond.message_ids import MessageId
 from resctrlmond.resctrl.counters import Kind
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
-from resctrlmond.workloads.accounting import Quality, Total, digits, worst
-from resctrlmond.workloads.atomic_files import read_file, write_file, writing
-from resctrlmond.workloads.errors import NotWritten
-from resctrlmond.workloads.model import Workload
-from resctrlmond.workloads.names import names_of
-from resctrlmond.workloads.totals import shown
+from resctrlmond.service.journal import NOTICE, fields, printable_fields
+from resctrlmond.service.message_ids import MessageId
+from resctrlmond.workloads.figures.accounting import Quality, Total, digits, worst
+from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.names import names_of
+from resctrlmond.workloads.model.workload import Workload
+from resctrlmond.workloads.records.atomic_files import read_file, write_file, writing
+from resctrlmond.workloads.records.totals import shown
 
 log = logging.getLogger(__name__)
 

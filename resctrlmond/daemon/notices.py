@@ -8,15 +8,15 @@ import threading
 import time
 from collections.abc import Callable
 
-from resctrlmond import journal
 from resctrlmond.daemon.group_losses import GroupLosses
-from resctrlmond.message_ids import MessageId
+from resctrlmond.host.unit_globs import is_of_user
 from resctrlmond.resctrl.errors import NotMounted, NotRead, ResctrlError
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.unit_globs import is_of_user
-from resctrlmond.workloads.model import Group, GroupState, Workload
-from resctrlmond.workloads.store import UnreadableRecord
-from resctrlmond.workloads.units import is_unit
+from resctrlmond.service import journal
+from resctrlmond.service.message_ids import MessageId
+from resctrlmond.workloads.groups.units import is_unit
+from resctrlmond.workloads.model.workload import Group, GroupState, Workload
+from resctrlmond.workloads.records.store import UnreadableRecord
 
 log = logging.getLogger(__name__)
 

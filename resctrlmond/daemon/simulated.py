@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from resctrlmond.config import Config
+from resctrlmond.configuration.config import Config
 from resctrlmond.daemon.path_safety import unsafe_part
 from resctrlmond.daemon.startup import Exit, StartupError
 from resctrlmond.resctrl import processes

@@ -13,16 +13,16 @@ from collections.abc import Mapping
 
 import msgspec
 
-from resctrlmond.config import Config
-from resctrlmond.config_file import ConfigError
+from resctrlmond.configuration.config import Config
+from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.resctrl.errors import MonitoringUnavailable, NotMounted, PermissionDenied, ResctrlError, reading
 from resctrlmond.resctrl.mounts import boot_id, fstype_of
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.mark import Mark
-from resctrlmond.workloads.settings import Settings
-from resctrlmond.workloads.snapshot import Snapshots
-from resctrlmond.workloads.store import Store
+from resctrlmond.workloads.model.mark import Mark
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.records.snapshot import Snapshots
+from resctrlmond.workloads.records.store import Store
 
 
 class Exit(enum.IntEnum):

@@ -7,10 +7,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from resctrlmond import journal
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.workloads.clock import utc_now
+from resctrlmond.service import journal
+from resctrlmond.workloads.model.clock import utc_now
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from resctrlmond.host.unit_exec import WAIT_S, is_program, may_call
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.unit_exec import WAIT_S, is_program, may_call
-from resctrlmond.workloads.callers import COMMAND_GRACE_S
-from resctrlmond.workloads.model import Member
-from resctrlmond.workloads.reasons import Reason
+from resctrlmond.workloads.evidence.callers import COMMAND_GRACE_S
+from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.model.workload import Member
 
 # The settings of commands that run one after another while a service starts, in this order.
 _AT_START = ("ExecCondition", "ExecStartPre", "ExecStart", "ExecStartPost")

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from resctrlmond import journal
 from resctrlmond.api.dbus.library import NO_REPLY, BusUnavailable, DBusError
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.daemon import alerts
@@ -21,9 +20,19 @@ from resctrlmond.daemon.systemd_loop import Retries, SystemdLoop
 from resctrlmond.daemon.unit_memory_file import UnitMemoryFile
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import ResctrlError, printable
+from resctrlmond.service import journal
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.model import Workload
-from resctrlmond.workloads.unit_memory import PROPERTIES, Change, Changes, Outcome, Wanted, step, text_of, wanted_by
+from resctrlmond.workloads.model.workload import Workload
+from resctrlmond.workloads.profiles.unit_memory import (
+    PROPERTIES,
+    Change,
+    Changes,
+    Outcome,
+    Wanted,
+    step,
+    text_of,
+    wanted_by,
+)
 
 log = logging.getLogger(__name__)
 

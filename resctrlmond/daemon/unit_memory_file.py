@@ -9,8 +9,8 @@ import os
 import msgspec
 
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.workloads.atomic_files import read_file, write_file, writing
-from resctrlmond.workloads.unit_memory import Changes
+from resctrlmond.workloads.profiles.unit_memory import Changes
+from resctrlmond.workloads.records.atomic_files import read_file, write_file, writing
 
 NAME = "unit-memory.json"
 _MODE = 0o600

@@ -24,16 +24,16 @@ from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.daemon import unit_commands
 from resctrlmond.daemon.systemd import Systemd
 from resctrlmond.daemon.unit_commands import CallsSeen, Command, Service
+from resctrlmond.host.unit_exec import LONGEST_WAIT_S
+from resctrlmond.host.unit_globs import is_valid_name
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied, ResctrlError, printable
 from resctrlmond.resctrl.processes import Descriptor
-from resctrlmond.unit_exec import LONGEST_WAIT_S
-from resctrlmond.unit_globs import is_valid_name
-from resctrlmond.workloads.errors import LimitExceeded, NotWatched
+from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.model import Workload
-from resctrlmond.workloads.reasons import Reason
-from resctrlmond.workloads.requests import Assignment, UnitCommand
+from resctrlmond.workloads.model.errors import LimitExceeded, NotWatched
+from resctrlmond.workloads.model.workload import Workload
+from resctrlmond.workloads.profiles.requests import Assignment, UnitCommand
 
 # The control group of commands other than ExecStart= in a service with Delegate= (systemd.exec(5)).
 _CONTROL = "/.control"

@@ -20,21 +20,21 @@ from resctrlmond.daemon import alerts, unit_commands
 from resctrlmond.daemon.systemd import NO_SUCH_UNIT, Systemd, Unit
 from resctrlmond.daemon.systemd_loop import SystemdLoop
 from resctrlmond.daemon.unit_commands import CallsSeen, Service, reasons
+from resctrlmond.host.unit_globs import UnitGlobs, is_of_user, is_valid_name
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, ResctrlError
-from resctrlmond.unit_globs import UnitGlobs, is_of_user, is_valid_name
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.callers import COMMAND_GRACE_S
-from resctrlmond.workloads.errors import AlreadyMonitored
+from resctrlmond.workloads.evidence.callers import COMMAND_GRACE_S
+from resctrlmond.workloads.evidence.pod_cgroups import container_in
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.groups.units import is_overflow, is_unit
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.model import Member, State, Workload
-from resctrlmond.workloads.owners import SYSTEMD
-from resctrlmond.workloads.pod_cgroups import container_in
-from resctrlmond.workloads.profiles import Choice, Watch
-from resctrlmond.workloads.reasons import Reason
-from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.units import is_overflow, is_unit
-from resctrlmond.workloads.validation import MAX_KEY_LENGTH, MAX_PRIORITY
+from resctrlmond.workloads.model.errors import AlreadyMonitored
+from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.validation import MAX_KEY_LENGTH, MAX_PRIORITY
+from resctrlmond.workloads.model.workload import Member, State, Workload
+from resctrlmond.workloads.profiles.profile import Choice, Watch
+from resctrlmond.workloads.profiles.requests import Assignment
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from resctrlmond.daemon.removals import Removals
 from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.workloads.model import Member, Workload
+from resctrlmond.workloads.model.workload import Member, Workload
 
 log = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from resctrlmond.exporter.families import Families, cut
 from resctrlmond.exporter.health import add_health
 from resctrlmond.exporter.metrics import EventMetrics, Names, Type
 from resctrlmond.exporter.source import VERBS, Observation, Source
-from resctrlmond.workloads.names import names_of
-from resctrlmond.workloads.states import Quality
-from resctrlmond.workloads.validation import is_pod_uid
+from resctrlmond.workloads.model.names import names_of
+from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.model.validation import is_pod_uid
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import threading
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from resctrlmond import __version__, config, journal
+from resctrlmond import __version__
 from resctrlmond.api import sockets
-from resctrlmond.arguments import Parser, not_empty
+from resctrlmond.configuration import config
 from resctrlmond.exporter import listening, metrics
 from resctrlmond.exporter.collector import Exporter
 from resctrlmond.exporter.otlp.ends import Ends
@@ -24,7 +24,9 @@ from resctrlmond.exporter.server import MAX_CONNECTIONS, Application, Room, Serv
 from resctrlmond.exporter.source import Source
 from resctrlmond.exporter.textfile import NAME, Textfile
 from resctrlmond.exporter.tls import expiries, server_context
-from resctrlmond.notify import Notify
+from resctrlmond.service import journal
+from resctrlmond.service.arguments import Parser, not_empty
+from resctrlmond.service.notify import Notify
 
 log = logging.getLogger("resctrlmond.exporter")
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from resctrlmond.api.types import Sum, SumsReply
-from resctrlmond.workloads.states import NameKind, Quality
+from resctrlmond.workloads.model.states import NameKind, Quality
 
 _NUMBER = re.compile(r"[0-9]+\Z", re.ASCII)
 

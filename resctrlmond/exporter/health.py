@@ -13,7 +13,7 @@ from resctrlmond.exporter import metrics
 from resctrlmond.exporter.conversion import domain_number, seconds
 from resctrlmond.exporter.families import Families, cut
 from resctrlmond.exporter.source import VERBS, Observation
-from resctrlmond.workloads.states import State
+from resctrlmond.workloads.model.states import State
 
 
 def health(observation: Observation) -> Iterable[tuple[metrics.Metric, Mapping[str, str], float]]:

@@ -10,10 +10,9 @@ import os
 import signal
 from collections.abc import Sequence
 
-from resctrlmond import __version__, config, journal, profile_files
-from resctrlmond.arguments import Parser, not_empty
-from resctrlmond.config_file import ConfigError
-from resctrlmond.notify import Notify
+from resctrlmond import __version__
+from resctrlmond.configuration import config, profile_files
+from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.nri import launched, settings
 from resctrlmond.nri.connector import Connector
 from resctrlmond.nri.exposure import Exposure
@@ -26,7 +25,10 @@ from resctrlmond.nri.reloads import Reloads
 from resctrlmond.nri.rival import Watch
 from resctrlmond.nri.selection import Selection
 from resctrlmond.nri.updater import Updater
-from resctrlmond.rate_limit import RateLimit
+from resctrlmond.service import journal
+from resctrlmond.service.arguments import Parser, not_empty
+from resctrlmond.service.notify import Notify
+from resctrlmond.service.rate_limit import RateLimit
 
 log = logging.getLogger("resctrlmond.nri")
 

@@ -8,10 +8,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from resctrlmond import journal
 from resctrlmond.nri.mux import MuxError
 from resctrlmond.nri.plugin import Plugin
 from resctrlmond.nri.session import Session
+from resctrlmond.service import journal
 
 log = logging.getLogger(__name__)
 

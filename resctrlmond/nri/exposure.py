@@ -18,16 +18,16 @@ import time
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from resctrlmond import journal
 from resctrlmond.api import types
 from resctrlmond.api.varlink.messages import prepare
 from resctrlmond.nri import place
 from resctrlmond.nri.manager import Manager, Refused, Unavailable
 from resctrlmond.nri.messages import Container, Mount, Pod
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.workloads.errors import InvalidKey
-from resctrlmond.workloads.profiles import Choice, Profiles, Watch
-from resctrlmond.workloads.validation import canonical_key, is_pod_uid
+from resctrlmond.service import journal
+from resctrlmond.workloads.model.errors import InvalidKey
+from resctrlmond.workloads.model.validation import canonical_key, is_pod_uid
+from resctrlmond.workloads.profiles.profile import Choice, Profiles, Watch
 
 log = logging.getLogger(__name__)
 

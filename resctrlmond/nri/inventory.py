@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from resctrlmond.nri.pods import Member, Pods, Sandbox, fitting_labels
-from resctrlmond.workloads.pods import MAX_CONTAINERS, MAX_SANDBOXES, ReportedContainer
-from resctrlmond.workloads.pods import Sandbox as ReportedSandbox
-from resctrlmond.workloads.validation import attribute_value
+from resctrlmond.workloads.model.pods import MAX_CONTAINERS, MAX_SANDBOXES, ReportedContainer
+from resctrlmond.workloads.model.pods import Sandbox as ReportedSandbox
+from resctrlmond.workloads.model.validation import attribute_value
 
 # A request has at most 2 MiB (api/varlink/connection.py).
 _CHUNK_BYTES = 512 * 1024

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from resctrlmond.config_file import ConfigError
+from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.nri.messages import PLUGIN_INDEX, PLUGIN_NAME
 from resctrlmond.nri.mux import MuxError
 from resctrlmond.nri.plugin import Plugin

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from resctrlmond import journal
 from resctrlmond.api.exit_codes import VARLINK_PREFIX
 from resctrlmond.api.varlink.client import Client, DaemonUnavailable, ProtocolError, VarlinkError
-from resctrlmond.message_ids import MessageId
+from resctrlmond.service import journal
+from resctrlmond.service.message_ids import MessageId
 
 log = logging.getLogger(__name__)
 

@@ -14,15 +14,16 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 
-from resctrlmond import journal, profile_files
-from resctrlmond.config_file import ConfigError
+from resctrlmond.configuration import profile_files
+from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.nri import place
 from resctrlmond.nri.messages import Container, Pod
 from resctrlmond.nri.pods import facts_of
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.mounts import mounts
-from resctrlmond.workloads.memory_settings import files_of, text_of
-from resctrlmond.workloads.profiles import Choice, Profiles, select
+from resctrlmond.service import journal
+from resctrlmond.workloads.profiles.memory_settings import files_of, text_of
+from resctrlmond.workloads.profiles.profile import Choice, Profiles, select
 
 log = logging.getLogger(__name__)
 

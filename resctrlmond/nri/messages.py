@@ -12,9 +12,9 @@ from itertools import islice
 from google.protobuf.message import DecodeError
 
 from resctrlmond.nri import nri_pb2
-from resctrlmond.workloads.memory_settings import memory_annotations
-from resctrlmond.workloads.pods import ContainerState
-from resctrlmond.workloads.profiles import annotation_names
+from resctrlmond.workloads.model.pods import ContainerState
+from resctrlmond.workloads.profiles.memory_settings import memory_annotations
+from resctrlmond.workloads.profiles.profile import annotation_names
 
 PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"

@@ -16,9 +16,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
-from resctrlmond import journal
-from resctrlmond.config_file import ConfigError
-from resctrlmond.message_ids import MessageId
+from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.nri import place, settings
 from resctrlmond.nri.exposure import Exposure
 from resctrlmond.nri.manager import Unavailable
@@ -36,8 +34,10 @@ from resctrlmond.nri.messages import (
 )
 from resctrlmond.nri.search import CONFIRM_S, Search
 from resctrlmond.nri.updater import Updater
-from resctrlmond.workloads.errors import InvalidKey
-from resctrlmond.workloads.pods import ContainerState
+from resctrlmond.service import journal
+from resctrlmond.service.message_ids import MessageId
+from resctrlmond.workloads.model.errors import InvalidKey
+from resctrlmond.workloads.model.pods import ContainerState
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from resctrlmond.api.pods import ANNOTATION, LABEL
 from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES, Container, Pod
 from resctrlmond.nri.selection import Selection
-from resctrlmond.workloads.errors import InvalidAttributes, InvalidKey
-from resctrlmond.workloads.profiles import annotation_names, choosing_names
-from resctrlmond.workloads.reports import Facts
-from resctrlmond.workloads.validation import (
+from resctrlmond.workloads.model.errors import InvalidAttributes, InvalidKey
+from resctrlmond.workloads.model.reports import Facts
+from resctrlmond.workloads.model.validation import (
     MAX_ATTRIBUTE_LENGTH,
     MAX_ATTRIBUTES,
     MAX_ATTRIBUTES_BYTES,
@@ -21,6 +20,7 @@ from resctrlmond.workloads.validation import (
     check_attributes,
     check_member_id,
 )
+from resctrlmond.workloads.profiles.profile import annotation_names, choosing_names
 
 # The limit for container names of a pod; all names together are one attribute.
 MAX_NAMES = 40

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from resctrlmond.notify import Notify
 from resctrlmond.nri.plugin import Plugin
+from resctrlmond.service.notify import Notify
 
 log = logging.getLogger("resctrlmond.nri")
 

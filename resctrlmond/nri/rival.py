@@ -10,8 +10,8 @@ import logging
 import os
 import stat
 
-from resctrlmond.known_programs import NRI_RESCTRL_MON, NRI_RESCTRL_MON_FOLDER, find_processes
-from resctrlmond.notify import Notify
+from resctrlmond.host.known_programs import NRI_RESCTRL_MON, NRI_RESCTRL_MON_FOLDER, find_processes
+from resctrlmond.service.notify import Notify
 
 log = logging.getLogger(__name__)
 

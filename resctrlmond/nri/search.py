@@ -8,15 +8,15 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterable
 
-from resctrlmond import journal
 from resctrlmond.nri import place
 from resctrlmond.nri.manager import Unavailable
 from resctrlmond.nri.messages import Container
 from resctrlmond.nri.pods import Sandbox
 from resctrlmond.nri.updater import Updater
-from resctrlmond.workloads.errors import InvalidKey
-from resctrlmond.workloads.pod_cgroups import containers_in
-from resctrlmond.workloads.pods import ContainerState
+from resctrlmond.service import journal
+from resctrlmond.workloads.evidence.pod_cgroups import containers_in
+from resctrlmond.workloads.model.errors import InvalidKey
+from resctrlmond.workloads.model.pods import ContainerState
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from resctrlmond.nri.messages import Pod
-from resctrlmond.workloads.label_selector import Requirement
+from resctrlmond.workloads.profiles.label_selector import Requirement
 
 
 @dataclass(frozen=True, slots=True)

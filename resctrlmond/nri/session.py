@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from resctrlmond.nri import messages, mux, ttrpc
 from resctrlmond.nri.plugin import Plugin
-from resctrlmond.workloads.validation import attribute_value
+from resctrlmond.workloads.model.validation import attribute_value
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import yaml
 
-from resctrlmond.config_file import read_contents, refuse_line, refuse_unknown_key
+from resctrlmond.configuration.config_file import read_contents, refuse_line, refuse_unknown_key
+from resctrlmond.configuration.yaml_file import is_empty, parse_mapping
 from resctrlmond.nri.selection import Selection
-from resctrlmond.workloads.label_selector import Requirement, SelectorError, equal_labels, parse_selector
-from resctrlmond.yaml_file import is_empty, parse_mapping
+from resctrlmond.workloads.profiles.label_selector import Requirement, SelectorError, equal_labels, parse_selector
 
 DEFAULT_PATH = "/etc/resctrlmond/nri.yaml"
 

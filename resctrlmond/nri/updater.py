@@ -9,16 +9,16 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from resctrlmond import journal
 from resctrlmond.api import types
 from resctrlmond.api.varlink.messages import prepare
 from resctrlmond.nri import place
 from resctrlmond.nri.inventory import chunks, inventory
 from resctrlmond.nri.manager import CLAIM, Manager, Refused, Unavailable
 from resctrlmond.nri.pods import Member, Pods, Sandbox, attributes, container_names, facts
-from resctrlmond.workloads.pods import Sandbox as ReportedSandbox
-from resctrlmond.workloads.reports import Facts
-from resctrlmond.workloads.validation import attribute_value
+from resctrlmond.service import journal
+from resctrlmond.workloads.model.pods import Sandbox as ReportedSandbox
+from resctrlmond.workloads.model.reports import Facts
+from resctrlmond.workloads.model.validation import attribute_value
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from resctrlmond import __version__
-from resctrlmond.arguments import Parser
 from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.service.arguments import Parser
 from resctrlmond.sim.fuse.mount import serve
 from resctrlmond.sim.profiles import PROFILES, Kernel, Profile, profile_named
 

@@ -26,43 +26,15 @@ from resctrlmond.resctrl.errors import (
 from resctrlmond.resctrl.package_energy import DEFAULT_FOLDER, PackageEnergy
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
-from resctrlmond.workloads import (
-    apart,
-    ends,
-    group_ops,
-    nested,
-    observed,
-    overflow,
-    placement,
-    profiled,
-    quality_stamps,
-    target,
-)
-from resctrlmond.workloads.accounting import Quality, Total
-from resctrlmond.workloads.assign import assign
-from resctrlmond.workloads.clock import boot_ns, utc_now
-from resctrlmond.workloads.companions import CompanionStatus
-from resctrlmond.workloads.context import Context, Reloadable
-from resctrlmond.workloads.errors import InvalidRequest, NoSuchClaim, NoSuchWorkload
-from resctrlmond.workloads.exposures import Exposures
-from resctrlmond.workloads.interference import Interference
-from resctrlmond.workloads.joiners import Joiners
-from resctrlmond.workloads.latency import Latencies
-from resctrlmond.workloads.machine import Machine, MachineUse
-from resctrlmond.workloads.machine_state import MachineFile
-from resctrlmond.workloads.maintenance import Maintenance
-from resctrlmond.workloads.mark import Mark
-from resctrlmond.workloads.model import EndRule, Group, Member, State, Workload, replace
-from resctrlmond.workloads.owners import SYSTEMD
-from resctrlmond.workloads.pod_times import PodTimes
-from resctrlmond.workloads.pods import Inventory
-from resctrlmond.workloads.profiles import Choice, Profiles
-from resctrlmond.workloads.quality_file import QualityFiles
-from resctrlmond.workloads.reasons import Reason
-from resctrlmond.workloads.recovery import Problem, Recovery
-from resctrlmond.workloads.reports import Facts
-from resctrlmond.workloads.requests import Assigned, Assignment, Reconciled, Released
-from resctrlmond.workloads.runs import (
+from resctrlmond.workloads.evidence.interference import Interference
+from resctrlmond.workloads.evidence.joiners import Joiners
+from resctrlmond.workloads.evidence.pod_times import PodTimes
+from resctrlmond.workloads.evidence.takeover import TakeOver
+from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.groups import ends, group_ops, nested, placement, target
+from resctrlmond.workloads.groups.context import Context, Reloadable
+from resctrlmond.workloads.groups.runs import (
     check_has_rmid,
     claimed,
     continue_run,
@@ -72,17 +44,18 @@ from resctrlmond.workloads.runs import (
     start_run,
     with_profile,
 )
-from resctrlmond.workloads.settings import Settings
-from resctrlmond.workloads.snapshot import Snapshots
-from resctrlmond.workloads.states import FOLLOW, NameKind
-from resctrlmond.workloads.store import Limit, Store, Transaction, UnreadableRecord
-from resctrlmond.workloads.sums import Sums, SumsUse
-from resctrlmond.workloads.takeover import TakeOver
-from resctrlmond.workloads.totals import shown, summed
-from resctrlmond.workloads.tree_status import TreeStatus, TreeWatcher
-from resctrlmond.workloads.unwatched import UnwatchedContainers
-from resctrlmond.workloads.usage import SharedPass, Usage
-from resctrlmond.workloads.validation import (
+from resctrlmond.workloads.machine.pools import Machine, MachineUse
+from resctrlmond.workloads.machine.state import MachineFile
+from resctrlmond.workloads.model.clock import boot_ns, utc_now
+from resctrlmond.workloads.model.errors import InvalidRequest, NoSuchClaim, NoSuchWorkload
+from resctrlmond.workloads.model.latency import Latencies
+from resctrlmond.workloads.model.mark import Mark
+from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.pods import Inventory
+from resctrlmond.workloads.model.reports import Facts
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import FOLLOW, NameKind
+from resctrlmond.workloads.model.validation import (
     canonical_key,
     check_claim,
     check_member_id,
@@ -90,6 +63,25 @@ from resctrlmond.workloads.validation import (
     reason_text,
     valid_class,
 )
+from resctrlmond.workloads.model.workload import EndRule, Group, Member, State, Workload, replace
+from resctrlmond.workloads.profiles.companions import CompanionStatus
+from resctrlmond.workloads.profiles.profile import Choice, Profiles
+from resctrlmond.workloads.profiles.requests import Assigned, Assignment, Reconciled, Released
+from resctrlmond.workloads.profiles.unwatched import UnwatchedContainers
+from resctrlmond.workloads.records.quality_file import QualityFiles
+from resctrlmond.workloads.records.snapshot import Snapshots
+from resctrlmond.workloads.records.store import Limit, Store, Transaction, UnreadableRecord
+from resctrlmond.workloads.records.sums import Sums, SumsUse
+from resctrlmond.workloads.records.totals import shown, summed
+from resctrlmond.workloads.records.usage import SharedPass, Usage
+from resctrlmond.workloads.rmids import overflow
+from resctrlmond.workloads.upkeep import quality_stamps
+from resctrlmond.workloads.upkeep.exposures import Exposures
+from resctrlmond.workloads.upkeep.maintenance import Maintenance
+from resctrlmond.workloads.upkeep.recovery import Problem, Recovery
+from resctrlmond.workloads.upkeep.tree_status import TreeStatus, TreeWatcher
+from resctrlmond.workloads.verbs import apart, observed, profiled
+from resctrlmond.workloads.verbs.assign import assign
 
 log = logging.getLogger(__name__)
 

@@ -17,13 +17,13 @@ from resctrlmond.api.verbs import COMMON_ERRORS, Service, Verb
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads import group_ops
+from resctrlmond.workloads.groups import group_ops
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.mark import Mark
-from resctrlmond.workloads.model import State
-from resctrlmond.workloads.settings import Settings
-from resctrlmond.workloads.snapshot import Snapshots
-from resctrlmond.workloads.store import Store
+from resctrlmond.workloads.model.mark import Mark
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.records.snapshot import Snapshots
+from resctrlmond.workloads.records.store import Store
 from tests.api.private_bus import BusHost, PrivateBus, load_server
 from tests.api.varlink_server import RunningServer, running
 from tests.workloads.builders import save, workload

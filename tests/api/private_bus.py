@@ -24,7 +24,7 @@ from resctrlmond.api.access import Policy
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Workers
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.model.workload import Workload
 
 NAME = "org.resctrlmon1"
 ROOT = "/org/resctrlmon1"

@@ -16,7 +16,7 @@ import dbus_fast.aio
 import pytest
 from dbus_fast import Variant
 
-from resctrlmond.workloads.tree_status import TreeStatus
+from resctrlmond.workloads.upkeep.tree_status import TreeStatus
 from tests.api.private_bus import (
     INTROSPECTABLE,
     INVALID_ARGS,

@@ -16,7 +16,7 @@ import pytest
 from dbus_fast import Variant
 
 from resctrlmond.api.access import Caller
-from resctrlmond.workloads.tree_status import TreeStatus
+from resctrlmond.workloads.upkeep.tree_status import TreeStatus
 from tests.api.private_bus import (
     LIMITS_EXCEEDED,
     MANAGER,

@@ -20,8 +20,8 @@ from resctrlmond.api.dbus.library import DBusError, Variant
 from resctrlmond.api.errors import ERRORS
 from resctrlmond.api.types import Claim, Member
 from resctrlmond.api.verbs import MANAGER, VERBS
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import State
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.workload import State
 from tests.api.private_bus import BusHost, Client
 
 DOC = "org.gtk.GDBus.DocString"

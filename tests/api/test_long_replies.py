@@ -26,8 +26,8 @@ from resctrlmond.api.varlink import interfaces
 from resctrlmond.api.varlink.client import Client, VarlinkError
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Workers
-from resctrlmond.workloads.errors import LimitExceeded
 from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.model.errors import LimitExceeded
 from tests.api.conftest import save_long_workloads
 from tests.api.private_bus import OBJECT_MANAGER, ROOT, WORKLOAD, BusHost, eventually
 from tests.api.private_bus import Client as BusClient

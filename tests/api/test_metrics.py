@@ -25,7 +25,7 @@ from resctrlmond.resctrl.counters import EVENTS
 from resctrlmond.resctrl.errors import PermissionDenied
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.states import Quality, State
+from resctrlmond.workloads.model.states import Quality, State
 from tests.api.test_long_replies import _ServerThread
 from tests.wait import wait_until
 

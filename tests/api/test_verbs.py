@@ -26,13 +26,13 @@ from resctrlmond.api.dbus.server import NameTaken
 from resctrlmond.api.varlink.interfaces import description
 from resctrlmond.api.verbs import HOOK, MANAGER, UNIT, VERBS, Service
 from resctrlmond.api.workers import Workers
-from resctrlmond.config_file import ConfigError
+from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.daemon.startup import StartupError
 from resctrlmond.resctrl.errors import NoSuchGroup, PermissionDenied, ResctrlError, RmidsExhausted
-from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.model import State, Workload
-from resctrlmond.workloads.states import CallKind
+from resctrlmond.workloads.model.states import CallKind
+from resctrlmond.workloads.model.workload import State, Workload
 
 # The type of a field or parameter: a name, a list, or a mapping by field.
 Shape = typing.Any

@@ -20,11 +20,11 @@ from resctrlmond.api.watches import Watches
 from resctrlmond.api.workers import Workers
 from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import NotRead
-from resctrlmond.workloads.accounting import Quality, Total
-from resctrlmond.workloads.changes import ChangeKind
-from resctrlmond.workloads.errors import InvalidRequest, LimitExceeded, TooSlow
+from resctrlmond.workloads.figures.accounting import Quality, Total
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.model import Claim, EndRule, State, Workload
+from resctrlmond.workloads.model.changes import ChangeKind
+from resctrlmond.workloads.model.errors import InvalidRequest, LimitExceeded, TooSlow
+from resctrlmond.workloads.model.workload import Claim, EndRule, State, Workload
 from tests.workloads.builders import drop, save, workload
 
 ROOT = Caller(uid=0, groups=frozenset({0}), pid=1)

@@ -8,11 +8,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from resctrlmond.config import Config
+from resctrlmond.configuration.config import Config
 from resctrlmond.daemon.startup import prepare
-from resctrlmond.workloads.group_ops import REPORTING_LAG_S
+from resctrlmond.workloads.groups.group_ops import REPORTING_LAG_S
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.profiles.requests import Assignment
 from tests.bench.host import Host
 from tests.bench.measure import SECONDS, Row
 from tests.bench.rows import read_by_hand

@@ -27,7 +27,7 @@ from resctrlmond.api.varlink.client import Client
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import ProcessTasks, move
 from resctrlmond.resctrl.tree import GroupRef, Tree
-from resctrlmond.workloads.usage import INTERVAL_S
+from resctrlmond.workloads.records.usage import INTERVAL_S
 from tests.api import private_bus
 from tests.bench.host import AS_INSTALLED, IDLE, ROOT, Host, python, resident, spawn, spawn_at_once, threaded
 from tests.bench.measure import BYTES, COUNT, MEBIBYTES, SECONDS, Row, interleaved

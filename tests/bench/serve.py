@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from resctrlmond import journal
-from resctrlmond.config import Config
+from resctrlmond.configuration.config import Config
 from resctrlmond.daemon.daemon import Daemon
 from resctrlmond.daemon.startup import prepare
-from resctrlmond.workloads.atomic_files import set_umask
+from resctrlmond.service import journal
+from resctrlmond.workloads.records.atomic_files import set_umask
 
 # The mark may be any group but root's, which the groups of others bear.
 MARK = 65534

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from resctrlctl.arguments import VERBS, build
-from resctrlctl.workload_table import FILTERS
+from resctrlctl.workloads.workload_table import FILTERS
 from resctrlmond.resctrl.counters import EVENTS
-from resctrlmond.workloads.states import Quality, State
+from resctrlmond.workloads.model.states import Quality, State
 
 COMPLETIONS = Path(__file__).parents[2] / "resctrlctl" / "completions"
 CAPTURE = Path(__file__).parent / "capture.zsh"

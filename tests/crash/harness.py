@@ -18,7 +18,7 @@ from pathlib import Path
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Found
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads.model import State
+from resctrlmond.workloads.model.workload import State
 from tests.crash.fault import Fault
 from tests.crash.sweep import Point
 from tests.crash.verbs import SERVICE, VERBS, Scene, Verb, check_service

@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from resctrlmond.workloads.atomic_files import read_file
-from resctrlmond.workloads.store import decode
+from resctrlmond.workloads.records.atomic_files import read_file
+from resctrlmond.workloads.records.store import decode
 from tests.crash.site import Site
 
 _WAIT_S = 8.0

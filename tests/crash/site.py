@@ -16,8 +16,8 @@ from typing import Any
 from resctrlmond.api.varlink.client import ProtocolError, VarlinkError
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control
-from resctrlmond.workloads.model import State, Workload
-from resctrlmond.workloads.store import Store
+from resctrlmond.workloads.model.workload import State, Workload
+from resctrlmond.workloads.records.store import Store
 from tests.daemon.conftest import MANAGER, Machine
 from tests.workloads.conftest import MARK, Host
 

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from resctrlmond.workloads import clock
+from resctrlmond.workloads.model import clock
 
 _AHEAD = Path(os.environ["STEPPED_CLOCK"])
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads import overflow, rmid_transfer
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.owners import SYSTEMD
-from resctrlmond.workloads.requests import Assignment, UnitCommand
-from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.profiles.requests import Assignment, UnitCommand
+from resctrlmond.workloads.rmids import overflow, rmid_transfer
 from tests.workloads.builders import drop
 from tests.workloads.conftest import UID, Host, assignment, join
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from resctrlctl import host_replies, replies
-from resctrlctl.structs import Struct, from_json, to_json
+from resctrlctl.base.structs import Struct, from_json, to_json
+from resctrlctl.connection import host_replies, replies
 from resctrlmond.api import types
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from resctrlctl.arguments import MAX_PRIORITY, VERBS, Parser, build, parse
-from resctrlctl.defaults import SOCKET
+from resctrlctl.base.defaults import SOCKET
 from resctrlmond import __version__
 from resctrlmond.api.errors import ERRORS
 from resctrlmond.resctrl.counters import EVENTS
-from resctrlmond.workloads import validation
-from resctrlmond.workloads.model import State
-from resctrlmond.workloads.states import Quality
+from resctrlmond.workloads.model import validation
+from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.model.workload import State
 from tests.ctl.conftest import ROOT, Ctl
 from tests.ctl.fake_manager import FakeManager
 

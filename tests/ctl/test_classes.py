@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl.classes import Allocation, Class, ClassesReply, _pairs, read, table, with_use
-from resctrlctl.layout import to_text
-from resctrlctl.structs import replace
+from resctrlctl.base.structs import replace
+from resctrlctl.screen.layout import to_text
+from resctrlctl.workloads.classes import Allocation, Class, ClassesReply, _pairs, read, table, with_use
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.fuse.mount import Simulation
 from tests.ctl.conftest import Ctl

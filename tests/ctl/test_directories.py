@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl.directories import ClassReport, class_of, read_class, read_foreign
-from resctrlctl.host_replies import Foreign, ListReply, ReadForeignReply
-from resctrlctl.layout import to_text
-from resctrlctl.render_directory import blocks
-from resctrlctl.replies import Reading
+from resctrlctl.connection.host_replies import Foreign, ListReply, ReadForeignReply
+from resctrlctl.connection.replies import Reading
+from resctrlctl.screen.layout import to_text
+from resctrlctl.workloads.directories import ClassReport, class_of, read_class, read_foreign
+from resctrlctl.workloads.render_directory import blocks
 from resctrlmond.resctrl.kinds import Kind, Status
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.fuse.mount import Simulation

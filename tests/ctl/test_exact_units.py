@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl import exact_units, sandbox, unit_files
 from resctrlctl.command import main
-from resctrlctl.exec_lines import UnknownSyntax, find_program, with_program
-from resctrlctl.unit_files import UnitLine
-from resctrlmond import config, unit_exec
-from resctrlmond.unit_exec import PROGRAM
+from resctrlctl.units import exact_units, sandbox, unit_files
+from resctrlctl.units.exec_lines import UnknownSyntax, find_program, with_program
+from resctrlctl.units.unit_files import UnitLine
+from resctrlmond.configuration import config
+from resctrlmond.host import unit_exec
+from resctrlmond.host.unit_exec import PROGRAM
 
 
 @pytest.fixture

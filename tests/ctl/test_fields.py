@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each field of a reply changes the output of resctrlctl, or is listed in NOT_SHOWN of resctrlctl/render.py."""
+"""Each field of a reply changes the output of resctrlctl, or is listed in NOT_SHOWN of resctrlctl/workloads/render.py."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import pytest
 from msgspec import inspect as shapes
 from msgspec.structs import replace
 
-from resctrlctl import replies, structs
+from resctrlctl.base import structs
 from resctrlctl.command import main
-from resctrlctl.layout import Sheet
-from resctrlctl.render import NOT_SHOWN, render_workload
-from resctrlctl.workload_table import FIELDS
+from resctrlctl.connection import replies
+from resctrlctl.screen.layout import Sheet
+from resctrlctl.workloads.render import NOT_SHOWN, render_workload
+from resctrlctl.workloads.workload_table import FIELDS
 from resctrlmond.api import types
 from resctrlmond.api.verbs import VERBS
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import State
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.workload import State
 from tests.ctl.fake_manager import FakeManager, error
 from tests.ctl.samples import Samples, present
 
@@ -108,7 +109,7 @@ def test_each_field_of_a_reply_is_shown_or_deliberately_not(
         declared |= {(kind, field.name) for kind, field, _ in left}
     hidden = sorted(f"{kind.__name__}.{name}" for kind, name in declared - shown)
     assert not hidden, (
-        f"resctrlctl never shows {', '.join(hidden)}: show it in resctrlctl/render.py, or add it to NOT_SHOWN "
+        f"resctrlctl never shows {', '.join(hidden)}: show it in resctrlctl/workloads/render.py, or add it to NOT_SHOWN "
         "there, with the reason"
     )
 
@@ -154,4 +155,4 @@ def test_new_field_is_shown_unless_it_has_its_default(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("kind", NOT_SHOWN, ids=lambda kind: kind.__name__)
 def test_not_shown_names_existing_fields(kind: type[structs.Struct]) -> None:
     unknown = set(NOT_SHOWN[kind]) - set(kind.json_names)
-    assert not unknown, f"remove {unknown} from NOT_SHOWN[{kind.__name__}] in resctrlctl/render.py"
+    assert not unknown, f"remove {unknown} from NOT_SHOWN[{kind.__name__}] in resctrlctl/workloads/render.py"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlctl.format import format_count, format_time, format_value
+from resctrlctl.screen.format import format_count, format_time, format_value
 from resctrlmond.resctrl.errors import printable
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl import hooks
 from resctrlctl.command import main
+from resctrlctl.host import hooks
 
 NAMES = ["resctrlmon-createRuntime.json", "resctrlmon-other.json"]
 

@@ -13,9 +13,9 @@ import subprocess
 import pytest
 from msgspec import inspect as shapes
 
+from resctrlctl.base.errors import INVALID_NUMBER
 from resctrlctl.command import main
-from resctrlctl.daemon import daemon_of
-from resctrlctl.errors import INVALID_NUMBER
+from resctrlctl.connection.daemon import daemon_of
 from resctrlmond.api import types
 from resctrlmond.api.verbs import VERBS
 from resctrlmond.resctrl.counters import Kind, Status

@@ -29,17 +29,17 @@ ENGINE = {
     "resctrlmond.resctrl.counters",
     "resctrlmond.resctrl.bandwidth",
     "resctrlmond.resctrl.mounts",
-    "resctrlmond.workloads.model",
-    "resctrlmond.workloads.accounting",
-    "resctrlmond.workloads.pods",
-    "resctrlmond.workloads.snapshot",
-    "resctrlmond.workloads.store",
+    "resctrlmond.workloads.model.workload",
+    "resctrlmond.workloads.figures.accounting",
+    "resctrlmond.workloads.model.pods",
+    "resctrlmond.workloads.records.snapshot",
+    "resctrlmond.workloads.records.store",
     "resctrlmond.workloads.manager",
     "resctrlmond.api.errors",
     "resctrlmond.api.translate",
     "resctrlmond.api.verbs",
     "resctrlmond.daemon",
-    "resctrlctl.tree_view",
+    "resctrlctl.workloads.tree_view",
     "asyncio",
     "bz2",
     "ctypes",
@@ -52,16 +52,21 @@ ENGINE = {
     "subprocess",
     "yaml",
 }
-VERB_MODULES = {"resctrlctl.queries", "resctrlctl.control", "resctrlctl.hooks", "resctrlctl.run"}
+VERB_MODULES = {
+    "resctrlctl.workloads.queries",
+    "resctrlctl.workloads.control",
+    "resctrlctl.host.hooks",
+    "resctrlctl.run.verb",
+}
 # Modules that no command line needs before its verb is called.
 INTERFACE = {
     "_socket",
     "json",
     "threading",
     "typing",
-    "resctrlctl.daemon",
-    "resctrlctl.output",
-    "resctrlctl.replies",
+    "resctrlctl.connection.daemon",
+    "resctrlctl.screen.output",
+    "resctrlctl.connection.replies",
 }
 # Modules that verbs do without: the import of each takes a twentieth of the time of a verb or more.
 AVOIDED = {"importlib", "locale", "msgspec", "resctrlmond.api.types", "socket", "typing", "typing_extensions"}
@@ -112,13 +117,13 @@ def test_verb_imports_neither_the_engine_nor_other_verbs(
 ) -> None:
     manager.add("web")
     modules = imported("--socket", manager.socket, *arguments)
-    assert modules & VERB_MODULES == {f"resctrlctl.{module}"}
+    assert modules & VERB_MODULES == {f"resctrlctl.workloads.{module}"}
     assert sorted(modules & (ENGINE | {"threading"})) == []
 
 
 def test_run_imports_neither_the_engine_nor_other_verbs(manager: FakeManager) -> None:
     modules = imported("--socket", manager.socket, "run", "--", "true")
-    assert modules & VERB_MODULES == {"resctrlctl.run"}
+    assert modules & VERB_MODULES == {"resctrlctl.run.verb"}
     assert sorted(modules & ENGINE) == []
 
 
@@ -133,19 +138,19 @@ def test_run_imports_neither_the_engine_nor_other_verbs(manager: FakeManager) ->
 def test_verb_does_without_modules_that_take_long(arguments: list[str], manager: FakeManager) -> None:
     manager.add("web")
     modules = imported("--socket", manager.socket, *arguments)
-    assert "resctrlctl.replies" in modules
+    assert "resctrlctl.connection.replies" in modules
     assert sorted(modules & (AVOIDED | ENGINE)) == []
 
 
 def test_list_and_run_do_not_import_what_only_other_verbs_need(manager: FakeManager) -> None:
-    assert "resctrlctl.host_replies" not in imported("--socket", manager.socket, "list")
+    assert "resctrlctl.connection.host_replies" not in imported("--socket", manager.socket, "list")
     modules = imported("--socket", manager.socket, "run", "--", "true")
-    assert sorted(modules & {"resctrlctl.host_replies", "datetime", "encodings.ascii"}) == []
+    assert sorted(modules & {"resctrlctl.connection.host_replies", "datetime", "encodings.ascii"}) == []
 
 
 def test_list_of_workloads_does_not_import_the_screens_of_other_verbs(manager: FakeManager) -> None:
     manager.add("web")
-    assert "resctrlctl.render" not in imported("--socket", manager.socket, "list")
+    assert "resctrlctl.workloads.render" not in imported("--socket", manager.socket, "list")
 
 
 def test_exit_does_not_free_the_imported_modules() -> None:

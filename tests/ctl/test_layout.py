@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlctl.layout import Column, Row, Sheet, Table, to_text
+from resctrlctl.screen.layout import Column, Row, Sheet, Table, to_text
 from tests.ctl.conftest import command
 from tests.ctl.fake_manager import FakeManager
 from tests.ctl.test_queries import populate

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from resctrlctl.host_replies import MachineReply, PoolUse
-from resctrlctl.layout import to_text
-from resctrlctl.machine import bar, blocks, line, shares, shares_since
-from resctrlctl.structs import from_json, replace
+from resctrlctl.base.structs import from_json, replace
+from resctrlctl.connection.host_replies import MachineReply, PoolUse
+from resctrlctl.host.machine import bar, blocks, line, shares, shares_since
+from resctrlctl.screen.layout import to_text
 from resctrlmond.resctrl.kinds import Kind
-from resctrlmond.workloads.states import Pool, Quality
+from resctrlmond.workloads.model.states import Pool, Quality
 from tests.ctl.conftest import Ctl
 from tests.ctl.converted import sent
 from tests.ctl.fake_manager import FakeManager, error

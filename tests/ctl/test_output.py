@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlctl.output import Json, encode
+from resctrlctl.screen.output import Json, encode
 from resctrlmond.resctrl.errors import printable
 
 HOSTILE = "a\u202egnp.exe\u2066\u200b\x9b2J\U000e0041\u00ad"

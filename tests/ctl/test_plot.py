@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from resctrlctl.errors import CommandError
-from resctrlctl.format import format_time
-from resctrlctl.layout import cell_width
-from resctrlctl.plot import screen, summary
-from resctrlctl.series import BANDWIDTH, LLC, POWER, Series, Span, averages, read
+from resctrlctl.base.errors import CommandError
+from resctrlctl.live.plot import screen, summary
+from resctrlctl.live.series import BANDWIDTH, LLC, POWER, Series, Span, averages, read
+from resctrlctl.screen.format import format_time
+from resctrlctl.screen.layout import cell_width
 from tests.ctl.conftest import Ctl
 from tests.ctl.test_screens import SCREENS
 

@@ -9,8 +9,8 @@ import subprocess
 import pytest
 
 from resctrlmond.api.types import Member
-from resctrlmond.workloads.model import State
-from resctrlmond.workloads.pods import ContainerState, ReportedContainer, ReportedSandbox, Sandbox
+from resctrlmond.workloads.model.pods import ContainerState, ReportedContainer, ReportedSandbox, Sandbox
+from resctrlmond.workloads.model.workload import State
 from tests.ctl.conftest import Ctl, command
 from tests.ctl.fake_manager import NOW, FakeManager
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from resctrlmond.workloads.model import State
+from resctrlmond.workloads.model.workload import State
 from tests.ctl.conftest import Ctl, command
 from tests.ctl.fake_manager import LATER, FakeManager, error
 from tests.wait import wait_until

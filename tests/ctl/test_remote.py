@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl import command, queries
+from resctrlctl import command
 from resctrlctl.arguments import VERBS
-from resctrlctl.daemon import Daemon
-from resctrlctl.errors import CommandError
-from resctrlctl.host_replies import NoParameters, StatusReply
-from resctrlctl.remote import Remote, ssh_command
+from resctrlctl.base.errors import CommandError
+from resctrlctl.connection.daemon import Daemon
+from resctrlctl.connection.host_replies import NoParameters, StatusReply
+from resctrlctl.connection.remote import Remote, ssh_command
+from resctrlctl.workloads import queries
 from resctrlmond.api import types
 from resctrlmond.resctrl import processes
 from tests.ctl.conftest import ROOT, Ctl

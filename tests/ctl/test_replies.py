@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from msgspec import inspect as shapes
 
-from resctrlctl import host_replies, replies
-from resctrlctl.decoding import InvalidReply
-from resctrlctl.structs import from_json, to_json
+from resctrlctl.base.structs import from_json, to_json
+from resctrlctl.connection import host_replies, replies
+from resctrlctl.connection.decoding import InvalidReply
 from resctrlmond.api.verbs import VERBS, Verb
 from tests.ctl.samples import Samples
 

@@ -20,11 +20,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlctl import report
 from resctrlctl.command import main
-from resctrlctl.report import entry_of, grouped, is_of_service
-from resctrlmond.message_ids import MessageId
+from resctrlctl.workloads import report
+from resctrlctl.workloads.report import entry_of, grouped, is_of_service
 from resctrlmond.resctrl.mounts import mounts
+from resctrlmond.service.message_ids import MessageId
 from tests.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -286,10 +286,10 @@ def service() -> Iterator[Path]:
 _SEND = """
 import sys
 from resctrlmond.daemon.ledger import Ledger, recorded_in_journal, run_of
-from resctrlmond.journal import JournalSocket
+from resctrlmond.service.journal import JournalSocket
 from resctrlmond.resctrl.counters import event
-from resctrlmond.workloads.accounting import Quality, Total
-from resctrlmond.workloads.model import Group, GroupState, Member, Workload
+from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.model.workload import Group, GroupState, Member, Workload
 
 key = sys.argv[1]
 totals = [Total(event("core_energy"), 12, Quality.EXACT)]

@@ -21,7 +21,7 @@ import pytest
 from resctrlmond.api import types
 from resctrlmond.api.types import Claim, Member
 from resctrlmond.resctrl import processes
-from resctrlmond.workloads.model import EndRule, State
+from resctrlmond.workloads.model.workload import EndRule, State
 from tests.ctl.conftest import Ctl, command
 from tests.ctl.fake_manager import ALL_EVENTS, LATER, NOW, TOTALS, FakeManager, error, serving
 from tests.wait import wait_until

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from resctrlctl import replies
-from resctrlctl.errors import CommandError
-from resctrlctl.replies import Member
-from resctrlctl.run_target import Target, difference, opened, together
-from resctrlmond.workloads.states import Quality, State
+from resctrlctl.base.errors import CommandError
+from resctrlctl.connection import replies
+from resctrlctl.connection.replies import Member
+from resctrlctl.run.target import Target, difference, opened, together
+from resctrlmond.workloads.model.states import Quality, State
 from tests.ctl.fake_manager import NOW
 
 PROCESS = Member("pid-12", "process", "cli", pid=12, start_time=345)

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl.classes import Allocation, Class, ClassesReply, with_use
-from resctrlctl.classes import blocks as class_blocks
-from resctrlctl.host_replies import (
+from resctrlctl.base.structs import replace
+from resctrlctl.connection.host_replies import (
     Capacity,
     Change,
     Container,
@@ -28,25 +27,26 @@ from resctrlctl.host_replies import (
     PoolUse,
     StatusReply,
 )
-from resctrlctl.layout import to_text
-from resctrlctl.machine import blocks as machine_blocks
-from resctrlctl.render import render_pods, render_status, render_workload
-from resctrlctl.render_unit import blocks as unit_blocks
-from resctrlctl.replies import Claim, Companion, Level, Member, ReadReply, Total, Usage, Workload
-from resctrlctl.report import Entry, Report, grouped
-from resctrlctl.report import table as report_table
-from resctrlctl.run_report import Report as RunReport
-from resctrlctl.run_report import as_text as run_text
-from resctrlctl.run_samples import LevelSummary
-from resctrlctl.structs import replace
-from resctrlctl.unit_state import UnitState
-from resctrlctl.unit_status import Absence, Run, UnitStatus
-from resctrlctl.watch import text as watch_text
-from resctrlctl.workload_table import in_order, lines, table
+from resctrlctl.connection.replies import Claim, Companion, Level, Member, ReadReply, Total, Usage, Workload
+from resctrlctl.host.machine import blocks as machine_blocks
+from resctrlctl.live.watch import text as watch_text
+from resctrlctl.run.report import Report as RunReport
+from resctrlctl.run.report import as_text as run_text
+from resctrlctl.run.samples import LevelSummary
+from resctrlctl.screen.layout import to_text
+from resctrlctl.units.render_unit import blocks as unit_blocks
+from resctrlctl.units.unit_state import UnitState
+from resctrlctl.units.unit_status import Absence, Run, UnitStatus
+from resctrlctl.workloads.classes import Allocation, Class, ClassesReply, with_use
+from resctrlctl.workloads.classes import blocks as class_blocks
+from resctrlctl.workloads.render import render_pods, render_status, render_workload
+from resctrlctl.workloads.report import Entry, Report, grouped
+from resctrlctl.workloads.report import table as report_table
+from resctrlctl.workloads.workload_table import in_order, lines, table
 from resctrlmond.resctrl.kinds import Kind
-from resctrlmond.workloads.changes import ChangeKind, ContainerState
-from resctrlmond.workloads.model import EndRule, State
-from resctrlmond.workloads.states import CompanionState, Pool, Quality
+from resctrlmond.workloads.model.changes import ChangeKind, ContainerState
+from resctrlmond.workloads.model.states import CompanionState, Pool, Quality
+from resctrlmond.workloads.model.workload import EndRule, State
 
 SCREENS = Path(__file__).parent / "screens"
 WIDTHS = (80, 200)

@@ -7,7 +7,7 @@ import enum
 
 import pytest
 
-from resctrlctl.structs import Struct, from_json, replace, to_json
+from resctrlctl.base.structs import Struct, from_json, replace, to_json
 
 
 class Colour(enum.StrEnum):

@@ -6,11 +6,11 @@ from __future__ import annotations
 import pytest
 
 from resctrlctl.arguments import _SUM_GROUPINGS
-from resctrlctl.host_replies import NameSums, RunCount, Sum, SumsReply
-from resctrlctl.layout import to_text
-from resctrlctl.structs import from_json, replace
-from resctrlctl.sums import blocks
-from resctrlmond.workloads.states import NameKind, Quality
+from resctrlctl.base.structs import from_json, replace
+from resctrlctl.connection.host_replies import NameSums, RunCount, Sum, SumsReply
+from resctrlctl.host.sums import blocks
+from resctrlctl.screen.layout import to_text
+from resctrlmond.workloads.model.states import NameKind, Quality
 from tests.ctl.conftest import Ctl
 from tests.ctl.converted import sent
 from tests.ctl.fake_manager import FakeManager

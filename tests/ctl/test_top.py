@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 import pyte
 import pytest
 
-from resctrlctl.layout import cell_width
-from resctrlctl.structs import replace
+from resctrlctl.base.structs import replace
+from resctrlctl.screen.layout import cell_width
 from tests.ctl.conftest import Ctl, command
 from tests.ctl.converted import sent
 from tests.ctl.fake_manager import FakeManager

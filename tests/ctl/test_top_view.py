@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from resctrlctl import arguments
-from resctrlctl.format import shorten
-from resctrlctl.host_replies import Foreign, StatusReply
-from resctrlctl.layout import cell_width
-from resctrlctl.replies import DomainUse, Member, Usage
-from resctrlctl.structs import replace
-from resctrlctl.top_view import COLUMNS, By, View, entries, screen
-from resctrlctl.unit_path import unit_of
-from resctrlctl.workload_table import lines, selected
+from resctrlctl.base.structs import replace
+from resctrlctl.connection.host_replies import Foreign, StatusReply
+from resctrlctl.connection.replies import DomainUse, Member, Usage
+from resctrlctl.live.top_view import COLUMNS, By, View, entries, screen
+from resctrlctl.screen.format import shorten
+from resctrlctl.screen.layout import cell_width
+from resctrlctl.workloads.unit_path import unit_of
+from resctrlctl.workloads.workload_table import lines, selected
 from resctrlmond.resctrl.kinds import Kind
-from resctrlmond.workloads.model import State
-from resctrlmond.workloads.states import Quality
+from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.model.workload import State
 from tests.ctl.test_screens import COUNTS, SCREENS, WIDTHS, usage
 
 VIEWS = {

@@ -17,17 +17,18 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl import queries, replies, source, tree_view
 from resctrlctl.arguments import parse
-from resctrlctl.errors import CommandError
-from resctrlctl.output import Json, Output
-from resctrlctl.tree_view import TreeView, _records
+from resctrlctl.base.errors import CommandError
+from resctrlctl.connection import replies
+from resctrlctl.screen.output import Json, Output
+from resctrlctl.workloads import queries, source, tree_view
+from resctrlctl.workloads.tree_view import TreeView, _records
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import Claim, EndRule, State, Workload
-from resctrlmond.workloads.snapshot import Snapshots
-from resctrlmond.workloads.store import Store
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.workload import Claim, EndRule, State, Workload
+from resctrlmond.workloads.records.snapshot import Snapshots
+from resctrlmond.workloads.records.store import Store
 from tests.ctl.conftest import Ctl
 from tests.workloads.builders import save, workload
 

@@ -10,19 +10,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from resctrlctl import exact_units, report, source
 from resctrlctl.command import main
-from resctrlctl.host_replies import ListReply
-from resctrlctl.source import Source
-from resctrlctl.unit_state import full_name
-from resctrlmond import config
+from resctrlctl.connection.host_replies import ListReply
+from resctrlctl.units import exact_units
+from resctrlctl.units.unit_state import full_name
+from resctrlctl.workloads import report, source
+from resctrlctl.workloads.source import Source
 from resctrlmond.api import types
 from resctrlmond.api.exit_codes import USAGE
 from resctrlmond.api.types import Claim, Member
+from resctrlmond.configuration import config
 from resctrlmond.resctrl import cgroups
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import EndRule, State
-from resctrlmond.workloads.states import CompanionState
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.states import CompanionState
+from resctrlmond.workloads.model.workload import EndRule, State
 from tests.ctl.fake_manager import LATER, NOW, FakeManager, error
 from tests.ctl.test_report import an_entry
 

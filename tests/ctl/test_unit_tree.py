@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from resctrlctl.layout import to_text
-from resctrlctl.replies import Member, Total, Usage
-from resctrlctl.structs import replace, to_json
-from resctrlctl.unit_tree import table, uses, view
-from resctrlctl.workload_table import lines
-from resctrlmond.workloads.states import Quality
+from resctrlctl.base.structs import replace, to_json
+from resctrlctl.connection.replies import Member, Total, Usage
+from resctrlctl.screen.layout import to_text
+from resctrlctl.workloads.unit_tree import table, uses, view
+from resctrlctl.workloads.workload_table import lines
+from resctrlmond.workloads.model.states import Quality
 from tests.ctl.conftest import Ctl
 from tests.ctl.converted import sent
 from tests.ctl.fake_manager import FakeManager

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from resctrlctl.command import main
-from resctrlmond import config
 from resctrlmond.api.exit_codes import DENIED, USAGE
+from resctrlmond.configuration import config
 from tests.ctl.conftest import command
 
 

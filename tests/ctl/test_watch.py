@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from resctrlctl import arguments, watch
-from resctrlctl.host_replies import Change
-from resctrlctl.replies import Total, Workload
-from resctrlctl.structs import replace
-from resctrlmond.workloads.changes import ChangeKind
-from resctrlmond.workloads.states import Quality, State
+from resctrlctl import arguments
+from resctrlctl.base.structs import replace
+from resctrlctl.connection.host_replies import Change
+from resctrlctl.connection.replies import Total, Workload
+from resctrlctl.live import watch
+from resctrlmond.workloads.model.changes import ChangeKind
+from resctrlmond.workloads.model.states import Quality, State
 
 AT = "2026-03-04T05:06:07.123456Z"
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from resctrlctl.tree_view import TreeView
+from resctrlctl.workloads.tree_view import TreeView
 from resctrlmond.api import types
 from resctrlmond.api.varlink.client import Client
 from resctrlmond.resctrl import processes
@@ -502,7 +502,7 @@ def test_third_signal_ends_a_blocked_resctrlctl(tmp_path: Path) -> None:
     """resctrlctl is blocked because it writes its report to a full pipe."""
     code = (
         "import os, signal\n"
-        "from resctrlctl.child import HeldChild\n"
+        "from resctrlctl.run.child import HeldChild\n"
         "child = HeldChild(['sh', '-c', 'exit 7'])\n"
         "child.wait(child.execute())\n"
         "print('ready', flush=True)\n"

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlctl import arguments
-from resctrlctl.format import format_duration, shorten
-from resctrlctl.replies import Claim, Level, Total, Usage, Workload
-from resctrlctl.selectors import matching, selectors_of
-from resctrlctl.structs import replace
-from resctrlctl.workload_table import FIELDS, FILTERS, in_order, lines, selected, table
-from resctrlmond.workloads.model import EndRule, State
-from resctrlmond.workloads.states import Quality
+from resctrlctl.base.structs import replace
+from resctrlctl.connection.replies import Claim, Level, Total, Usage, Workload
+from resctrlctl.screen.format import format_duration, shorten
+from resctrlctl.workloads.selectors import matching, selectors_of
+from resctrlctl.workloads.workload_table import FIELDS, FILTERS, in_order, lines, selected, table
+from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.model.workload import EndRule, State
 
 BEGIN = "2026-11-21T11:00:00.000000Z"
 POD = "6ca11e00-5ad0-4c0b-9f0e-0123456789ab"

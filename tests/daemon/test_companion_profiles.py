@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from resctrlmond.config_file import ConfigError
+from resctrlmond.configuration.config_file import ConfigError
+from resctrlmond.configuration.profile_files import check, load
+from resctrlmond.configuration.profile_syntax import parse
 from resctrlmond.daemon.companion_files import CompanionFiles
-from resctrlmond.profile_files import check, load
-from resctrlmond.profile_syntax import parse
-from resctrlmond.workloads.companion_settings import VARIABLES, render
+from resctrlmond.workloads.profiles.companion_settings import VARIABLES, render
 
 EXAMPLES = Path(__file__).parents[2] / "packaging" / "examples"
 INLINE = "profiles: {a: {companion: {command: [/bin/true], template: $KEY}}}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from resctrlmond.workloads.companions import unit_of
+from resctrlmond.workloads.profiles.companions import unit_of
 from tests.api.private_bus import PrivateBus
 from tests.daemon.conftest import Machine, StartProcess, end
 from tests.daemon.containers import CONTAINER, UID, execute

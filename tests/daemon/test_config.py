@@ -16,12 +16,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond import config
 from resctrlmond.api.varlink import metrics
-from resctrlmond.config import Config, load, parse, parse_time_span
-from resctrlmond.config_file import MAX_BYTES, ConfigError, has_settings
+from resctrlmond.configuration import config
+from resctrlmond.configuration.config import Config, load, parse, parse_time_span
+from resctrlmond.configuration.config_file import MAX_BYTES, ConfigError, has_settings
 from resctrlmond.daemon.startup import group_settings
-from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.model.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 FILE = "/etc/test.yaml"

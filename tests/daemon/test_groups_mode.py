@@ -14,7 +14,7 @@ import pytest
 from resctrlmond.daemon.startup import give_to_group
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.records.snapshot import Snapshots
 from tests.daemon.conftest import Machine
 
 

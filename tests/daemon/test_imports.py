@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 HEAVY = {"difflib", "importlib.resources", "secrets", "tempfile", "yaml"}
 START = """
 import sys
-from resctrlmond import config
+from resctrlmond.configuration import config
 from resctrlmond.daemon import command
 config.load(sys.argv[1])
 print(*sys.modules)

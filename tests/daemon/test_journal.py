@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond import journal
-from resctrlmond.config import parse
-from resctrlmond.config_file import ConfigError
-from resctrlmond.journal import NOTICE, ConsoleHandler, JournalHandler, fields, setup
+from resctrlmond.configuration.config import parse
+from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.resctrl.errors import KernelRefused
+from resctrlmond.service import journal
+from resctrlmond.service.journal import NOTICE, ConsoleHandler, JournalHandler, fields, setup
 
 LOG = logging.getLogger("resctrlmond.test")
 
@@ -300,7 +300,7 @@ def test_journal_without_its_socket_is_not_used(tmp_path: Path, monkeypatch: pyt
 def test_closed_standard_error_is_not_the_journal(receiver: Journal) -> None:
     program = (
         "import os; os.close(2); os.environ['JOURNAL_STREAM'] = '1:2'\n"
-        "from resctrlmond.journal import setup\n"
+        "from resctrlmond.service.journal import setup\n"
         f"assert setup('info', socket_path={receiver.path!r}) == 'console'\n"
     )
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", program]) == 0

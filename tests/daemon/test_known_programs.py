@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.known_programs import find_processes
+from resctrlmond.host.known_programs import find_processes
 
 # Sets the name of the process, prints a line, and sleeps.
 NAMED = (

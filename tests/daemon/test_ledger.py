@@ -18,16 +18,16 @@ import pytest
 
 from resctrlmond.daemon import ledger as ledger_module
 from resctrlmond.daemon.ledger import Ledger, duration, entry_of, message, recorded_in_journal, run_of
-from resctrlmond.journal import JournalSocket
-from resctrlmond.message_ids import MessageId
 from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import NotRead
+from resctrlmond.service.journal import JournalSocket
+from resctrlmond.service.message_ids import MessageId
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads.accounting import Quality, Total
-from resctrlmond.workloads.atomic_files import write_file
-from resctrlmond.workloads.errors import NotWritten
-from resctrlmond.workloads.model import Member, State, Workload
-from resctrlmond.workloads.names import unit_of
+from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.names import unit_of
+from resctrlmond.workloads.model.workload import Member, State, Workload
+from resctrlmond.workloads.records.atomic_files import write_file
 from tests.daemon.ledger_host import FileJournal, LedgerHost
 from tests.daemon.test_journal import Journal
 from tests.wait import wait_until
@@ -428,7 +428,7 @@ def test_failed_write_of_the_end_repeats_no_entry(
         write_file(path, data, mode)
 
     with monkeypatch.context() as patched:
-        patched.setattr("resctrlmond.workloads.store.write_file", full)
+        patched.setattr("resctrlmond.workloads.records.store.write_file", full)
         with pytest.raises(NotWritten):
             host.manager.release(KEY, owner="me")
     assert len(journal.entries()) == 1
@@ -467,11 +467,11 @@ def test_kill_at_any_step_of_an_end_leaves_exactly_one_entry(accepts: bool, host
 
 _DAEMON = """
 import asyncio, sys
-from resctrlmond.config import Config
+from resctrlmond.configuration.config import Config
 from resctrlmond.daemon import ledger
 from resctrlmond.daemon.daemon import Daemon
 from resctrlmond.daemon.startup import prepare
-from resctrlmond.journal import JournalSocket
+from resctrlmond.service.journal import JournalSocket
 
 top = sys.argv[1]
 config = Config(resctrl=f"{top}/resctrl", runtime_dir=f"{top}/run", varlink_socket=f"{top}/varlink", dbus=False)

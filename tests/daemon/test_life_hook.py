@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from resctrlmond.api.varlink.client import Client, VarlinkError
 from resctrlmond.api.verbs import VERBS
-from resctrlmond.rate_limit import BURST
 from resctrlmond.resctrl import processes
+from resctrlmond.service.rate_limit import BURST
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads.pod_cgroups import pod_cgroup
+from resctrlmond.workloads.evidence.pod_cgroups import pod_cgroup
 from tests.daemon.conftest import MANAGER, Machine, MoveToCgroup, StartProcess, cgroup_root, end
 from tests.daemon.containers import CONTAINER, UID, containers, execute, hook, state
 from tests.hook.forms import command_of, file_of

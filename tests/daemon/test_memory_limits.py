@@ -9,7 +9,9 @@ import pytest
 
 from resctrlmond.api import budget, workers
 from resctrlmond.api.dbus.gate import MAX_LARGE_BODY
-from resctrlmond.workloads import early_pruning, pods, store
+from resctrlmond.workloads.model import pods
+from resctrlmond.workloads.records import store
+from resctrlmond.workloads.upkeep import early_pruning
 
 UNITS = Path(__file__).parents[2] / "systemd"
 

@@ -16,17 +16,18 @@ from typing import Any
 
 import pytest
 
-from resctrlmond import oci_hook, unit_globs
+from resctrlmond import oci_hook
 from resctrlmond.daemon import notices as daemon_notices
 from resctrlmond.daemon.group_losses import GroupLosses
 from resctrlmond.daemon.notices import Notices
-from resctrlmond.message_ids import MessageId
+from resctrlmond.host import unit_globs
 from resctrlmond.resctrl.errors import KernelRefused
 from resctrlmond.resctrl.tree import Tree
+from resctrlmond.service.message_ids import MessageId
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from resctrlmond.workloads.model import Claim, EndRule, Group, GroupState, State, replace
-from resctrlmond.workloads.owners import SYSTEMD
-from resctrlmond.workloads.store import UnreadableRecord
+from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.workload import Claim, EndRule, Group, GroupState, State, replace
+from resctrlmond.workloads.records.store import UnreadableRecord
 from tests.workloads.builders import workload
 from tests.workloads.test_no_descriptors import left
 

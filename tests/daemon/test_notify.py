@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond import notify
-from resctrlmond.notify import Notify, watchdog_interval_s
+from resctrlmond.service import notify
+from resctrlmond.service.notify import Notify, watchdog_interval_s
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.config_file import ConfigError
-from resctrlmond.profile_files import check, load
-from resctrlmond.profile_syntax import COMPANION_KEYS, KEYS, PROFILE_KEYS, RULE_KEYS, parse
-from resctrlmond.workloads.companion_settings import VARIABLES, Companion, Format, Restart
-from resctrlmond.workloads.memory_settings import UNLIMITED, MemorySettings, Swap
-from resctrlmond.workloads.profiles import Profile, Profiles, Watch
+from resctrlmond.configuration.config_file import ConfigError
+from resctrlmond.configuration.profile_files import check, load
+from resctrlmond.configuration.profile_syntax import COMPANION_KEYS, KEYS, PROFILE_KEYS, RULE_KEYS, parse
+from resctrlmond.workloads.profiles.companion_settings import VARIABLES, Companion, Format, Restart
+from resctrlmond.workloads.profiles.memory_settings import UNLIMITED, MemorySettings, Swap
+from resctrlmond.workloads.profiles.profile import Profile, Profiles, Watch
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "man" / "resctrlmond-profiles.5.scd").read_text(encoding="utf-8")

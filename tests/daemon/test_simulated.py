@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from resctrlmond.config import Config
+from resctrlmond.configuration.config import Config
 from resctrlmond.daemon.simulated import config_below
 from resctrlmond.daemon.startup import Exit
 from resctrlmond.sim.fuse.mount import Simulation, unmount

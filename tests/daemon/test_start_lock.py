@@ -15,9 +15,9 @@ import pytest
 
 from resctrlmond.api.varlink.client import Client
 from resctrlmond.daemon.startup import Exit
+from resctrlmond.service.start_lock import SUFFIX
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
-from resctrlmond.start_lock import SUFFIX
 from tests.daemon.conftest import Machine, StartProcess, end
 from tests.hook.forms import command_of, file_of
 from tests.wait import wait_until

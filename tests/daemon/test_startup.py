@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.config_file import ConfigError
+from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.daemon.startup import Exit, StartupError, as_startup_error, check_host, check_in_memory
 from resctrlmond.resctrl.errors import (
     KernelRefused,

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond import unit_exec
 from resctrlmond.api.varlink.client import Client, VarlinkError
+from resctrlmond.host import unit_exec
 from tests.daemon.conftest import Machine
 from tests.hook.forms import ROOT
 from tests.wait import wait_until
 
 DAEMON = """
 import asyncio, sys
-from resctrlmond.config import Config
+from resctrlmond.configuration.config import Config
 from resctrlmond.daemon.daemon import Daemon
 from resctrlmond.daemon.startup import prepare
 

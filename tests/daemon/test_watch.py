@@ -19,7 +19,7 @@ import pytest
 
 from resctrlmond.daemon.watch import Watch
 from resctrlmond.resctrl.processes import Process, stat
-from resctrlmond.workloads.model import Member, State, Workload
+from resctrlmond.workloads.model.workload import Member, State, Workload
 from tests.daemon.conftest import cgroup_root
 from tests.workloads.builders import workload
 
@@ -414,7 +414,7 @@ def test_nothing_is_watched_after_the_end_of_the_watch(pods: Path) -> None:
 
 WITHOUT_INOTIFY = """
 import asyncio, logging
-from resctrlmond.workloads.model import Group, GroupState, Workload
+from resctrlmond.workloads.model.workload import Group, GroupState, Workload
 from resctrlmond.daemon.watch import Watch
 
 async def run():

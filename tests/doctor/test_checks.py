@@ -22,14 +22,14 @@ import msgspec
 import pytest
 
 from resctrlctl.arguments import parse
-from resctrlctl.defaults import SOCKET as DEFAULT_SOCKET
+from resctrlctl.base.defaults import SOCKET as DEFAULT_SOCKET
 from resctrlctl.doctor import service, verb
 from resctrlctl.doctor.finding import Finding, Severity
 from resctrlctl.doctor.host import Host
-from resctrlctl.layout import to_text
-from resctrlctl.output import Json, Output
-from resctrlmond.unit_exec import PROGRAM
-from resctrlmond.unit_exec import SOCKET as UNIT_SOCKET
+from resctrlctl.screen.layout import to_text
+from resctrlctl.screen.output import Json, Output
+from resctrlmond.host.unit_exec import PROGRAM
+from resctrlmond.host.unit_exec import SOCKET as UNIT_SOCKET
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import FakeManager
 from tests.doctor.machine_tree import (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resctrlctl.doctor import verb
-from resctrlctl.layout import to_text
+from resctrlctl.screen.layout import to_text
 from tests.ctl.fake_manager import serving
 from tests.doctor.machine_tree import FAILED, KERNEL_CONFIG, MOUNTS, OPTIONS, MachineTree, answering_machine
 

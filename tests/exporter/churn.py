@@ -25,7 +25,7 @@ from pathlib import Path
 from resctrlmond.exporter.metrics import EVENT_METRICS
 from resctrlmond.resctrl.tree import INEXACT_ATTRIBUTE
 from resctrlmond.sim.control.client import Control
-from resctrlmond.workloads.states import Quality
+from resctrlmond.workloads.model.states import Quality
 from tests.daemon.conftest import Machine, end
 from tests.exporter.conftest import machine_of, request, start
 from tests.exporter.increase import Increase, sums

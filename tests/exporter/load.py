@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from resctrlmond.sim.control.client import Control
-from resctrlmond.workloads.accounting import worst
-from resctrlmond.workloads.states import Quality
+from resctrlmond.workloads.figures.accounting import worst
+from resctrlmond.workloads.model.states import Quality
 from tests.daemon.conftest import Machine
 from tests.exporter.worker import Worker
 from tests.truth.record import Bounds, bounds, counted_events, used_in_groups_by

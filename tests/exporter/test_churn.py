@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.workloads.states import Quality
+from resctrlmond.workloads.model.states import Quality
 from tests.exporter.churn import churn
 
 _SECONDS, _INTERVAL_S = 120.0, 3

@@ -25,7 +25,7 @@ from resctrlmond.exporter.otlp.ledger import Counted, Step, Temporality, step
 from resctrlmond.exporter.otlp.pusher import Pusher
 from resctrlmond.exporter.otlp.sender import Protocol, Sender, with_path, without_user
 from resctrlmond.exporter.source import Observation
-from resctrlmond.workloads.states import Quality, State
+from resctrlmond.workloads.model.states import Quality, State
 from tests.exporter.otlp_receiver import over_http
 from tests.exporter.test_collector import Told, machine, sums, usage
 

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
-from resctrlmond import profile_files
-from resctrlmond.config import merge
+from resctrlmond.configuration import profile_files
+from resctrlmond.configuration.config import merge
 from resctrlmond.nri import settings
 from resctrlmond.nri.selection import Selection
 from tests.fleet.conftest import FLEET, PAGE, ROOT

@@ -17,23 +17,26 @@ from dataclasses import dataclass
 import dbus_fast
 import msgspec
 
-from resctrlctl import output, plot, replies
-from resctrlctl.client import Client
-from resctrlctl.errors import CommandError
-from resctrlctl.series import read
-from resctrlctl.structs import from_json
-from resctrlmond import profile_syntax
+from resctrlctl.base.errors import CommandError
+from resctrlctl.base.structs import from_json
+from resctrlctl.connection import replies
+from resctrlctl.connection.client import Client
+from resctrlctl.live import plot
+from resctrlctl.live.series import read
+from resctrlctl.screen import output
 from resctrlmond.api import translate, types
 from resctrlmond.api.dbus import values as dbus_values
 from resctrlmond.api.dbus.gate import parse_fields, parse_frame
 from resctrlmond.api.oci import InvalidOciState, container_of, parse_state
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.frames import ProtocolError
-from resctrlmond.config_file import ConfigError
-from resctrlmond.workloads import checkpoint, store
-from resctrlmond.workloads.model import Claim, EndRule, Member
-from resctrlmond.workloads.states import Quality
-from resctrlmond.workloads.store import UnreadableRecord
+from resctrlmond.configuration import profile_syntax
+from resctrlmond.configuration.config_file import ConfigError
+from resctrlmond.workloads.figures import checkpoint
+from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.model.workload import Claim, EndRule, Member
+from resctrlmond.workloads.records import store
+from resctrlmond.workloads.records.store import UnreadableRecord
 from tests.nri.fuzz import mutate
 from tests.workloads.builders import workload
 

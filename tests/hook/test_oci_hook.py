@@ -32,7 +32,7 @@ from resctrlmond import oci_hook
 from resctrlmond.api.oci import parse_state
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.frames import VarlinkError
-from resctrlmond.start_lock import SUFFIX, StartLock
+from resctrlmond.service.start_lock import SUFFIX, StartLock
 from tests.hook.forms import COMPILED, FORMS, PYTHON, PYTHON_FORM, ROOT, command_of, file_of
 from tests.wait import wait_until
 
@@ -763,7 +763,7 @@ def test_a_start_that_ends_without_an_answer_is_waited_for_no_longer(host: Host,
 def test_a_daemon_that_was_killed_while_it_started_is_not_waited_for(host: Host) -> None:
     host.listen()
     code = (
-        "import sys, time; from resctrlmond.start_lock import StartLock; "
+        "import sys, time; from resctrlmond.service.start_lock import StartLock; "
         "lock = StartLock(sys.argv[1]); lock.take(); print(lock.is_held, flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", code, host.daemon_path + SUFFIX]

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.api import oci
-from resctrlmond.workloads.profiles import Profile, Profiles, select
-from resctrlmond.workloads.validation import attribute_value, canonical_key, check_attributes, check_member_id
+from resctrlmond.workloads.model.validation import attribute_value, canonical_key, check_attributes, check_member_id
+from resctrlmond.workloads.profiles.profile import Profile, Profiles, select
 
 ID = "4d" * 32
 UID = "0f8fad5b-d9cb-469f-a165-70867728950e"

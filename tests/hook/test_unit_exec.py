@@ -25,8 +25,8 @@ from typing import Any
 
 import pytest
 
-from resctrlmond import unit_exec
 from resctrlmond.api import definitions
+from resctrlmond.host import unit_exec
 from tests.hook.forms import ROOT, SHIPPED
 
 CALL = b'{"method":"org.resctrlmon.Unit.AssignSelf","more":true}\0'

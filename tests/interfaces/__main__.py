@@ -20,7 +20,10 @@ _OVERVIEW = "man/resctrlmond.7.scd"
 
 def generated_replies() -> dict[str, str]:
     """The text of the files that resctrlctl imports."""
-    return {"resctrlctl/replies.py": replies.workloads(), "resctrlctl/host_replies.py": replies.host()}
+    return {
+        "resctrlctl/connection/replies.py": replies.workloads(),
+        "resctrlctl/connection/host_replies.py": replies.host(),
+    }
 
 
 def generated() -> dict[str, str]:

@@ -7,9 +7,9 @@ import argparse
 from collections.abc import Iterator
 
 from resctrlctl.arguments import VERBS, build
-from resctrlctl.workload_table import FIELDS, FILTERS
+from resctrlctl.workloads.workload_table import FIELDS, FILTERS
 from resctrlmond.resctrl.counters import EVENTS
-from resctrlmond.workloads.states import Quality, State
+from resctrlmond.workloads.model.states import Quality, State
 
 # The completion of each value, by the name of the option or argument. Others have values without a completion.
 _FILES = ("socket", "output", "file", "html")

@@ -11,8 +11,8 @@ from resctrlmond.api.dbus import interfaces as bus
 from resctrlmond.api.dbus.values import signature
 from resctrlmond.api.types import ErrorParameters, Workload
 from resctrlmond.api.verbs import HOOK, MANAGER, UNIT
-from resctrlmond.workloads.reasons import Reason
-from resctrlmond.workloads.states import Quality
+from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.model.states import Quality
 from tests.interfaces import dbus, declaration, varlink
 from tests.interfaces.declaration import Error, Field, Method, Type, filled
 

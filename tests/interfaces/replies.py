@@ -27,19 +27,19 @@ and the function that checks its value, by the name of the field in JSON.
 
 from __future__ import annotations
 
-from resctrlctl.decoding import (
+from resctrlctl.connection.decoding import (
 {decoders})
 {imports}
 '''
 
 
 def workloads() -> str:
-    """Return the text of ``resctrlctl/replies.py``."""
+    """Return the text of ``resctrlctl/connection/replies.py``."""
     return _module("Requests and replies about workloads.", _of_verbs(_ABOUT_WORKLOADS), {})
 
 
 def host() -> str:
-    """Return the text of ``resctrlctl/host_replies.py``."""
+    """Return the text of ``resctrlctl/connection/host_replies.py``."""
     known = _of_verbs(_ABOUT_WORKLOADS)
     every = _of_verbs(_ABOUT_THE_HOST)
     return _module("Replies about the host.", {kind: every[kind] for kind in every if kind not in known}, known)
@@ -63,8 +63,8 @@ def _module(title: str, structs: dict[type[msgspec.Struct], bool], known: dict[t
     words = "".join(f"_{_constant(kind)} = word({kind.__name__})\n" for kind in enums if kind in decoded)
     places = {kind: kind.__module__ for kind in enums}
     used = [kind for kind in known if re.search(rf"\b{kind.__name__}\b", body)]
-    places |= dict.fromkeys(used, "resctrlctl.replies")
-    by_place: dict[str, list[str]] = {"resctrlctl.structs": ["Struct"]}
+    places |= dict.fromkeys(used, "resctrlctl.connection.replies")
+    by_place: dict[str, list[str]] = {"resctrlctl.base.structs": ["Struct"]}
     for kind, place in places.items():
         by_place.setdefault(place, []).append(kind.__name__)
     imports = [f"from {place} import {', '.join(sorted(names))}" for place, names in sorted(by_place.items())]

@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resctrlmond.unit_exec import LONGEST_WAIT_S, WAIT_S
+from resctrlmond.host.unit_exec import LONGEST_WAIT_S, WAIT_S
 
 from .host import SOCKET, Host
 from .install import install, stage

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from resctrlmond.unit_exec import SOCKET
+from resctrlmond.host.unit_exec import SOCKET
 
 from .host import Host
 from .machine import Guest

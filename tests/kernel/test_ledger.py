@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from resctrlmond.message_ids import MessageId
+from resctrlmond.service.message_ids import MessageId
 
 from .host import RUN, Host
 from .machine import Guest

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from resctrlmond.message_ids import MessageId
+from resctrlmond.service.message_ids import MessageId
 
 from .host import RUN, Host
 from .machine import Guest

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.message_ids import MessageId
+from resctrlmond.service.message_ids import MessageId
 
 from .host import RUN, SOCKET, TREE, Host
 from .machine import Guest

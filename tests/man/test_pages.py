@@ -17,20 +17,20 @@ from resctrlmond.daemon import command as daemon
 from resctrlmond.daemon.startup import Exit
 from resctrlmond.exporter import command as exporter
 from resctrlmond.exporter import listening, metrics
-from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import command as nri
 from resctrlmond.nri import settings as nri_settings
 from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES
 from resctrlmond.nri.selection import Selection
-from resctrlmond.rate_limit import BURST, INTERVAL_S
 from resctrlmond.resctrl.counters import EVENTS, Status
+from resctrlmond.service.message_ids import MessageId
+from resctrlmond.service.rate_limit import BURST, INTERVAL_S
 from resctrlmond.sim import __main__ as simulator
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.filesystem import INEXACT_ATTRIBUTE, MODALIAS_ATTRIBUTE, RMIDS_ATTRIBUTE, TASK_ATTRIBUTE
 from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL
 from resctrlmond.sim.profiles import PROFILES
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import State
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.workload import State
 from tests.hook import forms
 
 ROOT = Path(__file__).parents[2]

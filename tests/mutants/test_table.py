@@ -31,8 +31,8 @@ def test_the_names_are_different() -> None:
     [
         ("resctrlmond/gone.py", "a", "b", "does not exist"),
         ("resctrlmond/__init__.py", "no such text", "b", "occurs 0 times"),
-        ("resctrlmond/workloads/clock.py", "import", "b", "not once"),
-        ("resctrlmond/workloads/clock.py", "def boot_ns()", "def boot ns()", "is not valid Python"),
+        ("resctrlmond/workloads/model/clock.py", "import", "b", "not once"),
+        ("resctrlmond/workloads/model/clock.py", "def boot_ns()", "def boot ns()", "is not valid Python"),
     ],
 )
 def test_row_that_does_not_fit_is_refused_with_the_reason(file: str, old: str, new: str, message: str) -> None:
@@ -45,7 +45,7 @@ def test_detected_and_undetected_bugs_are_distinguished() -> None:
     # In a process of its own: it starts pytest, whose environment this one is.
     code = (
         "import sys; from tests.mutants import __main__ as tool; from tests.mutants.mutant import Mutant\n"
-        "file, old = 'resctrlmond/workloads/validation.py', 'MAX_ATTRIBUTES = 64'\n"
+        "file, old = 'resctrlmond/workloads/model/validation.py', 'MAX_ATTRIBUTES = 64'\n"
         "test = 'tests/workloads/test_validation.py::test_attributes_at_the_limits_are_accepted'\n"
         "tool.MUTANTS = (\n"
         "    Mutant('caught', file, old, 'MAX_ATTRIBUTES = 63', test),\n"

@@ -23,7 +23,7 @@ from resctrlmond.nri.plugin import MAX_STEPS
 from resctrlmond.nri.pods import Pods
 from resctrlmond.nri.session import Session
 from resctrlmond.nri.updater import Updater
-from resctrlmond.rate_limit import BURST, LONGEST
+from resctrlmond.service.rate_limit import BURST, LONGEST
 from tests.nri.conftest import UID, Node, an_id
 from tests.nri.hostile import request
 from tests.nri.runtime import PLUGIN, Plugin, Runtime

@@ -15,8 +15,8 @@ from resctrlmond.nri.manager import Manager
 from resctrlmond.nri.messages import Container, Event, Pod
 from resctrlmond.nri.pods import Pods
 from resctrlmond.nri.updater import Updater
-from resctrlmond.workloads.errors import InvalidAttributes, InvalidKey, InvalidRequest, LimitExceeded
-from resctrlmond.workloads.pods import MAX_SANDBOXES, ContainerState, Inventory, ReportedContainer, Sandbox
+from resctrlmond.workloads.model.errors import InvalidAttributes, InvalidKey, InvalidRequest, LimitExceeded
+from resctrlmond.workloads.model.pods import MAX_SANDBOXES, ContainerState, Inventory, ReportedContainer, Sandbox
 from tests.nri.conftest import UID, Node
 
 OTHER = "11111111-2222-4333-8444-555555555555"
@@ -163,7 +163,7 @@ def test_inventory_above_the_limits_is_refused() -> None:
 
 
 def test_sum_of_all_owners_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resctrlmond.workloads.pods.MAX_BYTES", 1000)
+    monkeypatch.setattr("resctrlmond.workloads.model.pods.MAX_BYTES", 1000)
     book = Inventory()
     assert book.report("one", [sandbox("a", labels={"x": "y" * 300})]) == 1
     assert book.report("two", [sandbox("b", labels={"x": "y" * 300})]) == 1

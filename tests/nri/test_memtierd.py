@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from resctrlmond.configuration.profile_syntax import parse
 from resctrlmond.nri import nri_pb2
 from resctrlmond.nri.messages import Event
-from resctrlmond.profile_syntax import parse
-from resctrlmond.workloads.companion_settings import VARIABLES, Companion, render
-from resctrlmond.workloads.companions import unit_of
-from resctrlmond.workloads.memory_settings import Swap
+from resctrlmond.workloads.profiles.companion_settings import VARIABLES, Companion, render
+from resctrlmond.workloads.profiles.companions import unit_of
+from resctrlmond.workloads.profiles.memory_settings import Swap
 from tests.daemon.test_companions import systemd
 from tests.nri.conftest import UID, Node
 from tests.nri.test_memory import files, loaded, top

@@ -10,7 +10,7 @@ import pytest
 
 from resctrlmond.nri import messages, nri_pb2
 from resctrlmond.nri.messages import Event
-from resctrlmond.workloads.pods import ContainerState
+from resctrlmond.workloads.model.pods import ContainerState
 from tests.nri.hostile import container, pod
 
 ROOT = Path(__file__).parents[2]

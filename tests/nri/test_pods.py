@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from resctrlmond.nri.messages import Container, Pod
 from resctrlmond.nri.pods import Pods, attributes, container_names
 from resctrlmond.nri.selection import Selection
-from resctrlmond.workloads.errors import InvalidKey
-from resctrlmond.workloads.pods import ContainerState
-from resctrlmond.workloads.validation import check_attributes
+from resctrlmond.workloads.model.errors import InvalidKey
+from resctrlmond.workloads.model.pods import ContainerState
+from resctrlmond.workloads.model.validation import check_attributes
 
 UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 OTHER = "11111111-2222-4333-8444-555555555555"

@@ -19,9 +19,9 @@ from resctrlmond.nri.manager import Manager, Refused
 from resctrlmond.nri.messages import Container, Event, EventReport, Pod, decode
 from resctrlmond.nri.pods import Pods, facts
 from resctrlmond.nri.updater import Updater
-from resctrlmond.workloads.pods import ContainerState
-from resctrlmond.workloads.profiles import Profile, Profiles, select
-from resctrlmond.workloads.reports import Facts
+from resctrlmond.workloads.model.pods import ContainerState
+from resctrlmond.workloads.model.reports import Facts
+from resctrlmond.workloads.profiles.profile import Profile, Profiles, select
 from tests.nri.conftest import UID, Node
 from tests.nri.runtime import Plugin
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 
-from resctrlmond.rate_limit import BURST, INTERVAL_S, LONGEST, RateLimit
+from resctrlmond.service.rate_limit import BURST, INTERVAL_S, LONGEST, RateLimit
 
 
 class Kept(logging.Handler):

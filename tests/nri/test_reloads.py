@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from resctrlmond.notify import Notify
 from resctrlmond.nri import connector, nri_pb2, reloads
 from resctrlmond.nri import plugin as adapter
 from resctrlmond.nri.connector import Connector
@@ -27,6 +26,7 @@ from resctrlmond.nri.pods import Pods
 from resctrlmond.nri.reloads import Reloads
 from resctrlmond.nri.session import Session
 from resctrlmond.nri.updater import Updater
+from resctrlmond.service.notify import Notify
 from resctrlmond.sim.fuse.mount import Simulation
 from tests.nri.conftest import UID, Node
 from tests.nri.runtime import GO_READER, Plugin, Runtime

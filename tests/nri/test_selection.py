@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.config_file import ConfigError
+from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.nri import nri_pb2, settings
 from resctrlmond.nri.messages import Event, Pod
 from resctrlmond.nri.selection import Selection
-from resctrlmond.workloads.label_selector import SelectorError, equal_labels, parse_selector
+from resctrlmond.workloads.profiles.label_selector import SelectorError, equal_labels, parse_selector
 from tests.nri.conftest import UID, Node
 
 ROOT = Path(__file__).parents[2]

@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from resctrlctl import parquet
-from resctrlctl.errors import CommandError
-from resctrlctl.parquet import convert
+from resctrlctl.base.errors import CommandError
+from resctrlctl.live import parquet
+from resctrlctl.live.parquet import convert
 from tests.ctl.conftest import Ctl, command, ctl, environment, manager
 from tests.ctl.fake_manager import LATER, FakeManager, error
 from tests.ctl.test_plot import header, reading, text_of, used

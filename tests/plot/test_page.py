@@ -15,8 +15,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from resctrlctl.plot_page import page
-from resctrlctl.series import Series, read
+from resctrlctl.live.plot_page import page
+from resctrlctl.live.series import Series, read
 from tests.ctl.conftest import ROOT, environment
 from tests.ctl.test_plot import SAMPLE, header, reading, text_of, used
 

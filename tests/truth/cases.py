@@ -24,9 +24,9 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.filesystem import RMIDS_ATTRIBUTE
 from resctrlmond.sim.profiles import PROFILES
-from resctrlmond.workloads.accounting import Total, added
-from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.figures.accounting import Total, added
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.profiles.requests import Assignment
 from tests.truth.compare import ENERGY, EXACT, TRAFFIC
 from tests.truth.record import used_by
 from tests.truth.script import PIECE_NS

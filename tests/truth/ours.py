@@ -18,11 +18,11 @@ from resctrlmond.resctrl.counters import EVENTS, Kind, parse_value
 from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, NoSuchProcess
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads.accounting import Total
-from resctrlmond.workloads.errors import NoSuchClaim
-from resctrlmond.workloads.model import EndRule, State, Workload
-from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.figures.accounting import Total
+from resctrlmond.workloads.model.errors import NoSuchClaim
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.workload import EndRule, State, Workload
+from resctrlmond.workloads.profiles.requests import Assignment
 from tests.truth.pools import PoolCheck
 from tests.truth.script import Owner
 from tests.truth.world import Life, Reported

@@ -24,7 +24,7 @@ from resctrlmond.sim.control.orders import Orders
 from resctrlmond.sim.kernel.clock import Stopwatch
 from resctrlmond.sim.kernel.tree import Directory, File
 from resctrlmond.sim.messages import TRUTH, VIRTUAL, Truth, Virtual
-from resctrlmond.workloads.validation import is_pod_uid
+from resctrlmond.workloads.model.validation import is_pod_uid
 from tests.sim.virtual import VirtualResctrl
 from tests.truth.script import CPUS
 from tests.truth.world import Life, Reported

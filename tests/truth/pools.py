@@ -8,7 +8,7 @@ from pathlib import Path
 
 from resctrlmond.resctrl.counters import Kind
 from resctrlmond.sim.control.client import Control
-from resctrlmond.workloads.machine import Machine, Pool
+from resctrlmond.workloads.machine.pools import Machine, Pool
 from tests.truth.world import Use
 
 _PICO = 10**12

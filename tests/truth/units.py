@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from resctrlmond.sim.control.client import Control
-from resctrlmond.workloads import overflow, rmid_transfer
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import State, Workload
-from resctrlmond.workloads.owners import OVERFLOW, SYSTEMD
-from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.owners import OVERFLOW, SYSTEMD
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.workload import State, Workload
+from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.rmids import overflow, rmid_transfer
 from tests.truth.compare import ENERGY, TRAFFIC
 from tests.truth.crew import Crew
 from tests.truth.pools import PoolCheck

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from resctrlmond.workloads.accounting import Total
-from resctrlmond.workloads.model import Group, GroupState, State, Workload
-from resctrlmond.workloads.store import Store
+from resctrlmond.workloads.figures.accounting import Total
+from resctrlmond.workloads.model.workload import Group, GroupState, State, Workload
+from resctrlmond.workloads.records.store import Store
 
 _STANDING = (State.ACTIVE, State.IDLE)
 

@@ -21,17 +21,17 @@ from resctrlmond.resctrl.mounts import boot_id, mounts
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads import group_ops
-from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.groups import group_ops
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.mark import Mark
-from resctrlmond.workloads.model import EndRule, GroupState, Workload
-from resctrlmond.workloads.quality_file import text, worse
-from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.settings import Settings
-from resctrlmond.workloads.snapshot import Snapshots
-from resctrlmond.workloads.store import Store
-from resctrlmond.workloads.totals import shown, used
+from resctrlmond.workloads.model.mark import Mark
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.workload import EndRule, GroupState, Workload
+from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.records.quality_file import text, worse
+from resctrlmond.workloads.records.snapshot import Snapshots
+from resctrlmond.workloads.records.store import Store
+from resctrlmond.workloads.records.totals import shown, used
 from tests.resctrl.conftest import descriptors
 from tests.sim.conftest import Puppet
 from tests.wait import wait_until

@@ -22,17 +22,19 @@ from resctrlmond.api.verbs import VERBS
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
 from resctrlmond.resctrl.tasks import Moved
-from resctrlmond.workloads import apart, maintenance, placement
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.activity import activity
-from resctrlmond.workloads.clock import boot_ns
-from resctrlmond.workloads.context import Context
-from resctrlmond.workloads.errors import NotWritten
-from resctrlmond.workloads.model import Member
-from resctrlmond.workloads.pod_cgroups import containers_in
-from resctrlmond.workloads.recovery import Recovery
-from resctrlmond.workloads.store import Transaction
-from resctrlmond.workloads.validation import canonical_key
+from resctrlmond.workloads.evidence.activity import activity
+from resctrlmond.workloads.evidence.pod_cgroups import containers_in
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.groups import placement
+from resctrlmond.workloads.groups.context import Context
+from resctrlmond.workloads.model.clock import boot_ns
+from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.validation import canonical_key
+from resctrlmond.workloads.model.workload import Member
+from resctrlmond.workloads.records.store import Transaction
+from resctrlmond.workloads.upkeep import maintenance
+from resctrlmond.workloads.upkeep.recovery import Recovery
+from resctrlmond.workloads.verbs import apart
 from tests.workloads.conftest import UID, Host, assignment, join, locked
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -174,7 +176,7 @@ def test_full_disk_does_not_keep_other_members_from_being_searched(
 
     with monkeypatch.context() as patch:
         # The record of each member changes, because its last search failed.
-        patch.setattr("resctrlmond.workloads.store.write_file", fill)
+        patch.setattr("resctrlmond.workloads.records.store.write_file", fill)
         patch.setattr(placement, "_sweep_member", noted)
         with suppress(NotWritten):
             host.manager.maintenance.sweep(UID)
@@ -271,7 +273,7 @@ def test_container_whose_assign_failed(
         start(host, container(FIRST), FIRST)
     rejected = container(SECOND)
     with monkeypatch.context() as patch, pytest.raises(NotWritten):
-        patch.setattr("resctrlmond.workloads.store.write_file", fill)
+        patch.setattr("resctrlmond.workloads.records.store.write_file", fill)
         start(host, rejected, SECOND)
     if not has_begun:
         start(host, container(FIRST), FIRST)
@@ -326,7 +328,7 @@ def test_known_container_whose_second_assign_failed(
         raise NotWritten("no space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(NotWritten):
-        patch.setattr("resctrlmond.workloads.store.write_file", fill)
+        patch.setattr("resctrlmond.workloads.records.store.write_file", fill)
         host.manager.assign(assignment(UID, pid, "nri", member=FIRST, kind="container"))
     assert host.manager.get(UID).first.baseline is Quality.EXACT
 

@@ -13,7 +13,7 @@ from resctrlmond.api import translate
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control
-from resctrlmond.workloads.accounting import Quality, Total
+from resctrlmond.workloads.figures.accounting import Quality, Total
 from tests.workloads.conftest import Host, assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.workloads import atomic_files
-from resctrlmond.workloads.atomic_files import read_file, remove_tree, set_umask, write_file
+from resctrlmond.workloads.records import atomic_files
+from resctrlmond.workloads.records.atomic_files import read_file, remove_tree, set_umask, write_file
 
 
 @pytest.fixture(params=[None, 0o022, 0o077])

@@ -20,13 +20,14 @@ from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from resctrlmond.workloads import checkpoint, group_ops
-from resctrlmond.workloads.accounting import Quality, Total, totals
-from resctrlmond.workloads.checkpoint import LastRead
-from resctrlmond.workloads.errors import NotWritten
-from resctrlmond.workloads.maintenance import log
-from resctrlmond.workloads.model import State
-from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.figures import checkpoint
+from resctrlmond.workloads.figures.accounting import Quality, Total, totals
+from resctrlmond.workloads.figures.checkpoint import LastRead
+from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.upkeep.maintenance import log
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment, own_host
@@ -91,7 +92,7 @@ def test_group_that_did_not_change_is_not_written_again(
 ) -> None:
     """Each checkpoint wrote two files, and read all begin values back."""
     # Tasks that the simulation runs use no CPU time: no checkpoint may be skipped.
-    monkeypatch.setattr("resctrlmond.workloads.activity._MAX_THREADS", 0)
+    monkeypatch.setattr("resctrlmond.workloads.evidence.activity._MAX_THREADS", 0)
     with virtual_machine(tmp_path, "intel-aet") as (host, control):
         child = process()
         control.spawn(tid=child.pid)

@@ -19,12 +19,12 @@ from resctrlmond.resctrl.counters import EVENTS, Status, added_values, parse_val
 from resctrlmond.resctrl.errors import ClassMismatch, RmidsExhausted
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads import group_ops
-from resctrlmond.workloads.accounting import Quality, Total, added
-from resctrlmond.workloads.errors import InvalidClass
+from resctrlmond.workloads.figures.accounting import Quality, Total, added
+from resctrlmond.workloads.groups import group_ops
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.model import ROOT_FOLDER, GroupState, State, Workload
-from resctrlmond.workloads.store import Limit, Transaction
+from resctrlmond.workloads.model.errors import InvalidClass
+from resctrlmond.workloads.model.workload import ROOT_FOLDER, GroupState, State, Workload
+from resctrlmond.workloads.records.store import Limit, Transaction
 from tests.sim.conftest import Puppet
 from tests.workloads.conftest import UID, Host, assignment, own_host, when_all_stand
 from tests.workloads.test_cut import Fuse, cut, forget, fuse

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.workloads.companion_settings import (
+from resctrlmond.workloads.profiles.companion_settings import (
     MAX_VALUE_LENGTH,
     VARIABLES,
     Companion,

@@ -22,13 +22,13 @@ import pytest
 import resctrlmond.api
 import resctrlmond.daemon
 from resctrlmond.api.workers import Workers
-from resctrlmond.unit_globs import COMPANION_PREFIX, UnitGlobs
-from resctrlmond.workloads.companion_settings import Companion, Format, Restart
-from resctrlmond.workloads.companions import companion_of, unit_of
-from resctrlmond.workloads.model import Group, GroupState, Workload
-from resctrlmond.workloads.profiles import Profile, Profiles, Watch
-from resctrlmond.workloads.reports import Facts
-from resctrlmond.workloads.requests import Assignment
+from resctrlmond.host.unit_globs import COMPANION_PREFIX, UnitGlobs
+from resctrlmond.workloads.model.reports import Facts
+from resctrlmond.workloads.model.workload import Group, GroupState, Workload
+from resctrlmond.workloads.profiles.companion_settings import Companion, Format, Restart
+from resctrlmond.workloads.profiles.companions import companion_of, unit_of
+from resctrlmond.workloads.profiles.profile import Profile, Profiles, Watch
+from resctrlmond.workloads.profiles.requests import Assignment
 from tests.api.private_bus import PrivateBus
 from tests.workloads.conftest import UID, Host, join, own_host
 from tests.workloads.fake_systemd import NAME, FakeSystemd, Unit

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 
 from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, ResctrlError
-from resctrlmond.workloads.errors import NoSuchClaim
-from resctrlmond.workloads.model import State
+from resctrlmond.workloads.model.errors import NoSuchClaim
+from resctrlmond.workloads.model.workload import State
 from tests.workloads.conftest import Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

@@ -15,9 +15,9 @@ from resctrlmond.resctrl.class_counters import ClassCounters
 from resctrlmond.resctrl.errors import NotMounted
 from resctrlmond.resctrl.foreign_writes import Written
 from resctrlmond.sim.control.client import Control
-from resctrlmond.workloads import interference
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.machine import Pool
+from resctrlmond.workloads.evidence import interference
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.machine.pools import Pool
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment, machine
 from tests.workloads.known_reasons import check_reasons

@@ -14,9 +14,9 @@ from resctrlmond.resctrl.bandwidth import Mode, mode_of
 from resctrlmond.resctrl.counters import EVENTS, Kind, Reading, Unavailable, parse_value
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Fault
-from resctrlmond.workloads import checkpoint
-from resctrlmond.workloads.accounting import Quality, Total, totals
-from resctrlmond.workloads.caveats import of_readings, with_change
+from resctrlmond.workloads.figures import checkpoint
+from resctrlmond.workloads.figures.accounting import Quality, Total, totals
+from resctrlmond.workloads.figures.caveats import of_readings, with_change
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment, machine
 

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import State
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.workload import State
 from tests.workloads.conftest import UID, Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

@@ -15,12 +15,12 @@ import pytest
 
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.sim.control.client import Control
-from resctrlmond.workloads import exposures
-from resctrlmond.workloads.errors import InvalidKey, LimitExceeded, NotWritten
-from resctrlmond.workloads.model import State
-from resctrlmond.workloads.profiles import Profile, Profiles
-from resctrlmond.workloads.reports import Facts
-from resctrlmond.workloads.usage import Usage
+from resctrlmond.workloads.model.errors import InvalidKey, LimitExceeded, NotWritten
+from resctrlmond.workloads.model.reports import Facts
+from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.profiles.profile import Profile, Profiles
+from resctrlmond.workloads.records.usage import Usage
+from resctrlmond.workloads.upkeep import exposures
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import UID, Host, assignment, machine
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.model import State
+from resctrlmond.workloads.model.workload import State
 from tests.workloads.conftest import MARK, UID, Host, assignment
 
 CTR = "4d" * 32
@@ -60,7 +60,7 @@ def test_lost_workload_is_not_resumed_by_a_later_start(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lost run waits for a new group: the next start created it although the package was gone."""
-    monkeypatch.setattr("resctrlmond.workloads.plan.RESUME_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.groups.plan.RESUME_S", 0.0)
     seen, unseen = (host.manager.assign(assignment(key, process().pid)).workload for key in ("seen", "unseen"))
     os.rmdir(host.tree.full_path(seen.first.ref))
     host.manager.maintenance.tick()

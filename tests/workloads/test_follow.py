@@ -16,10 +16,10 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads import group_ops
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import ROOT_FOLDER, State
-from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.model.workload import ROOT_FOLDER, State
+from resctrlmond.workloads.profiles.requests import Assignment
 from tests.workloads.conftest import UID, Host, assignment, join, own_host, when_all_stand
 from tests.workloads.test_cut import CTR, Fuse, cut, forget, fuse
 from tests.workloads.test_interference import react, write
@@ -31,7 +31,7 @@ Start = Callable[[], "subprocess.Popen[bytes]"]
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resctrlmond.workloads.maintenance.SWEEP_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.SWEEP_S", 0.0)
 
 
 @pytest.fixture

@@ -22,11 +22,11 @@ from resctrlmond.resctrl.inotify import IN_MODIFY, Event, Inotify
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control
-from resctrlmond.workloads import attribution, inspection, interference
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.errors import ForeignGroup
-from resctrlmond.workloads.maintenance import Maintenance
-from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.evidence import attribution, inspection, interference
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.errors import ForeignGroup
+from resctrlmond.workloads.model.workload import Workload
+from resctrlmond.workloads.upkeep.maintenance import Maintenance
 from tests.sim.conftest import Puppet
 from tests.workloads.conftest import Host, assignment, join
 

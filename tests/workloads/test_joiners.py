@@ -22,8 +22,8 @@ from resctrlmond.resctrl import cgroups, cpu_time
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import EndRule, State
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.workload import EndRule, State
 from tests.workloads.conftest import Host, assignment, join
 from tests.workloads.test_interference import react, write
 from tests.workloads.test_no_descriptors import left

@@ -13,8 +13,8 @@ import pytest
 
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads.group_ops import REPORTING_LAG_S
-from resctrlmond.workloads.model import State
+from resctrlmond.workloads.groups.group_ops import REPORTING_LAG_S
+from resctrlmond.workloads.model.workload import State
 from tests.workloads.conftest import Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

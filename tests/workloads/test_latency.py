@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from resctrlmond.workloads.latency import BOUNDS_US, Histogram, Latencies
-from resctrlmond.workloads.states import CallKind
+from resctrlmond.workloads.model.latency import BOUNDS_US, Histogram, Latencies
+from resctrlmond.workloads.model.states import CallKind
 
 
 @pytest.mark.parametrize(

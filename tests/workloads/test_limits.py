@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resctrlmond.workloads import atomic_files, store
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.errors import InvalidAttributes, LimitExceeded, NotWritten
-from resctrlmond.workloads.store import Store
-from resctrlmond.workloads.validation import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTES, merged_attributes
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.errors import InvalidAttributes, LimitExceeded, NotWritten
+from resctrlmond.workloads.model.validation import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTES, merged_attributes
+from resctrlmond.workloads.records import atomic_files, store
+from resctrlmond.workloads.records.store import Store
 from tests.workloads.builders import drop, save
 from tests.workloads.conftest import Host, assignment
 

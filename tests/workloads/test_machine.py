@@ -25,9 +25,9 @@ from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
 from resctrlmond.sim.profiles import PROFILES
-from resctrlmond.workloads import machine
-from resctrlmond.workloads.machine import MachineUse, Pool
-from resctrlmond.workloads.states import Quality
+from resctrlmond.workloads.machine import pools as machine
+from resctrlmond.workloads.machine.pools import MachineUse, Pool
+from resctrlmond.workloads.model.states import Quality
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import MARK, Host, assignment, join, own_host
 

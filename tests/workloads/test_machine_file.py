@@ -24,11 +24,11 @@ from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Fault
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads import atomic_files, store
-from resctrlmond.workloads.errors import NotWritten
-from resctrlmond.workloads.machine import MachineUse, Pool
-from resctrlmond.workloads.machine_state import MachineFile, MachineState, OtherGroup
-from resctrlmond.workloads.states import Quality
+from resctrlmond.workloads.machine.pools import MachineUse, Pool
+from resctrlmond.workloads.machine.state import MachineFile, MachineState, OtherGroup
+from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.records import atomic_files, store
 from tests.workloads.conftest import Host, assignment, own_host
 from tests.workloads.test_cut import Fuse, cut
 from tests.workloads.test_machine import DIGITS, SECOND, TRAFFIC, Pools, Start, pools, reasons, used
@@ -446,7 +446,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         write(path, data, mode, limit=limit)
 
-    monkeypatch.setattr("resctrlmond.workloads.machine_state.write_file", write_file)
+    monkeypatch.setattr("resctrlmond.workloads.machine.state.write_file", write_file)
 
     def set_full(value: bool) -> None:
         is_full[0] = value

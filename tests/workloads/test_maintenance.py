@@ -18,15 +18,15 @@ import pytest
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from resctrlmond.workloads import ends, group_ops
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.clock import utc_now
-from resctrlmond.workloads.context import Context
-from resctrlmond.workloads.errors import NotWritten
-from resctrlmond.workloads.model import Claim, EndRule, State, Workload
-from resctrlmond.workloads.owners import RECOVERED
-from resctrlmond.workloads.settings import Settings
-from resctrlmond.workloads.store import Transaction, encode
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.groups import ends, group_ops
+from resctrlmond.workloads.groups.context import Context
+from resctrlmond.workloads.model.clock import utc_now
+from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.owners import RECOVERED
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.workload import Claim, EndRule, State, Workload
+from resctrlmond.workloads.records.store import Transaction, encode
 from tests.workloads.builders import workload
 from tests.workloads.conftest import UID, Host, assignment, join, locked
 
@@ -135,7 +135,7 @@ def test_process_that_joins_a_containers_cgroup_is_moved(
     join(cgroup, init.pid)
     host.manager.assign(assignment(CTR, init.pid, "oci", member="c1", own_cgroup=cgroup))
     join(cgroup, session.pid)
-    monkeypatch.setattr("resctrlmond.workloads.maintenance.SWEEP_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.SWEEP_S", 0.0)
     caplog.set_level("INFO", "resctrlmond")
     host.manager.maintenance.tick()
     assert f"{CTR}: moved 1 task of member c1 into the group" in caplog.messages
@@ -160,7 +160,7 @@ def test_number_of_tasks_outside_is_current(
     foreign = host.make_foreign("theirs")
     host.tree.write_task(foreign.path, session.pid)
     join(cgroup, session.pid)
-    monkeypatch.setattr("resctrlmond.workloads.maintenance.SWEEP_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.SWEEP_S", 0.0)
     host.manager.maintenance.tick()
     member = host.manager.get(CTR).members[0]
     assert (host.tree.membership(session.pid).group, member.tasks_outside) == ("theirs", 1)
@@ -527,7 +527,7 @@ def test_control_groups_of_a_workload_do_not_stop_the_tick_of_others(
         os.mkdir(name)
         os.chdir(name)
     try:
-        monkeypatch.setattr("resctrlmond.workloads.maintenance.SWEEP_S", 0.0)
+        monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.SWEEP_S", 0.0)
         host.manager.maintenance.tick()
         assert host.restart().get("a").state is State.ACTIVE
         end(other)

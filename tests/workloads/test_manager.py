@@ -21,8 +21,8 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import Found, GroupRef
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.errors import (
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.errors import (
     AlreadyMonitored,
     ForeignGroup,
     InvalidAttributes,
@@ -32,9 +32,9 @@ from resctrlmond.workloads.errors import (
     NoSuchClaim,
     NoSuchWorkload,
 )
-from resctrlmond.workloads.model import State
-from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.profiles.requests import Assignment
 from tests.sim.conftest import Puppet
 from tests.workloads.conftest import UID, Host, assignment
 

@@ -13,10 +13,10 @@ import pytest
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.errors import LimitExceeded, NotWritten
-from resctrlmond.workloads.model import GroupState, State, Workload
-from resctrlmond.workloads.store import Limit, Transaction
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.errors import LimitExceeded, NotWritten
+from resctrlmond.workloads.model.workload import GroupState, State, Workload
+from resctrlmond.workloads.records.store import Limit, Transaction
 from tests.workloads.conftest import Host, assignment
 from tests.workloads.test_interference import blind, react, write
 
@@ -149,7 +149,7 @@ def test_a_failed_assign_keeps_the_groups_that_waited_before_and_removes_its_own
             for number, child in enumerate(children[:2])
         ][-1]
         assert [group.state for group in before.groups] == [GroupState.PENDING] * 2
-        monkeypatch.setattr("resctrlmond.workloads.store.MAX_LIVING_MEMBERS", 2)
+        monkeypatch.setattr("resctrlmond.workloads.records.store.MAX_LIVING_MEMBERS", 2)
         with pytest.raises(LimitExceeded):
             host.manager.assign(assignment("k", children[2].pid, member="c2"))
         assert host.manager.get("k") == before

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.workloads.memory_settings import (
+from resctrlmond.workloads.profiles.memory_settings import (
     MEMORY_HIGH,
     SWAP_MAX,
     UNLIMITED,

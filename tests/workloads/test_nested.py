@@ -18,14 +18,15 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads import group_ops, nested, store
-from resctrlmond.workloads.accounting import Quality, Total
-from resctrlmond.workloads.errors import AlreadyMonitored, InvalidRequest, NotWritten
-from resctrlmond.workloads.model import EndRule, Nested, State
-from resctrlmond.workloads.placement import sweep
-from resctrlmond.workloads.reasons import Reason
-from resctrlmond.workloads.requests import Assigned
-from resctrlmond.workloads.totals import used
+from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.groups import group_ops, nested
+from resctrlmond.workloads.groups.placement import sweep
+from resctrlmond.workloads.model.errors import AlreadyMonitored, InvalidRequest, NotWritten
+from resctrlmond.workloads.model.workload import EndRule, Nested, State
+from resctrlmond.workloads.profiles.requests import Assigned
+from resctrlmond.workloads.records import store
+from resctrlmond.workloads.records.totals import used
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import drop
 from tests.workloads.conftest import Host, assignment, join, machine
@@ -185,7 +186,7 @@ def test_use_of_an_earlier_run_with_the_same_key_is_not_counted_again(
     family.run(first)
     family.release("inner")
     with monkeypatch.context() as patch:
-        patch.setattr("resctrlmond.workloads.snapshot.Snapshots.remove_nested", lambda *_: None)
+        patch.setattr("resctrlmond.workloads.records.snapshot.Snapshots.remove_nested", lambda *_: None)
         family.host.manager.maintenance.sweep("outer")
     family.host.manager.context.snapshots.delete("inner")
     drop(family.host.manager.context.store, "inner")
@@ -504,10 +505,10 @@ def test_failed_assign_while_run_is_full_leaves_the_outer_run_exact(
     with monkeypatch.context() as patch:
 
         def fail(*_: object, **__: object) -> None:
-            patch.setattr("resctrlmond.workloads.store.write_file", fill)
+            patch.setattr("resctrlmond.workloads.records.store.write_file", fill)
             raise NotWritten("no space left on device")
 
-        patch.setattr("resctrlmond.workloads.assign._move", fail)
+        patch.setattr("resctrlmond.workloads.verbs.assign._move", fail)
         with pytest.raises(NotWritten):
             family.assign("inner", tasks[2])
     assert family.group(tasks[2]) == "b"
@@ -658,7 +659,7 @@ def test_outer_run_is_late_if_a_rejected_task_ran_outside(family: Family, monkey
         raise ResctrlError("fails after the move")
 
     with monkeypatch.context() as patch:
-        patch.setattr("resctrlmond.workloads.assign._with_lateness", fail)
+        patch.setattr("resctrlmond.workloads.verbs.assign._with_lateness", fail)
         with pytest.raises(ResctrlError, match="after the move"):
             family.assign("inner", inner)
     assert family.group(inner) == "outer"
@@ -667,7 +668,7 @@ def test_outer_run_is_late_if_a_rejected_task_ran_outside(family: Family, monkey
 
 
 def test_resumed_outer_run_keeps_the_nested_ones(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resctrlmond.workloads.plan.RESUME_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.groups.plan.RESUME_S", 0.0)
     outer = family.start()
     family.assign("outer", outer, nested=False)
     inner, ended = family.start(by=outer), family.start(by=outer)
@@ -703,7 +704,7 @@ def test_sweep_finds_tasks_outside_while_the_end_of_a_nested_run_cannot_be_saved
         raise NotWritten("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("resctrlmond.workloads.store.write_file", fill)
+        patch.setattr("resctrlmond.workloads.records.store.write_file", fill)
         with suppress(NotWritten):
             host.manager.maintenance.sweep("ctr")
         assert host.manager.get("ctr").first.baseline is Quality.LATE
@@ -716,7 +717,7 @@ def test_nested_use_is_not_exact_after_a_loss_of_the_outer_group(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that begins before the group is created again is not in the list of the outer run."""
-    monkeypatch.setattr("resctrlmond.workloads.plan.RESUME_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.groups.plan.RESUME_S", 0.0)
     outer = family.start()
     family.assign("outer", outer, nested=False)
     first, missed = family.start(by=outer), family.start(by=outer)
@@ -749,7 +750,7 @@ def test_event_that_a_nested_run_lacks_is_not_exact(
         found = used(snapshots, workload, live)
         return [total for total in found if total.event.name != ENERGY or lacks not in (workload.key, "both")]
 
-    monkeypatch.setattr("resctrlmond.workloads.nested.used", lacking)
+    monkeypatch.setattr("resctrlmond.workloads.groups.nested.used", lacking)
     counted = Decimal(0)
     for key in ("first", "second"):
         inner = family.start(by=outer)

@@ -17,8 +17,8 @@ from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import put_back
-from resctrlmond.workloads.model import State, Workload
-from resctrlmond.workloads.store import Store
+from resctrlmond.workloads.model.workload import State, Workload
+from resctrlmond.workloads.records.store import Store
 from tests.workloads.conftest import Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

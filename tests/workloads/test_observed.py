@@ -20,15 +20,16 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from resctrlmond.workloads import apart, group_ops, observed
-from resctrlmond.workloads.accounting import Quality, Total
-from resctrlmond.workloads.errors import AlreadyMonitored, ForeignGroup, InvalidClass, NotWritten
-from resctrlmond.workloads.model import EndRule, State
-from resctrlmond.workloads.plan import RESUME_S
-from resctrlmond.workloads.requests import Assigned, Assignment
-from resctrlmond.workloads.settings import Settings
-from resctrlmond.workloads.states import Pool
-from resctrlmond.workloads.validation import MAX_ATTRIBUTES
+from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.groups.plan import RESUME_S
+from resctrlmond.workloads.model.errors import AlreadyMonitored, ForeignGroup, InvalidClass, NotWritten
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import Pool
+from resctrlmond.workloads.model.validation import MAX_ATTRIBUTES
+from resctrlmond.workloads.model.workload import EndRule, State
+from resctrlmond.workloads.profiles.requests import Assigned, Assignment
+from resctrlmond.workloads.verbs import apart, observed
 from tests.commanded import Commanded
 from tests.wait import wait_until
 from tests.workloads.conftest import UID, Host, assignment, join, machine, own_host

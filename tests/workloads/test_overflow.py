@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.workloads import model, overflow, rmid_queue
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import State, Workload
-from resctrlmond.workloads.owners import OVERFLOW, SYSTEMD
-from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model import workload as model
+from resctrlmond.workloads.model.owners import OVERFLOW, SYSTEMD
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.workload import State, Workload
+from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.rmids import overflow, rmid_queue
 from tests.workloads.conftest import UID, Host, assignment, join, own_host
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

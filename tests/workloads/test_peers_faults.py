@@ -15,9 +15,9 @@ from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads import checkpoint
-from resctrlmond.workloads.accounting import Quality, totals
-from resctrlmond.workloads.model import State
+from resctrlmond.workloads.figures import checkpoint
+from resctrlmond.workloads.figures.accounting import Quality, totals
+from resctrlmond.workloads.model.workload import State
 from tests.workloads.conftest import UID, Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

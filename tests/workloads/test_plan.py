@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from resctrlmond.resctrl.tree import Found, GroupRef
-from resctrlmond.workloads.clock import boot_ns, utc_now
-from resctrlmond.workloads.model import Claim, EndRule, Group, Member, State, Workload
-from resctrlmond.workloads.owners import OCI, RECOVERED
-from resctrlmond.workloads.plan import Do, claims_over, plan_start, waiting
+from resctrlmond.workloads.groups.plan import Do, claims_over, plan_start, waiting
+from resctrlmond.workloads.model.clock import boot_ns, utc_now
+from resctrlmond.workloads.model.owners import OCI, RECOVERED
+from resctrlmond.workloads.model.workload import Claim, EndRule, Group, Member, State, Workload
 from tests.workloads.builders import workload
 
 GID, BOOT = 7, "this-boot"

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl import cgroups
-from resctrlmond.workloads import apart, maintenance
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.errors import NotWritten
-from resctrlmond.workloads.model import Group
-from resctrlmond.workloads.validation import canonical_key
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.validation import canonical_key
+from resctrlmond.workloads.model.workload import Group
+from resctrlmond.workloads.upkeep import maintenance
+from resctrlmond.workloads.verbs import apart
 from tests.workloads.conftest import UID, Host, assignment, join
 
 FIRST, SECOND = "1" * 64, "2" * 64
@@ -236,7 +237,7 @@ def test_reading_that_cannot_be_written_hides_nothing(host: Host, pod: Pod, monk
     host.manager.tick()
     before = file(host).read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr("resctrlmond.workloads.pod_times.write_file", fill)
+        patch.setattr("resctrlmond.workloads.evidence.pod_times.write_file", fill)
         host.manager.create(UID, owner="another")
         host.manager.tick()
     assert file(host).read_bytes() == before

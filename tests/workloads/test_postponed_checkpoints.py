@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.workloads import group_ops
-from resctrlmond.workloads.accounting import Quality, Total
+from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.groups import group_ops
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.model import State
-from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.workload import State
 from tests.workloads.conftest import Host, assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -32,7 +32,7 @@ def totals(manager: Manager, key: str) -> list[Total]:
 @pytest.fixture
 def queued(host: Host, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the queue of the hooks; no run is too old for a checkpoint to wait."""
-    monkeypatch.setattr("resctrlmond.workloads.maintenance.FIRST_CHECKPOINT_S", 3600.0)
+    monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.FIRST_CHECKPOINT_S", 3600.0)
     host.manager.settings = Settings(checkpoint_interval_s=3600.0)
     calls = ["a call"]
     host.manager.postpone_checkpoints(lambda: bool(calls))
@@ -54,7 +54,7 @@ def test_first_checkpoint_of_an_older_run_does_not_wait(
     host: Host, process: Start, queued: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.manager.assign(assignment("k", process().pid))
-    monkeypatch.setattr("resctrlmond.workloads.maintenance.FIRST_CHECKPOINT_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.FIRST_CHECKPOINT_S", 0.0)
     host.manager.maintenance.tick()
     assert has_checkpoint(host)
 

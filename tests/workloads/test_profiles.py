@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from resctrlmond.workloads.label_selector import parse_selector
-from resctrlmond.workloads.profiles import (
+from resctrlmond.workloads.model.reports import Facts
+from resctrlmond.workloads.profiles.label_selector import parse_selector
+from resctrlmond.workloads.profiles.profile import (
     Choice,
     Profile,
     Profiles,
@@ -21,7 +22,6 @@ from resctrlmond.workloads.profiles import (
     unit_of,
     user_of,
 )
-from resctrlmond.workloads.reports import Facts
 
 OURS, THEIRS = "profile.resctrlmon.org", "class.memtierd.nri.io"
 BY_NAME = {name: Profile(name) for name in ("one", "two", "three", "usual")}

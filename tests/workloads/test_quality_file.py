@@ -14,11 +14,11 @@ import pytest
 from resctrlmond.api.translate import workload_of
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.workloads.accounting import Quality, Total
-from resctrlmond.workloads.model import State
-from resctrlmond.workloads.quality_file import text, worse
-from resctrlmond.workloads.snapshot import Snapshots
-from resctrlmond.workloads.totals import LiveReadings, used
+from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.records.quality_file import text, worse
+from resctrlmond.workloads.records.snapshot import Snapshots
+from resctrlmond.workloads.records.totals import LiveReadings, used
 from tests.workloads.builders import workload
 from tests.workloads.conftest import Host, assignment, machine
 

@@ -16,13 +16,13 @@ import pytest
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import not_read
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.workloads import quality_stamps
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.atomic_files import write_file
-from resctrlmond.workloads.errors import NotWritten
-from resctrlmond.workloads.model import Workload
-from resctrlmond.workloads.quality_file import QualityFiles
-from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.workload import Workload
+from resctrlmond.workloads.records.atomic_files import write_file
+from resctrlmond.workloads.records.quality_file import QualityFiles
+from resctrlmond.workloads.upkeep import quality_stamps
 from tests.workloads.conftest import Host, assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

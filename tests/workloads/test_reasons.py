@@ -11,8 +11,8 @@ import pytest
 
 import resctrlmond.daemon
 import resctrlmond.workloads
-from resctrlmond.workloads.reasons import Reason
-from resctrlmond.workloads.states import Quality
+from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.model.states import Quality
 from tests.workloads.known_reasons import reasons_in
 
 _FOLDERS = (resctrlmond.workloads, resctrlmond.daemon)

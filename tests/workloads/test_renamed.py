@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl.tree_view import TreeView
+from resctrlctl.workloads.tree_view import TreeView
 from resctrlmond.resctrl.errors import GroupExists
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import State
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.workload import State
 from tests.workloads.conftest import MARK, Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import pytest
 
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.workloads import plan
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import EndRule, State
-from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.groups import plan
+from resctrlmond.workloads.model.workload import EndRule, State
+from resctrlmond.workloads.profiles.requests import Assignment
 from tests.workloads.conftest import Host, join
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -115,7 +115,7 @@ def test_control_group_without_a_claim_is_not_assigned_again(
 def test_stopped_service_whose_group_is_lost_is_still_watched(
     host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resctrlmond.workloads.plan.RESUME_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.groups.plan.RESUME_S", 0.0)
     first, second = process(), process()
     service(host, cgroup, first)
     stop(cgroup, first)

@@ -16,11 +16,11 @@ import pytest
 
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from resctrlmond.workloads import group_ops
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.errors import ForeignGroup
-from resctrlmond.workloads.model import PriorRuns, State
-from resctrlmond.workloads.plan import MAX_RESUME_S, losses_in_a_row, resumes_after_s
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.groups.plan import MAX_RESUME_S, losses_in_a_row, resumes_after_s
+from resctrlmond.workloads.model.errors import ForeignGroup
+from resctrlmond.workloads.model.workload import PriorRuns, State
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import save, total_of, workload
 from tests.workloads.conftest import UID, Host, assignment, locked, own_host
@@ -34,7 +34,7 @@ TRAFFIC = "mbm_total_bytes"
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resctrlmond.workloads.plan.RESUME_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.groups.plan.RESUME_S", 0.0)
 
 
 @pytest.fixture
@@ -205,7 +205,9 @@ def test_long_unmount_delays_no_call_afterwards(
         host.manager.maintenance.tick()
     now = time.monotonic()
     for seconds in range(1000):
-        monkeypatch.setattr("resctrlmond.workloads.maintenance.time.monotonic", lambda passed=seconds: now + passed)
+        monkeypatch.setattr(
+            "resctrlmond.workloads.upkeep.maintenance.time.monotonic", lambda passed=seconds: now + passed
+        )
         host.manager.maintenance.tick()
     with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
         host.manager.maintenance.tick()
@@ -300,7 +302,7 @@ def test_the_next_loss_waits_in_full_after_a_call_resumed_the_run(
 ) -> None:
     """The time of the loss before was kept, so the wait after this one was over at once."""
     begin, clock = time.monotonic(), [0.0]
-    monkeypatch.setattr("resctrlmond.workloads.maintenance.time.monotonic", lambda: begin + clock[0])
+    monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.time.monotonic", lambda: begin + clock[0])
     first, second = process(), process()
     host.manager.assign(assignment("k", first.pid))
     remove(host, "k")

@@ -17,12 +17,12 @@ from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads import clock
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.errors import InvalidRequest
-from resctrlmond.workloads.maintenance import log
-from resctrlmond.workloads.model import State, Workload
-from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model import clock
+from resctrlmond.workloads.model.errors import InvalidRequest
+from resctrlmond.workloads.model.workload import State, Workload
+from resctrlmond.workloads.records.snapshot import Snapshots
+from resctrlmond.workloads.upkeep.maintenance import log
 from tests.workloads.builders import save, workload
 from tests.workloads.conftest import Host, assignment, own_host, when_all_stand
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl.tree import GroupRef, Tree
-from resctrlmond.workloads import rmid_transfer
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import State, Workload
-from resctrlmond.workloads.owners import SYSTEMD
-from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.workload import State, Workload
+from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.rmids import rmid_transfer
 from tests.workloads.conftest import Host, assignment, join, own_host, when_all_stand
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

@@ -11,13 +11,13 @@ import pytest
 
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.errors import NoSuchWorkload
-from resctrlmond.workloads.event_globs import problem_of, selects, unmatched
-from resctrlmond.workloads.profiles import Profile, Profiles
-from resctrlmond.workloads.reports import Facts
-from resctrlmond.workloads.requests import Assigned
-from resctrlmond.workloads.states import NameKind
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.errors import NoSuchWorkload
+from resctrlmond.workloads.model.event_globs import problem_of, selects, unmatched
+from resctrlmond.workloads.model.reports import Facts
+from resctrlmond.workloads.model.states import NameKind
+from resctrlmond.workloads.profiles.profile import Profile, Profiles
+from resctrlmond.workloads.profiles.requests import Assigned
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment, machine
 

@@ -15,15 +15,15 @@ import pytest
 
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from resctrlmond.workloads import ends, group_ops
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.activity import activity
-from resctrlmond.workloads.context import Context
-from resctrlmond.workloads.maintenance import Maintenance
-from resctrlmond.workloads.model import EndRule, Member, State, Workload
-from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.settings import Settings
-from resctrlmond.workloads.store import Store, Transaction
+from resctrlmond.workloads.evidence.activity import activity
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.groups import ends, group_ops
+from resctrlmond.workloads.groups.context import Context
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.workload import EndRule, Member, State, Workload
+from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.records.store import Store, Transaction
+from resctrlmond.workloads.upkeep.maintenance import Maintenance
 from tests.sim.conftest import Puppet
 from tests.wait import wait_until
 from tests.workloads.builders import workload
@@ -55,7 +55,7 @@ def watch(host: Host, key: str = "k") -> None:
 
 def tick_of_a_sweep(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("resctrlmond.workloads.maintenance.SWEEP_S", 0.0)
+        patched.setattr("resctrlmond.workloads.upkeep.maintenance.SWEEP_S", 0.0)
         host.manager.maintenance.tick()
 
 
@@ -211,7 +211,7 @@ def test_sweep_of_all_skips_no_workload(
     """In case that the report of an end, or of a removed group, was lost."""
     host.manager.assign(assignment("k", process().pid))
     fall_asleep(host, monkeypatch, looked_at)
-    monkeypatch.setattr("resctrlmond.workloads.maintenance.SWEEP_ALL_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.SWEEP_ALL_S", 0.0)
     tick_of_a_sweep(host, monkeypatch)
     assert looked_at == ["k"]
 
@@ -313,7 +313,7 @@ def ticks(host: Host, number: int = 20) -> None:
     host.manager.settings = Settings(checkpoint_interval_s=1e-9)
     with pytest.MonkeyPatch.context() as patched:
         # The threads of a workload without a control group are known after a sweep.
-        patched.setattr("resctrlmond.workloads.maintenance.SWEEP_S", 0.0)
+        patched.setattr("resctrlmond.workloads.upkeep.maintenance.SWEEP_S", 0.0)
         host.manager.maintenance.tick()
     for _ in range(number - 1):
         host.manager.maintenance.tick()
@@ -366,7 +366,7 @@ def test_no_checkpoint_is_skipped_of_a_group_that_can_lose_its_counters(
 def test_no_checkpoint_is_skipped_if_the_cpu_time_of_a_task_is_unknown(
     host: Host, process: Start, checkpoints: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resctrlmond.workloads.activity._MAX_THREADS", 0)
+    monkeypatch.setattr("resctrlmond.workloads.evidence.activity._MAX_THREADS", 0)
     host.manager.assign(assignment("k", process().pid))
     ticks(host, 10)
     assert checkpoints == ["k"] * 10
@@ -412,8 +412,8 @@ def test_ticks_cost_nothing_for_workloads_that_are_all_skipped(
 def test_checkpoint_of_a_workload_that_was_skipped_with_all_others_is_taken_when_it_is_due(
     host: Host, process: Start, checkpoints: list[str], considered: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resctrlmond.workloads.maintenance.SWEEP_S", 3600.0)
-    monkeypatch.setattr("resctrlmond.workloads.maintenance.SWEEP_ALL_S", 3600.0)
+    monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.SWEEP_S", 3600.0)
+    monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.SWEEP_ALL_S", 3600.0)
     host.manager.assign(assignment("k", process().pid))
     watch(host)
     host.manager.maintenance.tick()

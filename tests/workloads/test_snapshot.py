@@ -15,11 +15,11 @@ from typing import NoReturn
 import pytest
 
 from resctrlmond.resctrl.counters import Reading, parse_value
-from resctrlmond.workloads import clock
-from resctrlmond.workloads.atomic_files import read_file
-from resctrlmond.workloads.clock import boot_ns, utc_now
-from resctrlmond.workloads.errors import NotWritten
-from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.model import clock
+from resctrlmond.workloads.model.clock import boot_ns, utc_now
+from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.records.atomic_files import read_file
+from resctrlmond.workloads.records.snapshot import Snapshots
 from tests.workloads.conftest import contents
 
 OLD = "2000-01-01T00:00:00.000000Z"
@@ -91,7 +91,7 @@ def test_equal_values_are_read_from_one_file(snapshots: Snapshots, monkeypatch: 
         paths.append(path)
         return read_file(path)
 
-    monkeypatch.setattr("resctrlmond.workloads.snapshot.read_file", counted)
+    monkeypatch.setattr("resctrlmond.workloads.records.snapshot.read_file", counted)
     snapshots.load_begin("k")
     assert len([path for path in paths if "/mon_data/" in path]) == 2
     assert {reading.domain: reading.value.text for reading in snapshots.begin_values("k")} == texts
@@ -136,7 +136,7 @@ def test_totals_at_the_end_are_those_of_the_begin_files(
         reads.append(path)
         return read_file(path)
 
-    monkeypatch.setattr("resctrlmond.workloads.snapshot.read_file", counted)
+    monkeypatch.setattr("resctrlmond.workloads.records.snapshot.read_file", counted)
     for key in ("untouched", "changed", "replaced", "removed"):
         snapshots.begin(key, OLD, "/live", values("1"))
         file = Path(snapshots.path(key)) / "mon_data/mon_PERF_PKG_00/core_energy.begin"
@@ -170,7 +170,7 @@ def test_files_that_a_run_does_not_have_yet_are_not_looked_for(
 
     snapshots.begin("k", OLD, "/live", values("1.25"))
     with monkeypatch.context() as patched:
-        patched.setattr("resctrlmond.workloads.snapshot.read_file", looked)
+        patched.setattr("resctrlmond.workloads.records.snapshot.read_file", looked)
         assert snapshots.last_read("k") == {}
         assert snapshots.quality("k") == ""
     assert not snapshots.is_complete("k")
@@ -219,7 +219,7 @@ def test_checkpoint_is_read_after_a_begin_that_failed(snapshots: Snapshots, monk
         raise OSError(errno.EIO, os.strerror(errno.EIO), target)
 
     with monkeypatch.context() as patched:
-        patched.setattr("resctrlmond.workloads.snapshot.os.rename", fail)
+        patched.setattr("resctrlmond.workloads.records.snapshot.os.rename", fail)
         with pytest.raises(NotWritten):
             snapshots.begin("k", OLD, "/live", values("3.5"))
     assert snapshots.last_read("k")["mon_PERF_PKG_00"].values["core_energy"] == "2.5"

@@ -22,12 +22,10 @@ from hypothesis import strategies as st
 
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads import store as store_module
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.atomic_files import read_file
-from resctrlmond.workloads.clock import boot_ns, boot_ns_at, utc_now
-from resctrlmond.workloads.errors import NotWritten
-from resctrlmond.workloads.model import (
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.clock import boot_ns, boot_ns_at, utc_now
+from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.workload import (
     MAX_ENDED_MEMBERS,
     ROOT_FOLDER,
     Claim,
@@ -39,7 +37,9 @@ from resctrlmond.workloads.model import (
     Workload,
     replace,
 )
-from resctrlmond.workloads.store import Store, UnreadableRecord, decode, encode
+from resctrlmond.workloads.records import store as store_module
+from resctrlmond.workloads.records.atomic_files import read_file
+from resctrlmond.workloads.records.store import Store, UnreadableRecord, decode, encode
 from tests.workloads.builders import drop, save, workload
 
 text = st.text(st.characters(codec="utf-8"), max_size=20)

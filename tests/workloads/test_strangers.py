@@ -14,8 +14,8 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.errors import LimitExceeded
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.errors import LimitExceeded
 from tests.workloads.conftest import Host, assignment, own_host
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -127,7 +127,7 @@ def test_a_task_in_a_group_that_was_created_again_is_marked_though_the_assign_fa
         assert host.manager.create("k", owner="other").first.baseline is Quality.EXACT
         monkeypatch.setattr(Tree, "create", create_occupied)
         monkeypatch.setattr(Tree, "take_out", put_again)
-        monkeypatch.setattr("resctrlmond.workloads.store.MAX_LIVING_MEMBERS", 0)
+        monkeypatch.setattr("resctrlmond.workloads.records.store.MAX_LIVING_MEMBERS", 0)
         with pytest.raises(LimitExceeded):
             host.manager.assign(assignment("k", process().pid, class_="gold", allow_class_change=True))
         after = host.manager.get("k").first

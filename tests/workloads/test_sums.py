@@ -20,16 +20,17 @@ import pytest
 from resctrlmond.api import translate
 from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import NotRead
-from resctrlmond.workloads import atomic_files, group_ops, sums
-from resctrlmond.workloads.accounting import Quality, Total
-from resctrlmond.workloads.errors import NotWritten
+from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.groups import group_ops
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.model import Member, PriorRuns, State, Workload, replace
-from resctrlmond.workloads.settings import Settings
-from resctrlmond.workloads.states import NameKind
-from resctrlmond.workloads.store import Store
-from resctrlmond.workloads.sums import MAX_NAME_LENGTH, MAX_NAMES, OTHER, NameUse, Sums, SumsUse, run_of
-from resctrlmond.workloads.usage import Usage
+from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import NameKind
+from resctrlmond.workloads.model.workload import Member, PriorRuns, State, Workload, replace
+from resctrlmond.workloads.records import atomic_files, sums
+from resctrlmond.workloads.records.store import Store
+from resctrlmond.workloads.records.sums import MAX_NAME_LENGTH, MAX_NAMES, OTHER, NameUse, Sums, SumsUse, run_of
+from resctrlmond.workloads.records.usage import Usage
 from tests.workloads.builders import save, workload
 from tests.workloads.conftest import Host, assignment, machine
 from tests.workloads.test_cut import Fuse, cut
@@ -551,7 +552,7 @@ def test_a_kill_loses_no_sum_if_the_record_could_not_go_either(
     end_unwritten(host, full)
     with monkeypatch.context() as patched, pytest.raises(NotWritten):
         if is_replaced:
-            patched.setattr("resctrlmond.workloads.store.write_file", no_space)
+            patched.setattr("resctrlmond.workloads.records.store.write_file", no_space)
             save(host.store, workload("a", State.ACTIVE, nonce=2, generation=2))
         else:
             patched.setattr(os, "unlink", no_space)
@@ -580,7 +581,7 @@ def test_a_record_that_is_kept_in_memory_only_does_not_stand_for_the_one_that_is
     with host.store.transaction("a") as txn, monkeypatch.context() as patched:
         before = txn.workload
         txn.save(workload("a", State.ACTIVE, nonce=2, generation=2))
-        patched.setattr("resctrlmond.workloads.store.write_file", no_space)
+        patched.setattr("resctrlmond.workloads.records.store.write_file", no_space)
         with contextlib.suppress(NotWritten):
             txn.save(before, is_undo=True)
         with contextlib.suppress(NotWritten):
@@ -594,7 +595,7 @@ def test_sums_that_lack_one_run_do_not_count_again_because_another_record_stays(
     lacking.begin("c")
     lacking.end("c", total(4))
     with monkeypatch.context() as patched, pytest.raises(NotWritten):
-        patched.setattr("resctrlmond.workloads.store.write_file", no_space)
+        patched.setattr("resctrlmond.workloads.records.store.write_file", no_space)
         save(lacking.store, workload("c", State.ACTIVE, nonce=3, generation=2))
     assert "it lacks a run whose record was replaced or removed" in lacking.start()
 
@@ -693,7 +694,7 @@ def test_a_defect_does_not_keep_a_run_from_ending(host: Machine, monkeypatch: py
 def test_a_record_that_cannot_be_saved_counts_once(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     host.begin("a")
     with monkeypatch.context() as patched:
-        patched.setattr("resctrlmond.workloads.store.write_file", no_space)
+        patched.setattr("resctrlmond.workloads.records.store.write_file", no_space)
         with pytest.raises(NotWritten):
             host.end("a", total(7))
     host.tick()

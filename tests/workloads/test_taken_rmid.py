@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.workloads import rmid_transfer, store
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import State, replace
-from resctrlmond.workloads.owners import SYSTEMD
-from resctrlmond.workloads.requests import Assignment, UnitCommand
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.workload import State, replace
+from resctrlmond.workloads.profiles.requests import Assignment, UnitCommand
+from resctrlmond.workloads.records import store
+from resctrlmond.workloads.rmids import rmid_transfer
 from tests.workloads.conftest import Host, join, own_host
 from tests.workloads.test_cut import Fuse, cut
 

@@ -16,12 +16,12 @@ from resctrlmond.resctrl.errors import ProcessChanged, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads import store
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.atomic_files import write_file, writing
-from resctrlmond.workloads.errors import NotWritten
-from resctrlmond.workloads.model import State, Workload
-from resctrlmond.workloads.store import Limit, Transaction
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.workload import State, Workload
+from resctrlmond.workloads.records import store
+from resctrlmond.workloads.records.atomic_files import write_file, writing
+from resctrlmond.workloads.records.store import Limit, Transaction
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import save
 from tests.workloads.conftest import MARK, Host, assignment

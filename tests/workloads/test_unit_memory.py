@@ -20,12 +20,12 @@ from resctrlmond.daemon import systemd, systemd_loop
 from resctrlmond.daemon.unit_memory import UnitMemory, restore_all
 from resctrlmond.daemon.unit_memory_file import UnitMemoryFile
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.workloads.errors import NotWritten
-from resctrlmond.workloads.memory_settings import MemorySettings, Swap
-from resctrlmond.workloads.model import Group, GroupState, Member, Workload
-from resctrlmond.workloads.owners import OCI
-from resctrlmond.workloads.profiles import Choice, Profile, Profiles
-from resctrlmond.workloads.unit_memory import INFINITY, Change, Outcome, step, wanted_by
+from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.owners import OCI
+from resctrlmond.workloads.model.workload import Group, GroupState, Member, Workload
+from resctrlmond.workloads.profiles.memory_settings import MemorySettings, Swap
+from resctrlmond.workloads.profiles.profile import Choice, Profile, Profiles
+from resctrlmond.workloads.profiles.unit_memory import INFINITY, Change, Outcome, step, wanted_by
 from tests.api.private_bus import PrivateBus
 from tests.workloads.conftest import UID, Host, assignment
 from tests.workloads.fake_systemd import Unit

@@ -30,14 +30,15 @@ from resctrlmond.daemon import unit_starts, units
 from resctrlmond.daemon.systemd import Systemd
 from resctrlmond.daemon.unit_commands import Service
 from resctrlmond.daemon.unit_starts import UnitStarts
+from resctrlmond.host.unit_exec import PROGRAM
 from resctrlmond.resctrl.processes import children
-from resctrlmond.unit_exec import PROGRAM
-from resctrlmond.workloads import callers, placement
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import State
-from resctrlmond.workloads.owners import SYSTEMD
-from resctrlmond.workloads.reasons import Reason
-from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.evidence import callers
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.groups import placement
+from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.profiles.requests import Assignment
 from tests.api.private_bus import PrivateBus
 from tests.hook.forms import ROOT
 from tests.workloads.conftest import Host, join

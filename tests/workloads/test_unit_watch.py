@@ -25,19 +25,19 @@ import pytest
 import resctrlmond.api
 import resctrlmond.daemon
 from resctrlmond.api.workers import Workers
+from resctrlmond.host.unit_globs import UnitGlobs, problem_of
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import KernelRefused
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.mounts import mounts
-from resctrlmond.unit_globs import UnitGlobs, problem_of
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import State, Workload
-from resctrlmond.workloads.owners import SYSTEMD
-from resctrlmond.workloads.plan import waiting
-from resctrlmond.workloads.profiles import Profile, Profiles, Rule, Watch
-from resctrlmond.workloads.reasons import ran_before
-from resctrlmond.workloads.requests import Assignment
-from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.figures.reasons import ran_before
+from resctrlmond.workloads.groups.plan import waiting
+from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.workload import State, Workload
+from resctrlmond.workloads.profiles.profile import Profile, Profiles, Rule, Watch
+from resctrlmond.workloads.profiles.requests import Assignment
 from tests.api.private_bus import PrivateBus
 from tests.workloads.conftest import UID, Host, assignment, join, own_host
 from tests.workloads.fake_systemd import ROOT, FakeSystemd, Unit

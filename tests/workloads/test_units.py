@@ -13,11 +13,11 @@ import pytest
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.errors import AlreadyMonitored
-from resctrlmond.workloads.model import State, Workload
-from resctrlmond.workloads.owners import SYSTEMD
-from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.errors import AlreadyMonitored
+from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.workload import State, Workload
+from resctrlmond.workloads.profiles.requests import Assignment
 from tests.workloads.conftest import UID, Host, assignment, join
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

@@ -13,10 +13,10 @@ import pytest
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.errors import NotWritten
-from resctrlmond.workloads.model import EndRule, State
-from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.workload import EndRule, State
 from tests.workloads.conftest import Host, assignment, join
 
 WHY = "it ended while resctrlmond was not running"
@@ -166,7 +166,7 @@ def test_a_command_that_ended_before_the_stop_is_estimated_once_its_time_is_over
         assert host.manager.get("k").state is State.IDLE
         host.restart()
         assert WHY not in reasons(host)
-        monkeypatch.setattr("resctrlmond.workloads.plan.MEMBERS_LINGER_S", 0)
+        monkeypatch.setattr("resctrlmond.workloads.groups.plan.MEMBERS_LINGER_S", 0)
         host.restart()
         record = host.manager.get("k")
         assert record.state is State.COMPLETED
@@ -203,7 +203,7 @@ def test_end_without_a_release_is_estimated_if_processes_may_continue(
     host: Host, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """resctrlctl was killed, or its Release failed: for 10 s, processes of the command were counted, exactly."""
-    monkeypatch.setattr("resctrlmond.workloads.plan.MEMBERS_LINGER_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.groups.plan.MEMBERS_LINGER_S", 0.0)
     host.manager.assign(assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS))
     left = command.begin()
     command.end()
@@ -246,7 +246,7 @@ def test_members_of_a_lost_run_end_with_its_last_claim(host: Host, command: Comm
 def test_totals_stay_exact_while_another_claim_keeps_the_run(
     host: Host, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resctrlmond.workloads.plan.MEMBERS_LINGER_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.groups.plan.MEMBERS_LINGER_S", 0.0)
     host.manager.assign(assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS))
     host.manager.create("k", owner="cli")
     left = command.begin()

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.resctrl.errors import FORMAT_RANGES
-from resctrlmond.workloads import validation
-from resctrlmond.workloads.errors import InvalidAttributes, InvalidClass, InvalidKey, InvalidRequest
+from resctrlmond.workloads.model import validation
+from resctrlmond.workloads.model.errors import InvalidAttributes, InvalidClass, InvalidKey, InvalidRequest
 
 UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 ALLOWED = string.ascii_letters + string.digits + "@:._-\\+,=~"

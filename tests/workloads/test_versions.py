@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import (
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.workload import (
     VERSION,
     VERSION_WITHOUT_NESTED,
     Claim,
@@ -27,7 +27,7 @@ from resctrlmond.workloads.model import (
     Workload,
     replace,
 )
-from resctrlmond.workloads.store import decode, encode
+from resctrlmond.workloads.records.store import decode, encode
 from tests.workloads.builders import workload
 from tests.workloads.conftest import Host, assignment
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import msgspec
 
 from resctrlmond.api import definitions
-from resctrlmond.workloads.validation import MAX_KEY_LENGTH
+from resctrlmond.workloads.model.validation import MAX_KEY_LENGTH
 
 NAME = "org.resctrlmon1"
 ROOT = "/org/resctrlmon1"

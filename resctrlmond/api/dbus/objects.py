@@ -20,7 +20,7 @@ from resctrlmond.api.verbs import VERBS, Service, Verb, reported
 from resctrlmond.api.workers import Lane
 from resctrlmond.resctrl.errors import PermissionDenied
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.model.workload import Workload
 
 # A reply: its signature, and its body.
 Answer: TypeAlias = tuple[str, list[Any]]

@@ -29,7 +29,7 @@ from resctrlmond.api.errors import ERRORS, name_of
 from resctrlmond.api.exit_codes import DBUS_PREFIX
 from resctrlmond.api.verbs import Service
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.model.workload import Workload
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class NameTaken(ResctrlError):
 class DBusServer:
     """The service on one bus, by default the system bus (or $DBUS_SYSTEM_BUS_ADDRESS, if it is set).
 
-    Belongs to the event loop. Log levels and ``log_target`` are those of ``resctrlmond.journal``. While it connects,
+    Belongs to the event loop. Log levels and ``log_target`` are those of ``resctrlmond.service.journal``. While it connects,
     there is a socket in ``folder``.
     """
 

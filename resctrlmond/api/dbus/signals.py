@@ -16,7 +16,7 @@ from resctrlmond.api.dbus.library import Message, MessageType
 from resctrlmond.api.dbus.objects import workload_properties, workloads_by_key
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane
-from resctrlmond.workloads.model import Workload
+from resctrlmond.workloads.model.workload import Workload
 
 _log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from resctrlmond.api.varlink.messages import Call, Reply
 from resctrlmond.api.varlink.methods import Interface, Method
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.processes import Descriptor
-from resctrlmond.workloads.clock import boot_ns
+from resctrlmond.workloads.model.clock import boot_ns
 
 _log = logging.getLogger(__name__)
 

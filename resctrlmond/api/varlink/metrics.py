@@ -25,7 +25,7 @@ from resctrlmond.api.varlink.methods import Interface, Method
 from resctrlmond.api.verbs import VERBS, Service
 from resctrlmond.resctrl.counters import EVENTS, Event
 from resctrlmond.resctrl.kinds import Kind
-from resctrlmond.workloads.states import Quality
+from resctrlmond.workloads.model.states import Quality
 
 NAME = "io.systemd.Metrics"
 # systemd-report ignores metrics whose names do not begin with the name of the socket.

@@ -12,10 +12,10 @@ from decimal import Decimal, InvalidOperation
 from resctrlmond.api.types import Change, Level, Total, Usage, Workload
 from resctrlmond.exporter.families import cut
 from resctrlmond.exporter.metrics import EVENT_METRICS
-from resctrlmond.workloads.changes import ChangeKind
-from resctrlmond.workloads.names import names_of
-from resctrlmond.workloads.states import Quality, State
-from resctrlmond.workloads.validation import is_pod_uid
+from resctrlmond.workloads.model.changes import ChangeKind
+from resctrlmond.workloads.model.names import names_of
+from resctrlmond.workloads.model.states import Quality, State
+from resctrlmond.workloads.model.validation import is_pod_uid
 
 # The values of attributes of a resource and of a point.
 Attributes = Mapping[str, str | int]

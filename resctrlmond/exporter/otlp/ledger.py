@@ -23,7 +23,7 @@ import msgspec
 
 from resctrlmond.exporter.otlp.figures import Figures, Run, Use, check, check_value, nanoseconds
 from resctrlmond.resctrl.counters import EXACTLY
-from resctrlmond.workloads.states import Quality
+from resctrlmond.workloads.model.states import Quality
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from resctrlmond.exporter.metrics import EventMetrics, Metric, Type
 from resctrlmond.exporter.otlp.figures import Attributes, Figures, Run, check, decimal, nanoseconds
 from resctrlmond.exporter.otlp.ledger import Counted, Known, Ledger, step
 from resctrlmond.exporter.source import Observation
-from resctrlmond.workloads.states import Quality
+from resctrlmond.workloads.model.states import Quality
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from resctrlmond.exporter.otlp.figures import Attributes
 from resctrlmond.exporter.otlp.ledger import Temporality
 from resctrlmond.exporter.otlp.points import Name, Part, Point
 from resctrlmond.exporter.otlp.replies import Channel, Replies, Session, Stub
-from resctrlmond.workloads.validation import reason_text
+from resctrlmond.workloads.model.validation import reason_text
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb ``top``: show what workloads use now, again and again, on the whole terminal or as lines of text."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+
+from resctrlctl.base.errors import OK, CommandError
+from resctrlctl.base.structs import Struct
+from resctrlctl.connection.daemon import Daemon
+from resctrlctl.connection.host_replies import MachineReply, NoParameters, PoolUse, StatusReply
+from resctrlctl.connection.replies import ReadAllReply, ReadAllRequest, Usage
+from resctrlctl.host import machine
+from resctrlctl.live.top_view import By, Entry, Painted, View, entries, screen
+from resctrlctl.screen.output import Json, Output
+from resctrlctl.screen.width import has_blocks
+from resctrlctl.workloads import workload_table
+from resctrlctl.workloads.workload_table import Line
+from resctrlmond.workloads.model.clock import utc_now
+from resctrlmond.workloads.model.states import Pool
+
+
+class Sample(Struct):
+    """The state of the daemon and the use of all workloads at one time.
+
+    ``pools`` are the parts of the machine's pools of the use of ``event`` between their last two readings; {} if they
+    are not known.
+    """
+
+    status: StatusReply
+    lines: list[Line]
+    event: str = ""
+    pools: Mapping[Pool, Decimal] = {}
+
+    @property
+    def machine(self) -> str:
+        """The line about the whole machine."""
+        return machine.line(self.event, self.pools)
+
+
+class TopRow(Struct):
+    """A row in the JSON output of ``top``: the fields of ``Entry``; power and bandwidth with 6 decimals."""
+
+    name: str
+    workloads: int
+    power: str | None
+    bandwidth: str | None
+    llc: str | None
+    energy: str | None
+    age_s: float | None
+    quality: str
+
+
+class TopReply(Struct):
+    """The JSON output of ``top``: one for each interval. See ``StatusReply`` for the numbers of RMIDs.
+
+    ``read_at`` is the time of the reading (RFC 3339, UTC). ``pools`` has the part of each pool of the machine, from 0
+    to 1 with 6 decimals, of the use of ``pools_event`` in the interval; null if they are unknown.
+    """
+
+    read_at: str
+    rmids: int
+    rmids_used: int
+    pending: int
+    in_limbo: bool | None
+    pools_event: str | None
+    pools: dict[str, str] | None
+    by: By
+    rows: Sequence[TopRow]
+
+
+class Sampler:
+    """Reads the use of all workloads. Power and bandwidth of a sample are those since the one before."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._daemon = Daemon(args.socket)
+        self._filters = args.filter
+        self._before: list[Usage] = []
+        self._pools = _Pools(self._daemon, args.delay)
+
+    def take(self) -> Sample:
+        """Read now. Raises CommandError."""
+        action = "read what the workloads use"
+        self._pools.begin()
+        status = self._daemon.call(action, "Status", NoParameters(), StatusReply)
+        pages = self._daemon.stream(action, "ReadAll", ReadAllRequest(domains=True), ReadAllReply)
+        usages = [usage for page in pages for usage in page.usages]
+        lines = workload_table.lines(usages, self._before)
+        self._before = usages
+        return Sample(status, workload_table.selected(lines, self._filters), *self._pools.shares())
+
+
+class _Pools:
+    """Reads the pools of the machine beside the workloads.
+
+    The daemon repeats a reading while groups are created and removed, and the figures of the workloads do not wait
+    for that.
+    """
+
+    def __init__(self, daemon: Daemon, wait_s: float) -> None:
+        self._daemon = daemon
+        self._wait_s = wait_s
+        self._before: list[PoolUse] = []
+        self._since = ""
+        self._shares: tuple[str, dict[Pool, Decimal]] = ("", {})
+        self._reader: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Begin to read, unless an earlier reading has not ended."""
+        if self._reader is None or not self._reader.is_alive():
+            # A daemon thread, because the interpreter does not wait for it at its exit.
+            self._reader = threading.Thread(target=self._read, daemon=True)
+            self._reader.start()
+
+    def shares(self) -> tuple[str, dict[Pool, Decimal]]:
+        """Return what ``machine.shares_since`` returns for the last two readings. Wait for one interval at most."""
+        assert self._reader is not None
+        self._reader.join(self._wait_s)
+        return self._shares
+
+    def _read(self) -> None:
+        try:
+            reply = self._daemon.call("read what the machine used", "Machine", NoParameters(), MachineReply)
+            # Counting begins again if resctrl is mounted again: no figure is since the reading before then.
+            before = self._before if reply.since == self._since else []
+            self._before, self._since = reply.pools, reply.since
+            self._shares = machine.shares_since(reply.pools, before)
+        except (CommandError, ArithmeticError):
+            self._shares = "", {}  # the daemon cannot read them now, or has a number that is not valid
+
+
+def top(args: argparse.Namespace, output: Output) -> int:
+    """Show what the workloads use until the user quits, or ``args.iterations`` times; return the exit status."""
+    view = View(By(args.by), args.sort, args.reverse, has_blocks=has_blocks())
+    sampler = Sampler(args)
+    if not args.batch and output.json is Json.OFF and _is_terminal():
+        # curses takes longer to import than all that the other forms need.
+        from resctrlctl.live.top_terminal import run  # noqa: PLC0415
+
+        return run(sampler.take, view, args.delay, args.iterations)
+    return _print(sampler.take, view, args, output)
+
+
+def _print(take: Callable[[], Sample], view: View, args: argparse.Namespace, output: Output) -> int:
+    take()
+    left = args.iterations
+    is_first = True
+    while left is None or left > 0:
+        time.sleep(args.delay)
+        sample = take()
+        rows = entries(sample.lines, view)
+        if output.json is not Json.OFF:
+            output.print_json(_reply(sample, view.by, rows))
+        else:
+            if not is_first:
+                output.print_line("")
+            lines = screen(rows, sample.status, view, output.width, machine=sample.machine)
+            if not output.legend:
+                del lines[: [line.is_heading for line in lines].index(True) + 1]
+            _print_lines(lines, output)
+        is_first = False
+        left = None if left is None else left - 1
+    return OK
+
+
+def _reply(sample: Sample, by: By, rows: Sequence[Entry]) -> TopReply:
+    status = sample.status
+    return TopReply(
+        read_at=utc_now(),
+        rmids=status.rmids,
+        rmids_used=status.rmids_used,
+        pending=status.pending,
+        in_limbo=status.in_limbo,
+        pools_event=sample.event or None,
+        pools={pool: f"{part:.6f}" for pool, part in sample.pools.items()} or None,
+        by=by,
+        rows=[_row(entry) for entry in rows],
+    )
+
+
+def _row(entry: Entry) -> TopRow:
+    power, bandwidth = (None if rate is None else f"{rate:.6f}" for rate in (entry.power, entry.bandwidth))
+    llc, energy = (None if total is None else f"{total:f}" for total in (entry.llc, entry.energy))
+    return TopRow(entry.name, entry.workloads, power, bandwidth, llc, energy, entry.age_s, entry.quality)
+
+
+def _print_lines(lines: Sequence[Painted], output: Output) -> None:
+    for line in lines:
+        output.print_line(line.text.rstrip())
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of text for a terminal, and JSON. It knows nothing of workloads."""

@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Move the tasks of members into groups: each into the group of its class.
+
+A sweep does this again every few seconds, to find tasks that joined a member from outside, such as *podman exec*.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterable
+
+from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl.errors import (
+    LACKS,
+    NoSuchGroup,
+    NoSuchProcess,
+    NotMounted,
+    NotRead,
+    ResctrlError,
+    printable,
+)
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.processes import Process
+from resctrlmond.resctrl.tasks import NO_OPTIONS, CgroupTasks, Moved, MoveOptions, Origins, ProcessTasks, Tasks, move
+from resctrlmond.workloads.evidence.callers import COMMAND_GRACE_S
+from resctrlmond.workloads.figures.reasons import Reason, ran_before
+from resctrlmond.workloads.groups import group_ops, nested, units
+from resctrlmond.workloads.groups.context import Context
+from resctrlmond.workloads.model.clock import boot_ns, seconds_since_ns, utc_now
+from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.workload import Group, GroupState, Member, State, Workload, replace
+from resctrlmond.workloads.records.store import Transaction
+
+log = logging.getLogger(__name__)
+
+
+def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bool = False) -> None:
+    """Search the members for tasks outside the workload's groups, and move these into the group of their class.
+
+    ``is_found``: the caller has just found the groups (``group_ops.follow``). ``is_last``: the workload ends now, so
+    no later sweep finds the tasks that this one misses.
+    """
+    workload = txn.find()
+    # An idle workload has members if their adoption failed.
+    if workload is None or workload.state not in (State.ACTIVE, State.IDLE):
+        return
+    unsaved = None
+    try:
+        # The tasks of a group that another program has just renamed are not outside.
+        if not is_found:
+            group_ops.follow(ctx, txn)
+    except (NoSuchGroup, NotMounted):
+        return  # its loss is about to be recorded
+    except NotWritten as error:
+        unsaved = error  # the groups were found
+    # If /run is full, the next sweep adds them: figures are read from the files of the nested workloads until then.
+    with contextlib.suppress(NotWritten):
+        nested.fold(ctx, txn)
+    _mark_missing_callers(ctx, txn)
+    for member in txn.workload.living:
+        try:
+            _sweep_and_record(ctx, txn, member, is_last=is_last)
+        except NotWritten as error:
+            unsaved = error  # the others are searched nevertheless
+    if unsaved is not None:
+        raise unsaved
+    units.drop_strays(ctx, txn)
+
+
+def _mark_missing_callers(ctx: Context, txn: Transaction) -> None:
+    """Make a service late if a process in its control group was left to its call, and has ended without one."""
+    services = [member for member in txn.workload.members if member.commands]
+    if services and ctx.callers.take_missing(txn.key):
+        txn.save(txn.workload.with_late(services[0], Reason.WERE_OUTSIDE.text(member=services[0].id)))
+
+
+def sweep_last(ctx: Context, txn: Transaction) -> None:
+    """Move tasks that have joined since the last sweep, because the workload ends now. Its totals become late."""
+    wake_dormant(ctx, txn, is_last=True)
+    if txn.workload.living or units.is_unit(txn.workload):
+        sweep(ctx, txn, is_last=True)
+
+
+def wake_dormant(ctx: Context, txn: Transaction, *, is_last: bool = False) -> None:
+    """Let members continue whose control group has tasks again, for example after the restart of a service.
+
+    ``is_last``: the workload ends now.
+    """
+    workload = txn.find()
+    if workload is None or workload.state not in (State.PENDING, State.ACTIVE, State.IDLE):
+        return
+    for member in workload.dormant:
+        try:
+            is_populated = cgroups.is_populated(member.cgroup)
+        except NotRead as error:
+            if error.errno in LACKS:
+                raise
+            txn.save(txn.workload.with_late(member, Reason.CANNOT_SEE_RETURN.text(member=member.id, error=error)))
+            continue
+        if not is_populated:
+            txn.save(ctx.joiners.look_at_empty(txn.workload, member))
+            continue
+        if member.commands and not is_last and not _has_waited(ctx, txn, member):
+            continue  # a command of the service, whose process is about to call
+        # Its tasks have run outside until now. This is on disk before the first of them is moved.
+        back = replace(
+            member, ended_at="", dormant=False, started_at=utc_now(), late=True, tasks_outside=0, reason=""
+        )
+        txn.save(txn.workload.with_member(back).with_late(back, Reason.RAN_BETWEEN.text(member=back.id)))
+        text = "%s: control group %s has tasks again; they are moved into the group, and the baseline is late"
+        log.info(text, txn.key, printable(member.cgroup))
+        _sweep_and_record(ctx, txn, back)
+
+
+def _has_waited(ctx: Context, txn: Transaction, member: Member) -> bool:
+    """Return whether no task of a dormant member is about to call, or it has had tasks for COMMAND_GRACE_S."""
+    if not any(ctx.callers.leave(txn.key, tid) for tid in cgroups.tasks(member.cgroup)):
+        return True
+    ended_at, since = ctx.memory.returns.get(txn.key, ("", 0))
+    if ended_at != member.ended_at:
+        since = boot_ns()
+        ctx.memory.returns[txn.key] = member.ended_at, since
+    return seconds_since_ns(since) >= COMMAND_GRACE_S
+
+
+def adopt(ctx: Context, txn: Transaction, group: Group) -> None:
+    """Move the living members of a group that was just created into it. They ran before, so its baseline is late."""
+    if group.state is GroupState.PENDING:
+        return
+    for member in txn.workload.living:
+        if not member.has_tasks:
+            continue
+        if not group.folder and txn.workload.group_of(member).folder:
+            continue
+        why = Reason.RAN_OUTSIDE.text(member=member.id)
+        try:
+            moved = _sweep_member(ctx, txn, member)
+        except ResctrlError as error:
+            # It may have ended by now, and was never in the group.
+            outside = replace(_saved(txn, member), late=True, joining=False, reason=str(error))
+            txn.save(txn.workload.with_member(outside).with_late(outside, why))
+            continue
+        if moved.moved or txn.workload.group_of(member).folder == group.folder:
+            late = replace(
+                _without_assign_options(member), late=True, joining=False, tasks_outside=moved.outside, reason=""
+            )
+            workload = txn.workload.with_late(late, why)
+            if member.cgroup and member.owner == SYSTEMD:
+                # After the last move, so this bounds what the unit used outside the group.
+                late = replace(late, cpu_time_before_ns=cgroups.cpu_time_ns(member.cgroup) or 0)
+                workload = workload.with_late(late, ran_before(late))
+            txn.save(replace(workload.with_member(late), is_active=True))
+
+
+def rejoin(ctx: Context, txn: Transaction) -> None:
+    """Move every living member into its group at the start: the last daemon may have been killed before it did."""
+    for member in group_ops.follow(ctx, txn).living:
+        try:
+            # A task that is moved now ran outside.
+            _sweep_member(ctx, txn, member)
+            is_active = True
+        except ResctrlError:
+            is_active = txn.workload.is_active
+        joined = _saved(txn, member)
+        # If the last daemon was killed during its Assign, the caller got no reply, and may have let it go at any
+        # time.
+        joined = replace(joined, joining=False, late=joined.late or member.joining)
+        workload = replace(txn.workload.with_member(joined), is_active=is_active)
+        why = Reason.KILLED_WHILE_JOINING.text(member=member.id)
+        txn.save(workload.with_late(joined, why) if member.joining else workload)
+
+
+def where(ctx: Context, member: Member) -> Membership | None:
+    """Return where the member's first task is; None if it has no task."""
+    for tid in [member.pid] if member.pid else cgroups.tasks(member.cgroup) if member.cgroup else []:
+        try:
+            return ctx.tree.membership(tid)
+        except NoSuchProcess:
+            continue
+    return None
+
+
+def outside_of(ctx: Context, workload: Workload | None, tids: Iterable[int]) -> frozenset[int]:
+    """Return the threads that are in none of the workload's groups."""
+    own = workload.memberships if workload else frozenset()
+    outside = set()
+    for tid in tids:
+        with contextlib.suppress(NoSuchProcess):
+            if ctx.tree.membership(tid) not in own:
+                outside.add(tid)
+    return frozenset(outside)
+
+
+def spread(
+    ctx: Context,
+    txn: Transaction,
+    member: Member,
+    tasks: Tasks,
+    *,
+    late: bool = False,
+    leaves_callers: bool = False,
+    origins: list[tuple[int, Origins]] | None = None,
+) -> Moved:
+    """Move the member's tasks into its group, and those in other classes into groups there.
+
+    ``late``: they ran when the group's baseline was read. This is always so for tasks that are found in other
+    classes. If all tasks of the workload are in another class, its group moves there. Tasks whose group has to wait
+    for an RMID stay ``in_other_classes``. ``leaves_callers``: the process of a command of a service that is about to
+    call is not moved, because its call moves it, and then it is not late. ``origins``, of an Assign, gets the nonce
+    of each group, and where the tasks were before. Raises what moving tasks and creating groups raise.
+    """
+    home, waits_for = txn.workload.group_of(member), NO_OPTIONS.waits_for
+    if leaves_callers:
+        waits_for = functools.partial(ctx.callers.leave, txn.key)
+    moved = _move_into(ctx, txn, home, member, tasks=tasks, late=late, origins=origins, waits_for=waits_for)
+    if member.allow_class_change:
+        return moved
+    for class_ in sorted(moved.in_other_classes):
+        try:
+            group = _group_in(ctx, txn, class_, moved)
+            if not group.state.has_directory:
+                continue
+            more = _move_into(ctx, txn, group, member, tasks=tasks, late=True, origins=origins, waits_for=waits_for)
+        except ResctrlError:
+            if late:
+                why = Reason.IN_NO_GROUP.text(member=member.id, class_=class_ or "/")
+                txn.save(txn.workload.with_late(member, why))
+            raise
+        if late and not more.moved:
+            # They ended, or left, before they could be moved, and nothing has made the group late.
+            why = Reason.RAN_OUTSIDE.text(member=member.id)
+            txn.save(txn.workload.with_late(replace(member, folder=group.folder), why))
+        moved = _together(more, moved)
+    return moved
+
+
+def _sweep_and_record(ctx: Context, txn: Transaction, member: Member, *, is_last: bool = False) -> None:
+    try:
+        moved = _sweep_member(ctx, txn, member, is_last=is_last)
+    except NoSuchProcess:
+        return  # its end is about to be recorded
+    except ResctrlError as error:
+        member = replace(_saved(txn, member), reason=str(error))
+        workload = txn.workload.with_member(member)
+        if is_last:
+            workload = workload.with_late(member, Reason.NOT_SWEPT_AT_END.text(member=member.id, error=error))
+        elif member.cgroup and isinstance(error, NotRead) and error.errno not in LACKS:
+            # For example EACCES, or too many control groups: no later sweep will find them either.
+            workload = workload.with_late(member, Reason.CANNOT_FIND_JOINERS.text(member=member.id, error=error))
+        txn.save(workload)
+        return
+    if moved.moved:
+        tasks = "1 task" if moved.moved == 1 else f"{moved.moved} tasks"
+        log.info("%s: moved %s of member %s into the group", txn.key, tasks, member.id)
+    workload = txn.workload
+    swept = workload.member(member.id)
+    if swept is None or not swept.has_tasks or not workload.group_of(swept).state.has_directory:
+        return
+    # Clear the previous error, and record how many tasks are still outside the group.
+    swept = replace(_without_assign_options(swept), reason=why_outside(workload, moved), tasks_outside=moved.outside)
+    workload = workload.with_member(swept)
+    if swept.tasks_outside:
+        # They may end before they are moved.
+        workload = workload.with_late(swept, Reason.WERE_OUTSIDE.text(member=swept.id))
+    try:
+        workload = ctx.joiners.look(workload, swept)
+    except NotRead as error:
+        if is_last:
+            workload = workload.with_late(swept, Reason.NOT_SWEPT_AT_END.text(member=swept.id, error=error))
+    txn.save(replace(workload, is_active=True))
+
+
+def _sweep_member(ctx: Context, txn: Transaction, member: Member, *, is_last: bool = False) -> Moved:
+    if not txn.workload.group_of(member).state.has_directory or not member.has_tasks:
+        return Moved(0, 0)
+    if txn.workload.is_observed:
+        return Moved(0, 0, not_moved=_threads_outside(ctx, txn.workload, member))
+    if member.cgroup:
+        leaves_callers = bool(member.commands) and not is_last
+        return spread(ctx, txn, member, CgroupTasks(member.cgroup), late=True, leaves_callers=leaves_callers)
+    with Process.open(member.pid, member.start_time) as process:
+        return spread(ctx, txn, member, ProcessTasks(process, member.include_descendants), late=True)
+
+
+def _threads_outside(ctx: Context, workload: Workload, member: Member) -> frozenset[int]:
+    if member.cgroup:
+        return outside_of(ctx, workload, CgroupTasks(member.cgroup).threads())
+    with Process.open(member.pid, member.start_time) as process:
+        return outside_of(ctx, workload, ProcessTasks(process, member.include_descendants).threads())
+
+
+def _move_into(
+    ctx: Context,
+    txn: Transaction,
+    group: Group,
+    member: Member,
+    *,
+    tasks: Tasks,
+    late: bool,
+    origins: list[tuple[int, Origins]] | None,
+    waits_for: Callable[[int], bool],
+) -> Moved:
+    def make_late() -> None:
+        # The tasks ran outside until now, so no total of this group is exact. This is on disk before the first of
+        # them is counted.
+        workload = txn.workload.with_member(replace(_saved(txn, member), late=True))
+        txn.save(workload.with_late(replace(member, folder=group.folder), Reason.RAN_OUTSIDE.text(member=member.id)))
+
+    here: Origins = {}
+    if origins is not None:
+        origins.append((group.nonce, here))
+    options = MoveOptions(
+        may_take=ctx.take_over.may_take_for(txn.key) if member.take_over else None,
+        may_lose=ctx.take_over.may_lose_for(txn.key),
+        elsewhere=units.of_members(ctx, txn.workload),
+        through_class=member.allow_class_change,
+        among=None if member.allow_class_change else [group.ref for group in txn.workload.existing_groups],
+        before_first=make_late if late else None,
+        origins=here,
+        # A container that starts in a slice is in its control group before its own Assign moves it: a move to the
+        # slice's group after that would leave the container without a task, and with totals that are exact.
+        yields=late or isinstance(tasks, CgroupTasks),
+        waits_for=waits_for,
+    )
+    moved = move(ctx.tree, tasks, group.ref, options)
+    for _, before in here.values() if origins is None else ():
+        ctx.interference.found_outside(before)
+    return moved
+
+
+def _group_in(ctx: Context, txn: Transaction, class_: str, moved: Moved) -> Group:
+    """Return the workload's group in that class. If all its tasks are there, its only group is moved there."""
+    workload = txn.workload
+    if (group := workload.group_in(class_)) is not None:
+        return group
+    if len(workload.groups) == 1 and len(moved.in_other_classes) == 1 and not ctx.tree.tasks(workload.first.ref):
+        try:
+            workload = group_ops.relocate(ctx, txn, class_)
+        except ResctrlError as error:
+            log.info("%s: its group cannot follow to class %s: %s", txn.key, class_ or "/", error)
+        else:
+            log.info("%s: its tasks are in class %s now, and its group followed", txn.key, class_ or "/")
+            return workload.first
+    return group_ops.add(ctx, txn, class_)
+
+
+def why_outside(workload: Workload, moved: Moved) -> str:
+    """Return why tasks in other classes are outside: the groups there wait for an RMID. "" if none does."""
+    reasons = [
+        group.reason
+        for group in workload.groups
+        if group.state is GroupState.PENDING and group.class_ in moved.in_other_classes
+    ]
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def _saved(txn: Transaction, member: Member) -> Member:
+    """Return the member as it was saved last: a sweep that failed may have made it late."""
+    return txn.workload.member(member.id) or member
+
+
+def _without_assign_options(member: Member) -> Member:
+    """Return the member without what its Assign allowed: its tasks have been moved."""
+    return replace(member, take_over=False, allow_class_change=member.keeps_class, include_descendants=False)
+
+
+def _together(last: Moved, before: Moved) -> Moved:
+    """Return the outcome of two moves of the same tasks: what the last one found, and the work of both."""
+    return Moved(
+        before.moved + last.moved,
+        before.passes + last.passes,
+        last.in_other_groups,
+        last.not_moved,
+        last.in_other_classes,
+    )

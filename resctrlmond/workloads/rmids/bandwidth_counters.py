@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assign free bandwidth counters (AMD's ABMC) to groups that lack some, by priority."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+from resctrlmond.resctrl.bandwidth import Mode, domain_number
+from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.groups.context import Context
+from resctrlmond.workloads.groups.plan import lacking_counters
+
+# The subject of a failure to read the counters of the host. No workload can have this key.
+ALL_COUNTERS = "bandwidth counters"
+
+
+def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) -> bool:
+    """Assign the free counters to the groups that lack some, in their order. Return whether no group lacked any.
+
+    No group loses a counter. ``guard`` handles the errors of one workload, by its key. Keys that a call has locked
+    are skipped.
+    """
+    lacking = lacking_counters(ctx.store.without_counters())
+    if not lacking:
+        return True
+    with guard(ALL_COUNTERS):
+        bandwidth = ctx.tree.bandwidth()
+        if bandwidth.mode is not Mode.ASSIGNED:
+            return False
+        # Counted down, because hundreds of groups may lack the one counter that is free.
+        free = Counter(bandwidth.available)
+        for workload, group in lacking:
+            if not any(free[domain] > 0 for domain in _domains(group.unassigned)):
+                continue
+            with guard(workload.key), ctx.store.transaction_if_free(workload.key) as txn:
+                now = txn.find() if txn is not None else None
+                for _, own in lacking_counters([now] if now else []):
+                    if txn is not None and own.folder == group.folder:
+                        served = group_ops.assign_counters(ctx, txn, own)
+                        free -= _domains(own.unassigned) - _domains(served.unassigned)
+    return False
+
+
+def _domains(unassigned: Iterable[tuple[str, str]]) -> Counter[int]:
+    """Return how many counters are lacking in each L3, by its number."""
+    return Counter(domain_number(domain) for domain, _ in unassigned)

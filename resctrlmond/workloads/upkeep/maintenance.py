@@ -1,0 +1,572 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work without a caller, once a second: ends, retries, losses, checkpoints, pruning.
+
+A tick skips a workload that is unchanged, that is, if nothing can have happened to it without a report: its members
+are watched (``watched.py``), its groups were found and not removed or renamed since then
+(``Interference.take_gone``), its record has not changed and its checkpoint is not due. After a tick that skipped all
+workloads, the next ticks look at none until one of these happens. A sweep skips a workload only if it sleeps as well:
+none of its tasks has run since the last sweep (``activity.py``). A sweep each SWEEP_ALL_S skips none, in case that a
+report was lost.
+
+A checkpoint is skipped if the CPU times of the workload's tasks are those before the last two checkpoints: the
+workload has slept, so the counters have counted nothing. None is skipped if tasks may run that no living member
+accounts for, or if groups can lose their counters (``mbm_event``).
+
+The first checkpoint of a run is taken by the next tick. While calls of hooks are queued, it waits for at most
+FIRST_CHECKPOINT_S after the start of the run: containers wait for these calls. A kill of the daemon before that
+loses nothing, because the group still has its counts. If the group is lost before that, its totals are unknown. None
+is postponed if groups can lose their counters. The CPU times of a new pod (``pod_times``) wait likewise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from resctrlmond.resctrl.bandwidth import Mode
+from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.workloads.evidence.activity import Activity, activity
+from resctrlmond.workloads.evidence.watched import Members, may_end_unseen
+from resctrlmond.workloads.groups import ends, group_ops, placement
+from resctrlmond.workloads.groups.context import Context
+from resctrlmond.workloads.groups.plan import lacking_counters, losses_in_a_row, resumes_after_s
+from resctrlmond.workloads.groups.runs import resume
+from resctrlmond.workloads.model.clock import seconds_since_ns
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.workload import GroupState, State, Workload
+from resctrlmond.workloads.records.store import Transaction
+from resctrlmond.workloads.rmids import bandwidth_counters, overflow, rmid_queue
+from resctrlmond.workloads.upkeep.early_pruning import EarlyPruner
+from resctrlmond.workloads.verbs import apart
+
+log = logging.getLogger(__name__)
+
+# The interval of sweeps, which search the control groups of members for tasks outside their groups. A process that
+# joins a container from outside (podman exec) is not a child of its init, so it starts there.
+SWEEP_S = 5.0
+# The interval of sweeps of all workloads, also of those of which no task has run.
+SWEEP_ALL_S = 60.0
+# How long after the start of a run its first checkpoint is taken at the latest, by the next tick.
+FIRST_CHECKPOINT_S = 5.0
+# How many checkpoints in a row are skipped if no task runs. The next one writes again what was removed from /run.
+_MAX_SKIPPED = 9
+
+
+class _Checkpoint(msgspec.Struct):
+    """A checkpoint of ``workload``, and the CPU times of its tasks before the counters were read.
+
+    ``is_final``: the tasks had not run since the checkpoint before it. So the readings include what the hardware
+    counts or reports only after a task has stopped: core energy, and the modified cache lines that it left.
+    ``skipped``: how many checkpoints were skipped since then.
+    """
+
+    workload: Workload
+    activity: Activity
+    is_final: bool
+    skipped: int = 0
+
+
+def _log_failure(key: str, error: ResctrlError | OSError) -> None:
+    log.error("%s: %s", key, error)
+
+
+class Maintenance:
+    """Does the work that no caller asks for. Each step is a transaction of one workload.
+
+    ``on_failure`` is called once for work that failed and is tried again, with the key and the error.
+    ``has_queued_calls`` returns whether calls of hooks wait for others.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._store = ctx.store
+        self.early_pruner = EarlyPruner(ctx.store, ctx.snapshots)
+        self._swept = self._swept_all = time.monotonic()
+        # By key: the run (its generation) and the time.monotonic() of its last checkpoint, taken or skipped.
+        self._checkpointed: dict[str, tuple[int, float]] = {}
+        # Whether this tick postponed a first checkpoint.
+        self._has_postponed = False
+        # By key: the last checkpoint.
+        self._last_checkpoint: dict[str, _Checkpoint] = {}
+        # By key: the workload when its groups were last found, if they were not removed or renamed since then.
+        self._found: dict[str, Workload] = {}
+        # By key: the workload that ticks skip as long as it is unchanged, and its watched members.
+        self._unchanged: dict[str, tuple[Workload, Members]] = {}
+        # When a tick skipped all workloads: the changes of the workloads and of their watched members, and the
+        # interval of checkpoints; None if the next tick has to look at each workload. And the time.monotonic() of the
+        # next checkpoint.
+        self._all_unchanged: tuple[int, int, float] | None = None
+        self._all_unchanged_until = 0.0
+        # The changes of the workloads when no group lacked a bandwidth counter.
+        self._all_have_counters_at = -1
+        # The changes of the workloads when no ended one had files that its profile does not keep.
+        self._all_kept_at = -1
+        # By key: the workload of which a sweep has found all tasks in their groups, and their CPU times before it.
+        self._sleeping: dict[str, tuple[Workload, Activity]] = {}
+        # The errors of work that is tried again, by key and kind of work.
+        self._failures: dict[tuple[str, str], str] = {}
+        # By key: the lost run (its generation), the time.monotonic() of the last try to resume it, and the number of
+        # failed tries.
+        self._tries: dict[str, tuple[int, float, int]] = {}
+        # The keys of the pods in which containers that began during the start are still to be searched.
+        self._unsearched: set[str] = set()
+        # When a tick began the work on a workload (time.monotonic()): a long tick that makes progress does not hang.
+        self.last_progress = self._swept
+        self.is_stopping = False
+        self.on_failure: Callable[[str, ResctrlError | OSError], None] = _log_failure
+        self.has_queued_calls: Callable[[], bool] = lambda: False
+
+    def tick(self) -> None:
+        """Do the work of a second: ends, retries, losses, pruning; and each SWEEP_S search the control groups."""
+        settings = self._ctx.config.settings
+        is_sweep = time.monotonic() - self._swept >= SWEEP_S
+        if time.monotonic() - self._swept_all >= SWEEP_ALL_S:
+            self._sleeping.clear()
+            self._swept_all = time.monotonic()
+        self._forget_gone()
+        self._forget_ended()
+        self._search_left_out()
+        known = self._store.changes, self._ctx.watched.changes, settings.checkpoint_interval_s
+        if is_sweep or known != self._all_unchanged or time.monotonic() >= self._all_unchanged_until:
+            self._all_unchanged = None
+            if self._tick_all(settings, is_sweep=is_sweep):
+                self._all_unchanged, self._all_unchanged_until = (
+                    known,
+                    self._next_checkpoint(settings.checkpoint_interval_s),
+                )
+        if self.is_stopping:
+            return
+        self.react()
+        if is_sweep:
+            self._swept = time.monotonic()
+        rmid_queue.serve(self._ctx, lambda key: self._guarded(key, "creating"))
+        overflow.serve(self._ctx, lambda key: self._guarded(key, "sharing"))
+        self.serve_counters(is_tick=True)
+        with self._guarded("completed", "pruning"):
+            self._prune(settings)
+        self._forget_failures()
+
+    def _tick_all(self, settings: Settings, *, is_sweep: bool) -> bool:
+        """Do the work of a second for each workload. Return whether nothing could have happened to any of them."""
+        unsaved, is_all_unchanged = set(self._store.unsaved), True
+        self._has_postponed = False
+        kept = [workload for workload in map(self._store.get, sorted(unsaved)) if workload and workload.is_finished]
+        for workload in (*self._store.unfinished(), *kept):
+            if self.is_stopping:
+                # On a busy machine the checkpoints of some tens of groups take seconds. The next start takes them.
+                return False
+            is_unchanged = workload.key not in unsaved and self._is_unchanged(workload, settings)
+            if is_unchanged and (not is_sweep or self._is_sleeping(workload)):
+                continue
+            is_all_unchanged = False
+            # Skip keys that a call has locked (the call may be blocked in the kernel); the next tick retries.
+            with self._guarded(workload.key), self._store.transaction_if_free(workload.key) as txn:
+                if txn is None:
+                    continue
+                self._unchanged.pop(workload.key, None)
+                watched = self._ctx.watched.of(workload.key)
+                try:
+                    if workload.key in unsaved:
+                        txn.save(txn.workload)
+                    recorded = self._tick(txn, settings, is_sweep=is_sweep)
+                    if is_sweep:
+                        self._search(txn)
+                except NotMounted:
+                    self._lose_unmounted(txn)
+                else:
+                    if recorded is not None and not may_end_unseen(recorded, watched):
+                        self._unchanged[workload.key] = recorded, watched
+        return is_all_unchanged and not self._has_postponed
+
+    def react(self) -> float:
+        """Downgrade workloads after writes of other programs to resctrl; see ``Interference.react``."""
+
+        def inspect(txn: Transaction, is_thorough: bool) -> None:
+            placement.sweep(self._ctx, txn)
+            self._inspect(txn, is_thorough=is_thorough)
+
+        return self._ctx.interference.react(lambda key: self._guarded(key, "inspecting", is_tick=False), inspect)
+
+    def begin(self) -> None:
+        """Look for what other programs have done to the groups while no daemon ran."""
+        for workload in self._store.unfinished():
+            with self._guarded(workload.key, "inspecting"), self._store.transaction(workload.key) as txn:
+                # The recovery has just found the groups.
+                self._inspect(txn, is_found=True, is_thorough=True)
+
+    def search_left_out(self) -> None:
+        """Make pods late with containers outside. Ticks do this for the pods that a call has locked now."""
+        self._unsearched.update(workload.key for workload in self._store.unfinished())
+        self._search_left_out()
+
+    def sweep(self, key: str) -> None:
+        """Move tasks that joined the workload's members from outside into its groups."""
+        with self._store.transaction(key) as txn:
+            placement.sweep(self._ctx, txn)
+
+    def inspect(self, key: str, *, is_thorough: bool = False) -> None:
+        """Inspect the workload's groups for moved tasks; see ``Interference.inspect``."""
+        with self._store.transaction(key) as txn:
+            self._inspect(txn, is_thorough=is_thorough)
+
+    def record_ends(self, key: str) -> None:
+        """Record which members have ended, and end the claims that end with them."""
+        with self._store.transaction(key) as txn:
+            ends.record_ends(self._ctx, txn)
+
+    def serve_counters(self, *, is_tick: bool = False) -> None:
+        """Assign free bandwidth counters to the groups that lack some."""
+        changes = self._store.changes
+        if changes == self._all_have_counters_at:
+            return
+        if bandwidth_counters.serve(self._ctx, lambda key: self._guarded(key, "counters", is_tick=is_tick)):
+            self._all_have_counters_at = changes
+
+    @property
+    def problems(self) -> list[str]:
+        """The errors of work that fails at present and is tried again."""
+        found = [f"{key}: {text}" for (key, _), text in sorted(self._failures.copy().items())]
+        return list(dict.fromkeys(found))
+
+    def _search_left_out(self) -> None:
+        for key in sorted(self._unsearched):
+            with self._store.transaction_if_free(key) as txn:
+                if txn is None:
+                    continue
+                self._unsearched.discard(key)
+                try:
+                    apart.mark_left_out(self._ctx, txn)
+                except (ResctrlError, OSError) as error:
+                    log.warning("%s: cannot save that a container of it is outside: %s", key, error)
+
+    def _search(self, txn: Transaction) -> None:
+        """Search for tasks outside the workload's groups, which were just found."""
+        workload, threads = txn.find(), self._ctx.interference.threads(txn.key)
+        # Before the search: a task that runs meanwhile may fork after it.
+        before = activity(workload, threads) if workload is not None else None
+        self._sleeping.pop(txn.key, None)
+        placement.sweep(self._ctx, txn, is_found=True)
+        self._inspect(txn, is_found=True)
+        is_due_again = apart.mark_unassigned(self._ctx, txn)
+        has_found_all = txn.find() is workload and self._ctx.interference.threads(txn.key) == threads
+        if workload is not None and before is not None and has_found_all and not is_due_again:
+            self._sleeping[txn.key] = workload, before
+
+    def _inspect(self, txn: Transaction, *, is_found: bool = False, is_thorough: bool = False) -> None:
+        workload = txn.find()
+        if workload is None or workload.state not in (State.ACTIVE, State.IDLE):
+            return
+        if not is_thorough and not self._ctx.interference.must_inspect(workload):
+            return
+        with contextlib.suppress(NoSuchGroup, NotMounted):  # its loss is about to be recorded
+            if is_found:
+                with contextlib.suppress(NoSuchGroup):  # another program may have renamed it since
+                    self._ctx.interference.inspect(txn, is_thorough=is_thorough)
+                    return
+            group_ops.follow(self._ctx, txn)
+            self._ctx.interference.inspect(txn, is_thorough=is_thorough)
+
+    @contextlib.contextmanager
+    def _guarded(self, key: str, work: str = "", *, is_tick: bool = True) -> Iterator[None]:
+        """Keep an error from the work on other workloads, and report it once, not each second.
+
+        ``is_tick``: a tick does the work, and so makes progress.
+        """
+        if is_tick:
+            self.last_progress = time.monotonic()
+        about = key, work
+        try:
+            yield
+        except (ResctrlError, OSError) as error:
+            text = str(error)
+            if self._failures.get(about) != text:
+                self.on_failure(key, error)
+            self._failures[about] = text
+        except Exception as error:
+            # A defect that shows with one workload must not keep the others from being served.
+            if self._failures.get(about) != repr(error):
+                log.exception("%s: maintenance failed unexpectedly", key)
+            self._failures[about] = repr(error)
+        else:
+            self._failures.pop(about, None)
+
+    def _forget_failures(self) -> None:
+        """Forget failed work that is not tried again, because its workload ended or has what it waited for."""
+        for key, work in list(self._failures):
+            workload = self._store.get(key)
+            match work:
+                case "creating":
+                    is_over = workload is None or all(
+                        group.state is not GroupState.PENDING for group in workload.groups
+                    )
+                case "counters":
+                    # A failure to read the counters of the host has a key that no workload has.
+                    is_of_host = key == bandwidth_counters.ALL_COUNTERS
+                    asking = [workload] if workload else self._store.without_counters() if is_of_host else []
+                    is_over = not lacking_counters(asking)
+                case "pruning":
+                    is_over = key != "completed" and not self._ctx.snapshots.has_set_aside(key)
+                case _:
+                    is_over = workload is None
+            if is_over:
+                # A call that does the same work may have removed it meanwhile.
+                self._failures.pop((key, work), None)
+
+    def _prune(self, settings: Settings) -> None:
+        snapshots = self._ctx.snapshots
+        profiles = self._ctx.config.profiles.by_name.values()
+        ttls = [settings.snapshot_ttl_s, *(one.snapshot_ttl_s for one in profiles if one.snapshot_ttl_s is not None)]
+        for workload in self._store.finished():
+            if seconds_since_ns(workload.first.completed_ns) < min(ttls):
+                break  # all others ended later
+            if not self._is_expired(workload, settings):
+                continue
+            with self._guarded(workload.key), self._store.transaction_if_free(workload.key) as txn:
+                if txn is not None:
+                    self._drop_expired(txn, settings)
+        self._drop_unkept(settings)
+        for path in self._store.prune(settings.snapshot_ttl_s):
+            log.info("removed a record that could not be read and was set aside for snapshot_ttl: %s", path)
+        for key in snapshots.set_aside_keys():
+            with self._guarded(key, "pruning"), self._store.transaction_if_free(key) as txn:
+                if txn is not None:
+                    snapshots.prune(key, self._ttl_s(txn.find(), settings))
+        self.early_pruner.prune()
+
+    def _drop_unkept(self, settings: Settings) -> None:
+        """Remove the records and the files of ended runs that their profiles do not keep."""
+        changes, is_done = self._store.changes, True
+        if changes == self._all_kept_at:
+            return
+        for workload in self._store.finished():
+            if workload.keeps_files:
+                continue
+            is_done = False  # until the next look finds none
+            with self._guarded(workload.key), self._store.transaction_if_free(workload.key) as txn:
+                if txn is not None:
+                    self._drop_expired(txn, settings)
+        if is_done:
+            self._all_kept_at = changes
+
+    def _drop_expired(self, txn: Transaction, settings: Settings) -> None:
+        """Remove the record and the files of a run that has been over for ``snapshot_ttl``."""
+        workload = txn.find()
+        is_over = workload is not None and workload.state.is_over and not workload.is_interrupted
+        if workload is not None and is_over and self._is_expired(workload, settings):
+            self._ctx.snapshots.delete(txn.key)
+            txn.drop()
+
+    def _is_expired(self, workload: Workload, settings: Settings) -> bool:
+        ttl_s = self._ttl_s(workload, settings)
+        if workload.uncounted:
+            # Its record and its files are the only ones that have its use if the daemon is killed.
+            ttl_s = max(ttl_s, settings.snapshot_ttl_s)
+        return seconds_since_ns(workload.first.completed_ns) >= ttl_s
+
+    def _ttl_s(self, workload: Workload | None, settings: Settings) -> float:
+        """Return for how long the files of an ended run are kept: as its profile or else the settings state."""
+        if workload is not None and not workload.keeps_files:
+            return 0.0
+        profile = self._ctx.config.profile_of(workload) if workload is not None else None
+        if profile is None or profile.snapshot_ttl_s is None:
+            return settings.snapshot_ttl_s
+        return profile.snapshot_ttl_s
+
+    def _forget_gone(self) -> None:
+        """Forget the groups that may have been removed or renamed since the last tick."""
+        gone = self._ctx.interference.take_gone()
+        for key, workload in list(self._found.items()) if gone is None or gone else ():
+            if gone is None or any(_is_below(group.ref, gone) for group in workload.existing_groups):
+                self._found.pop(key, None)
+                self._all_unchanged = None
+
+    def _forget_ended(self) -> None:
+        """Forget what is known about runs that have ended. A key that a call has locked is left to the next tick."""
+        for key in self._store.take_ended():
+            with self._store.transaction_if_free(key) as txn:
+                if txn is None:
+                    self._store.add_ended(key)
+                    continue
+                workload = txn.find()
+                if workload is not None and not workload.is_finished:
+                    continue  # the next run of the key has begun
+                for known in (self._checkpointed, self._last_checkpoint, self._tries):
+                    known.pop(key, None)
+                for other in (self._found, self._unchanged, self._sleeping):
+                    other.pop(key, None)
+                self._ctx.joiners.forget(key)
+                self._ctx.callers.forget(key)
+                with contextlib.suppress(ResctrlError):
+                    self._ctx.pod_times.forget(key)
+                self._ctx.interference.forget(key)
+
+    def _is_unchanged(self, workload: Workload, settings: Settings) -> bool:
+        """Whether nothing that a tick looks for can have happened since the last one without a report."""
+        key = workload.key
+        unchanged, watched = self._unchanged.get(key, (None, None))
+        return (
+            unchanged is workload
+            and watched is self._ctx.watched.of(key)
+            and self._found.get(key) is workload
+            and not self._decide_on_checkpoint(workload, settings.checkpoint_interval_s)
+        )
+
+    def _is_sleeping(self, workload: Workload) -> bool:
+        """Whether none of its tasks has run since a sweep found all of them in their groups."""
+        sleeping, before = self._sleeping.get(workload.key, (None, None))
+        if sleeping is not workload or self._ctx.interference.has_trouble:
+            return False
+        return activity(workload, self._ctx.interference.threads(workload.key)) == before
+
+    def _tick(self, txn: Transaction, settings: Settings, *, is_sweep: bool) -> Workload | None:
+        """Do the work of a second. Return the workload if it has a group."""
+        ctx = self._ctx
+        workload = txn.find()
+        if workload is None:
+            return None
+        if workload.is_interrupted:
+            self._resume(txn)
+            return None
+        if workload.state.is_over:
+            self._drop_expired(txn, settings)
+            return None
+        if workload.state is State.ENDING:
+            ends.finish_again(ctx, txn)
+        elif workload.state is not State.PENDING and (is_sweep or not self._is_found(workload)):
+            self._follow(txn, workload)
+        # Before record_ends(), which may end the workload: tasks that have come back ran outside.
+        placement.wake_dormant(ctx, txn)
+        recorded = ends.record_ends(ctx, txn)
+        if recorded is not None and recorded.dormant:
+            placement.wake_dormant(ctx, txn)
+            recorded = txn.find()
+        if recorded is not None and recorded.state in (State.ACTIVE, State.IDLE):
+            self._checkpoint(txn, recorded, settings.checkpoint_interval_s)
+            group_ops.relink_stale(ctx, txn.workload)
+            if not ctx.pod_times.is_noted(txn.workload):
+                if seconds_since_ns(recorded.first.created_ns) < FIRST_CHECKPOINT_S and self.has_queued_calls():
+                    self._has_postponed = True
+                    return None
+                self._note_pod_time(txn)
+            return txn.workload
+        return None
+
+    def _is_found(self, workload: Workload) -> bool:
+        reports_removal = self._ctx.interference.reports_removal
+        return self._found.get(workload.key) is workload and all(
+            reports_removal(group.ref) for group in workload.existing_groups
+        )
+
+    def _follow(self, txn: Transaction, workload: Workload) -> None:
+        # Set first: the groups may be removed right after they were found, and another tick take that report.
+        self._found[txn.key] = workload
+        try:
+            group_ops.follow(self._ctx, txn)
+        except NoSuchGroup as error:
+            self._found.pop(txn.key, None)
+            group_ops.lose(self._ctx, txn, error.message)
+        except BaseException:
+            self._found.pop(txn.key, None)
+            raise
+
+    def _resume(self, txn: Transaction) -> None:
+        key = txn.key
+        workload = ends.record_ends(self._ctx, txn)
+        if workload is None or not workload.is_interrupted:
+            self._tries.pop(key, None)
+            return
+        now = time.monotonic()
+        generation, since, tries = self._tries.get(key, (0, now, 0))
+        if generation != workload.generation:
+            # A call has resumed the run of the entry, and this is the next one, just lost.
+            since, tries = now, 0
+            self._tries[key] = workload.generation, since, tries
+        if now < since + resumes_after_s(losses_in_a_row(workload) + tries):
+            return
+        self._ctx.tree.check_mounted()  # an unmount may take long, and needs no pause when it is over
+        self._tries[key] = workload.generation, now, tries + 1
+        resume(self._ctx, txn)
+        del self._tries[key]
+
+    def _decide_on_checkpoint(self, workload: Workload, interval_s: float) -> bool:
+        """Return whether to take a checkpoint now. One that is due and not needed counts as skipped from now on."""
+        # The first one at once: so a short life has one too, and so has a workload after a restart.
+        generation, last = self._checkpointed.get(workload.key, (0, -math.inf))
+        is_first = generation != workload.generation
+        if is_first and interval_s and self._may_postpone(workload, interval_s):
+            self._has_postponed = True
+            return False
+        is_due = bool(interval_s) and (is_first or time.monotonic() - last >= interval_s)
+        if not is_due or self._is_needed(workload):
+            return is_due
+        self._last_checkpoint[workload.key].skipped += 1
+        self._checkpointed[workload.key] = workload.generation, time.monotonic()
+        return False
+
+    def _may_postpone(self, workload: Workload, interval_s: float) -> bool:
+        """Return whether the run's first checkpoint can wait, because calls of hooks are queued."""
+        is_new = seconds_since_ns(workload.first.created_ns) < min(FIRST_CHECKPOINT_S, interval_s)
+        return is_new and self.has_queued_calls() and not self._has_assigned_counters()
+
+    def _next_checkpoint(self, interval_s: float) -> float:
+        last = min((last for _, last in self._checkpointed.values()), default=math.inf)
+        return last + interval_s if interval_s else math.inf
+
+    def _is_needed(self, workload: Workload) -> bool:
+        """Whether the counters may have counted something since the last checkpoint, or too many were skipped."""
+        last = self._last_checkpoint.get(workload.key)
+        if last is None or not last.is_final or last.workload is not workload or last.skipped >= _MAX_SKIPPED:
+            return True
+        return self._activity(workload) != last.activity
+
+    def _activity(self, workload: Workload) -> Activity | None:
+        if self._ctx.interference.has_trouble or ends.may_run_unseen(workload):
+            return None
+        return activity(workload, self._ctx.interference.threads(workload.key))
+
+    def _checkpoint(self, txn: Transaction, workload: Workload, interval_s: float) -> None:
+        now = time.monotonic()
+        if not self._decide_on_checkpoint(workload, interval_s):
+            return
+        last = self._last_checkpoint.pop(txn.key, None)
+        # Before the readings: what a task uses after this is not in them.
+        before = self._activity(workload)
+        with contextlib.suppress(NoSuchGroup):  # the next tick records the loss
+            group_ops.checkpoint(self._ctx, txn)
+            if before is not None and txn.workload is workload:
+                has_slept = last is not None and last.workload is workload and last.activity == before
+                is_final = has_slept and not self._has_assigned_counters()
+                self._last_checkpoint[txn.key] = _Checkpoint(workload, before, is_final)
+        self._note_pod_time(txn)
+        self._checkpointed[txn.key] = workload.generation, now
+
+    def _note_pod_time(self, txn: Transaction) -> None:
+        """Keep the CPU time of the control group of an exact pod, for the next start."""
+        if txn.key not in self._unsearched:  # or it is compared with the last reading first
+            # Without this reading, the next start compares with an earlier one.
+            with contextlib.suppress(ResctrlError):
+                self._ctx.pod_times.note(txn.workload)
+
+    def _has_assigned_counters(self) -> bool:
+        """Whether groups can lose their bandwidth counters, which then restart from 0, and have exact totals.
+
+        That a group had no counter for a time is known only from a reading.
+        """
+        return self._ctx.tree.bandwidth_configuration().mode is Mode.ASSIGNED
+
+    def _lose_unmounted(self, txn: Transaction) -> None:
+        workload = txn.find()
+        if workload is not None and workload.state.has_group:
+            group_ops.lose(self._ctx, txn, "resctrl was unmounted, which removed every group")
+
+
+def _is_below(ref: GroupRef, gone: set[str]) -> bool:
+    """Whether one of the directories is that of the group, or above it."""
+    return not gone.isdisjoint((ref.path, os.path.dirname(ref.path), ref.class_, ""))

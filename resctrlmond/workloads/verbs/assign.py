@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb Assign: put a process or a control group into the workload's group; undo everything if that fails."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.tasks import CgroupTasks, Elsewhere, Moved, MoveOptions, Origins, move, put_back
+from resctrlmond.resctrl.undo import undoing
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.figures.reasons import Reason, ran_before
+from resctrlmond.workloads.groups import group_ops, nested, units
+from resctrlmond.workloads.groups.context import Context
+from resctrlmond.workloads.groups.placement import outside_of, spread, why_outside
+from resctrlmond.workloads.groups.runs import (
+    check_has_rmid,
+    claimed,
+    continue_run,
+    move_empty,
+    new_run,
+    start_run,
+    with_profile,
+)
+from resctrlmond.workloads.groups.target import Target, check_free
+from resctrlmond.workloads.model.owners import OF_UNITS
+from resctrlmond.workloads.model.states import FOLLOW
+from resctrlmond.workloads.model.validation import reason_text, valid_class
+from resctrlmond.workloads.model.workload import Group, GroupState, Member, Workload, replace
+from resctrlmond.workloads.profiles.requests import CONTAINERS, Assigned, Assignment
+from resctrlmond.workloads.records.store import Limit, Transaction
+from resctrlmond.workloads.verbs.apart import with_left_out
+
+
+def assign(
+    ctx: Context, txn: Transaction, target: Target, where: Membership | None, assignment: Assignment
+) -> Assigned:
+    """Put the target, whose first task is at ``where``, into the workload. See ``Manager.assign``."""
+    before = with_left_out(ctx, txn, continue_run(ctx, txn), target, assignment)
+    part_of = _outers(ctx, before, where, assignment)
+    _check_free(ctx, before, target, None if part_of else where, assignment)
+    if assignment.late is False and outside_of(ctx, before, target.children()):
+        assignment = dataclasses.replace(assignment, late=True)  # a process has no child before it runs
+    new = target.member(assignment)
+    member = _known_member(before, new)
+    is_known = member is not new
+    if before is not None and member.allow_class_change and assignment.class_ == FOLLOW:
+        # It waits to be moved to that class, so the class where it is now does not matter.
+        class_ = before.group_of(member).class_
+        assignment = dataclasses.replace(assignment, class_=class_, allow_class_change=True)
+    wanted = valid_class((where.class_ if where else "") if assignment.class_ == FOLLOW else assignment.class_)
+    member = replace(
+        member,
+        take_over=assignment.take_over,
+        allow_class_change=assignment.allow_class_change,
+        include_descendants=assignment.include_descendants,
+        exposed=reason_text(assignment.exposed) or member.exposed,
+    )
+    ended = txn.find() if before is None else None
+    limit = Limit.WITH_RESERVE if assignment.is_from_runtime else Limit.NORMAL
+    origins: list[tuple[int, Origins]] = []
+    try:
+        if before is None:
+            # The first record has all that the moves need: the member, because a claim that brought no member may
+            # never end, and the CPU time that its control group used before.
+            joining = replace(member, joining=True)
+            ctx.joiners.forget(txn.key)
+            workload = _joined(replace(new_run(ctx, txn, wanted), part_of=part_of), joining, assignment)
+            workload = ctx.joiners.begin(workload, joining, target.process)
+            workload = start_run(ctx, txn, workload, may_wait=assignment.may_wait and not part_of, limit=limit)
+            nested.enter(ctx, txn)
+        else:
+            if not assignment.may_wait:
+                check_has_rmid(before)
+            member = _in_group(member, _group_for(ctx, txn, where, wanted, assignment))
+            workload = txn.workload if is_known else ctx.joiners.forget_member(txn.workload, member.id)
+            workload = _joined(workload, member, assignment)
+        waits = workload.group_of(member).state is GroupState.PENDING
+        outside = outside_of(ctx, workload, target.tasks.threads()) if waits else frozenset()
+        joining = replace(member, joining=not waits, tasks_outside=len(outside))
+        workload = ctx.joiners.begin(workload.with_member(joining), joining, target.process)
+        # On disk before the member's first task is moved. From its first task on a group stays in its class.
+        txn.save(replace(workload, follows_class=False), limit)
+        if waits:
+            return Assigned(txn.workload, Moved(0, 0, not_moved=outside))
+        moved = _move(ctx, txn, member, target, assignment, origins=origins)
+        # As saved: tasks that were found in other classes made it late.
+        member = replace(
+            txn.workload.member(member.id) or member,
+            tasks_outside=moved.outside,
+            reason=why_outside(txn.workload, moved),
+            joining=False,
+            take_over=False,
+            allow_class_change=member.keeps_class,
+            include_descendants=False,
+        )
+        member, why = _with_lateness(
+            ctx, txn.workload, member, target, assignment, moved_again=moved.moved if is_known else None
+        )
+        workload = replace(txn.workload.with_member(member), is_active=True)
+        if member.late or member.tasks_outside or why:
+            stayed = Reason.WERE_OUTSIDE.text(member=member.id) if member.tasks_outside else ""
+            workload = workload.with_late(member, why or stayed)
+        return Assigned(txn.save(_with_reasons(workload, member, assignment)), moved, member.descendants_outside)
+    except Exception:
+        # The group must not keep tasks of a member that was rejected.
+        used = _put_back(ctx, txn, origins)
+        with undoing(txn.key):
+            was_outside = is_known and any(here for _, here in origins)
+            _undo(ctx, txn, before, ended, member, was_outside=was_outside, used=() if is_known else used)
+        raise
+
+
+def _put_back(ctx: Context, txn: Transaction, origins: list[tuple[int, Origins]]) -> set[int]:
+    """Move the tasks out again, and return the nonces of the groups in which one may have run."""
+    workload = txn.find()
+    own = workload.memberships if workload is not None else frozenset()
+    return {nonce for nonce, here in reversed(origins) if put_back(ctx.tree, here, own)}
+
+
+def _outers(
+    ctx: Context, before: Workload | None, where: Membership | None, assignment: Assignment
+) -> tuple[str, ...]:
+    """Return the keys of the workloads in which the new one begins, the nearest first; () if it begins in none."""
+    if not assignment.nested or before is not None or where is None or not where.group:
+        return ()
+    outer = units.owner(ctx, assignment.key, where)
+    if outer is None or units.is_unit(outer) or not nested.may_contain(outer):
+        return ()
+    return (outer.key, *(around.key for around in nested.outers(ctx, outer)))
+
+
+def _check_free(
+    ctx: Context, before: Workload | None, target: Target, where: Membership | None, assignment: Assignment
+) -> None:
+    """Raise AlreadyMonitored if the target is in a group that it must not be taken out of. See ``check_free``."""
+    path = target.tasks.path if isinstance(target.tasks, CgroupTasks) else assignment.own_cgroup
+    is_unit = assignment.owner in OF_UNITS
+    if is_unit:
+        units.check_not_a_member(ctx, assignment.key, path)
+    if where is not None and where.group:
+        paths = (path,) if path else ()
+        kind = units.elsewhere(ctx, assignment.key, is_unit_itself=is_unit, paths=paths)(where)
+        if is_unit or kind is Elsewhere.TAKE:
+            where = None
+    check_free(before, where, assignment)
+
+
+def _known_member(workload: Workload | None, member: Member) -> Member:
+    """Return the workload's living member, if it is this very process or control group, else ``member``."""
+    known = workload.member(member.id) if workload else None
+    if known is None or not known.is_living:
+        return member
+    if member.pid:
+        is_same = (known.pid, known.start_time) == (member.pid, member.start_time)
+    else:
+        is_same = known.cgroup == member.cgroup
+    if not is_same:
+        return member
+    known = replace(known, cgroup=known.cgroup or member.cgroup)
+    if member.commands:
+        known = replace(known, commands=member.commands, commands_at_stop=member.commands_at_stop)
+    return known
+
+
+def _joined(workload: Workload, member: Member, assignment: Assignment) -> Workload:
+    """Return the workload with the member, and with the claim that comes with it."""
+    workload = claimed(
+        workload.with_member(member),
+        assignment.owner,
+        assignment.ends,
+        assignment.attributes,
+        assignment.priority,
+        fitting=assignment.is_from_runtime,
+    )
+    workload = with_profile(workload, assignment.choice_of_workload)
+    return replace(workload, pod_cgroup=assignment.pod_cgroup or workload.pod_cgroup)
+
+
+def _group_for(
+    ctx: Context, txn: Transaction, where: Membership | None, wanted: str, assignment: Assignment
+) -> Group:
+    """Return the workload's group in the class that is ``wanted``. Create it if there is none."""
+    workload = txn.workload
+    is_empty = not workload.living and len(workload.groups) == 1
+    if workload.follows_class or (assignment.class_ != FOLLOW and is_empty):
+        workload = move_empty(ctx, txn, wanted)
+    if wanted == workload.first.class_ or (where is None and assignment.class_ == FOLLOW):
+        return workload.first
+    return workload.group_in(wanted) or group_ops.add(ctx, txn, wanted, may_wait=assignment.may_wait)
+
+
+def _in_group(member: Member, group: Group) -> Member:
+    if not group.folder:
+        return replace(member, folder="")
+    reason = group.reason if group.state is GroupState.PENDING else ""
+    return replace(member, folder=group.folder, reason=reason)
+
+
+def _move(
+    ctx: Context,
+    txn: Transaction,
+    member: Member,
+    target: Target,
+    assignment: Assignment,
+    *,
+    origins: list[tuple[int, Origins]],
+) -> Moved:
+    """Move the member's tasks. ``origins`` gets the nonce of each group, and where the tasks were before."""
+    with ctx.interference.changing():
+        if assignment.class_ == FOLLOW:
+            return spread(ctx, txn, member, target.tasks, origins=origins)
+        # All of it into the class that was named, or nothing; also tasks in the workload's groups of other classes.
+        group, here = txn.workload.group_of(member), Origins()
+        origins.append((group.nonce, here))
+        options = MoveOptions(
+            may_take=ctx.take_over.may_take_for(txn.key) if member.take_over else None,
+            may_lose=ctx.take_over.may_lose_for(txn.key),
+            elsewhere=units.of_members(ctx, txn.workload),
+            own=txn.workload.memberships,
+            through_class=member.allow_class_change,
+            origins=here,
+            # As in ``placement``: a container may start in a control group meanwhile.
+            yields=isinstance(target.tasks, CgroupTasks),
+        )
+        return move(ctx.tree, target.tasks, group.ref, options)
+
+
+def _with_lateness(
+    ctx: Context,
+    workload: Workload,
+    member: Member,
+    target: Target,
+    assignment: Assignment,
+    *,
+    moved_again: int | None,
+) -> tuple[Member, str]:
+    """Return the member, late if a task of it may have run outside, and the reason.
+
+    ``moved_again`` is the number of moved tasks of a member that the workload had already, else None. The tasks have
+    been moved. This runs after the last move, because no task can run outside from then on.
+    """
+    late = assignment.late if assignment.cgroup is None else None
+    if late is not False:
+        outside = outside_of(ctx, workload, target.descendants())
+        member = replace(member, descendants_outside=len(outside))
+    if moved_again is not None:
+        if assignment.unit_command is not None and not late:
+            # Another command of a service, whose process was held outside until now.
+            is_held = assignment.is_awaited()
+            return replace(member, late=member.late or not is_held), "" if is_held else _not_awaited(member)
+        if late:
+            return replace(member, late=True), ran_before(member)
+        if not moved_again:
+            return member, ""
+        return replace(member, late=True), Reason.OUTSIDE_UNTIL_AGAIN.text(member=member.id)
+    # The caller holds the process until it gets the reply, or gives up. If it still waits after the last move, it has
+    # held the process all that time, and the process runs in its group only.
+    is_given_up = late is False and not assignment.is_awaited()
+    used_ns = target.cpu_time_ns() if member.late or is_given_up or late is None else None
+    if not member.late and not is_given_up and used_ns is None:
+        return member, _hides_joiners(member)
+    member = replace(member, late=True, cpu_time_before_ns=used_ns or 0)
+    return member, _not_awaited(member) if is_given_up else ran_before(member)
+
+
+def _not_awaited(member: Member) -> str:
+    return Reason.NOT_AWAITED.text(member=member.id)
+
+
+def _with_reasons(workload: Workload, member: Member, assignment: Assignment) -> Workload:
+    """Return the workload with the reasons for which the service of a command is late."""
+    for reason in assignment.unit_command.reasons if assignment.unit_command is not None else ():
+        workload = workload.with_late(member, reason)
+    return workload
+
+
+def _undo(
+    ctx: Context,
+    txn: Transaction,
+    before: Workload | None,
+    ended: Workload | None,
+    member: Member,
+    *,
+    was_outside: bool = False,
+    used: Collection[int] = (),
+) -> None:
+    """Undo a failed Assign.
+
+    ``was_outside``: the workload had the member before, and tasks of it were outside. What these did there cannot be
+    undone: their group stays late. ``used`` are the nonces of the groups in which tasks of a new member may have run:
+    what they used is counted, and a process that they forked meanwhile stays.
+    """
+    if before is None:
+        nested.undo_enter(ctx, txn, has_run=bool(used))
+        group_ops.discard_run(ctx, txn, ended)
+        return
+    for group in txn.workload.groups[1:]:
+        old = before.group(group.folder)
+        if old is None or (old.nonce and old.nonce != group.nonce):
+            group_ops.discard_group(ctx, txn, group)
+    # The groups are kept as they are now: one may have been moved, or created again, for this call.
+    groups = [group if was_outside else _with_baseline_of(before, group) for group in txn.workload.groups]
+    restored = replace(before, groups=tuple(groups))
+    if was_outside:
+        late = replace(restored.member(member.id) or member, late=True)
+        restored = restored.with_member(late).with_late(late, Reason.OUTSIDE_UNTIL_AGAIN.text(member=late.id))
+    for group in restored.existing_groups:
+        if group.nonce in used:
+            restored = restored.downgraded(group, Quality.ESTIMATED, Reason.REJECTED.text(member=member.id))
+    txn.save(restored, is_undo=True)
+
+
+def _with_baseline_of(before: Workload, group: Group) -> Group:
+    old = before.group(group.folder)
+    if old is None or old.created_ns != group.created_ns:
+        return group  # it was created again in another class, and has another baseline
+    return replace(group, baseline=old.baseline, baseline_reasons=old.baseline_reasons)
+
+
+def _hides_joiners(member: Member) -> str:
+    """Return why processes that join the container later cannot be found; "" if they can be.
+
+    A process that joins a container from outside (podman exec) is not a child of its init, and is found by the
+    control group. To find it by namespace, the daemon would have to check every process of the host over and over.
+    """
+    if member.cgroup or member.kind not in CONTAINERS:
+        return ""
+    return Reason.HIDES_JOINERS.text(member=member.id)

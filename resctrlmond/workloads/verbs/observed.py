@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workloads whose group another program owns: a container whose runtime created a monitoring group for it.
+
+The runtime does so if the container's configuration has ``linux.intelRdt.enableMonitoring`` (OCI runtime
+specification, config-linux.md), and removes the group when it deletes the container. resctrlmond only reads the
+group: it moves no task, and does not rename the group, assign counters to it, or remove it.
+"""
+
+from __future__ import annotations
+
+from resctrlmond.resctrl.errors import NoSuchGroup
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.tasks import Moved
+from resctrlmond.resctrl.tree import Found, GroupRef
+from resctrlmond.resctrl.undo import undoing
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.groups import ends, group_ops, placement
+from resctrlmond.workloads.groups.context import Context
+from resctrlmond.workloads.groups.runs import claimed, continue_run, new_run, with_profile
+from resctrlmond.workloads.groups.target import Target, already_monitored
+from resctrlmond.workloads.model.clock import boot_ns, utc_now
+from resctrlmond.workloads.model.errors import InvalidKey
+from resctrlmond.workloads.model.owners import OCI
+from resctrlmond.workloads.model.validation import canonical_key, is_pod_uid, reason_text
+from resctrlmond.workloads.model.workload import EndRule, Group, Workload, replace
+from resctrlmond.workloads.profiles.requests import Assigned, Assignment
+from resctrlmond.workloads.records.store import Limit, Transaction
+from resctrlmond.workloads.verbs.apart import POD_UID
+
+
+def group_of_runtime(ctx: Context, where: Membership | None, assignment: Assignment) -> Found | None:
+    """Return the group of another program that the task of a container is in, if it is named after the container."""
+    if where is None or not where.group or where.group != assignment.member or assignment.take_over:
+        return None
+    if assignment.kind not in ("container", "sandbox") or not _has_own_key(where.group):
+        return None
+    found = ctx.tree.find(GroupRef(where.class_, where.group))
+    return found if found is not None and found.gid != ctx.mark.gid else None
+
+
+def _has_own_key(name: str) -> bool:
+    try:
+        return not is_pod_uid(canonical_key(name))
+    except InvalidKey:
+        return False
+
+
+def observe(ctx: Context, txn: Transaction, found: Found, target: Target, assignment: Assignment) -> Assigned:
+    """Begin to read the group of a container. The key of the workload is the container's id, also in a pod.
+
+    The runtime has put the container into the group before. Can be called again for the same container. Raises
+    AlreadyMonitored if the key is used by another workload.
+    """
+    # Neither the member nor the claim is the caller's, which ends those of its own that it does not know (Reconcile).
+    member = replace(target.member(assignment), owner=OCI, exposed=reason_text(assignment.exposed))
+    before = continue_run(ctx, txn)
+    if before is not None and before.is_observed:
+        # The container may have ended unseen, and the runtime use its group again for the next start.
+        before = ends.record_ends(ctx, txn)
+    if before is not None and not before.state.is_over:
+        known = before.member(member.id)
+        if known is None or not before.is_observed or before.first.nonce != found.inode:
+            raise already_monitored(Membership(found.ref.class_, found.ref.name))
+        # The hook and an adapter know different facts: one of them may name a process, and the other a control group.
+        known = replace(known, cgroup=known.cgroup or member.cgroup)
+        workload = _claimed(before.with_member(known), assignment)
+        return Assigned(txn.save(workload, Limit.WITH_RESERVE), Moved(0, 0))
+    ended = txn.find()
+    try:
+        workload = new_run(ctx, txn, found.ref.class_)
+        group = Group(
+            class_=found.ref.class_,
+            name=found.ref.name,
+            observed=True,
+            nonce=found.inode,
+            boot_id=ctx.mark.boot_id,
+            created_at=utc_now(),
+            created_ns=boot_ns(),
+        )
+        workload = replace(_claimed(workload, assignment), groups=(group,), is_active=True).with_member(member)
+        txn.save(workload, Limit.WITH_RESERVE)
+        group = group_ops.with_baseline(ctx, workload, group)
+        if member.late or not assignment.is_awaited():
+            workload, group = _late(workload, group)
+        txn.save(workload.with_group(group))
+        placement.sweep(ctx, txn, is_found=True)
+        return Assigned(txn.workload, Moved(0, 0))
+    except Exception:
+        with undoing(txn.key):
+            group_ops.discard_run(ctx, txn, ended)
+        raise
+
+
+def continue_beginning(ctx: Context, txn: Transaction, group: Group) -> None:
+    """Read a group for the first time whose workload was recorded by a call that was cut short."""
+    try:
+        group_ops.find(ctx, group)
+    except NoSuchGroup as error:
+        group_ops.fail(ctx, txn, group, error.message)
+        return
+    workload, group = _late(txn.workload, group_ops.with_baseline(ctx, txn.workload, group))
+    txn.save(workload.with_group(group))
+    placement.sweep(ctx, txn, is_found=True)
+
+
+def _late(workload: Workload, group: Group) -> tuple[Workload, Group]:
+    """Return the workload and its group, late, because its container ran before the first reading."""
+    for member in workload.living:
+        workload = workload.with_member(replace(member, late=True))
+        group = group.downgraded(Quality.LATE, Reason.RAN_UNOBSERVED.text(member=member.id))
+    return workload, group
+
+
+def _claimed(workload: Workload, assignment: Assignment) -> Workload:
+    """Return the workload with its claim and the attributes of a caller."""
+    attributes = dict(assignment.attributes)
+    if is_pod_uid(pod := canonical_key(assignment.key)):
+        # First, because the last ones are left out if there are too many.
+        attributes = {POD_UID: pod, **attributes} | {POD_UID: pod}
+    workload = claimed(workload, OCI, EndRule.CONTAINER, attributes, assignment.priority, fitting=True)
+    return with_profile(workload, assignment.choice)
