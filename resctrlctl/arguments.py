@@ -894,13 +894,21 @@ VERBS = {
         _status,
     ),
     "doctor": ("examine this machine, and explain each fault with its remedy", "doctor.verb:doctor", _no_arguments),
-    "classes": ("show the classes with their cache ways, bandwidth limits and use", "workloads.classes:classes", _root),
+    "classes": (
+        "show the classes with their cache ways, bandwidth limits and use",
+        "workloads.classes:classes",
+        _root,
+    ),
     "machine": (
         "show what the whole machine used, and how much of it the workloads used",
         "host.machine:machine",
         _machine,
     ),
-    "sums": ("show what all workloads used since the boot, by namespace, slice, user or profile", "host.sums:sums", _sums),
+    "sums": (
+        "show what all workloads used since the boot, by namespace, slice, user or profile",
+        "host.sums:sums",
+        _sums,
+    ),
     "create": ("create a workload with an empty group", "workloads.control:create", _create),
     "assign": ("move a process or a control group into a workload's group", "workloads.control:assign", _assign),
     "release": ("end a claim; the workload ends with its last claim", "workloads.control:release", _release),

@@ -44,7 +44,7 @@ _CHUNK = 1 << 16
 # asm-generic/socket.h. Not in the module of Python 3.11.
 _SO_SNDBUFFORCE = 32
 
-# The longest time in seconds that the daemon can make the hook wait in its queue (resctrlmond.configuration.config.HookTimeout).
+# The longest time in seconds that the daemon can make the hook wait in its queue (HookTimeout).
 MAX_QUEUE_TIMEOUT = 60.0
 
 # Seconds between two looks at the clock and the lock, and in the queue, where hundreds of hooks would keep the daemon

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each program that systemd starts needs: arguments, journal, notifications, limits of its log."""
+"""Arguments, journal, notifications and limits of the log: for each program that systemd starts."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each field of a reply changes the output of resctrlctl, or is listed in NOT_SHOWN of resctrlctl/workloads/render.py."""
+"""Each field of a reply changes the output of resctrlctl, or is in NOT_SHOWN of resctrlctl/workloads/render.py."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def test_each_field_of_a_reply_is_shown_or_deliberately_not(
         declared |= {(kind, field.name) for kind, field, _ in left}
     hidden = sorted(f"{kind.__name__}.{name}" for kind, name in declared - shown)
     assert not hidden, (
-        f"resctrlctl never shows {', '.join(hidden)}: show it in resctrlctl/workloads/render.py, or add it to NOT_SHOWN "
-        "there, with the reason"
+        f"resctrlctl never shows {', '.join(hidden)}: show it in resctrlctl/workloads/render.py, or "
+        "add it to NOT_SHOWN there, with the reason"
     )
 
 

@@ -33,7 +33,7 @@ from tests.daemon.test_journal import Journal
 from tests.wait import wait_until
 from tests.workloads.builders import workload
 from tests.workloads.conftest import MARK
-from tests.workloads.test_cut import Fuse, cut
+from tests.workloads.groups.test_cut import Fuse, cut
 
 ROOT = Path(__file__).parents[2]
 KEY = "web"

@@ -46,7 +46,7 @@ def test_detected_and_undetected_bugs_are_distinguished() -> None:
     code = (
         "import sys; from tests.mutants import __main__ as tool; from tests.mutants.mutant import Mutant\n"
         "file, old = 'resctrlmond/workloads/model/validation.py', 'MAX_ATTRIBUTES = 64'\n"
-        "test = 'tests/workloads/test_validation.py::test_attributes_at_the_limits_are_accepted'\n"
+        "test = 'tests/workloads/model/test_validation.py::test_attributes_at_the_limits_are_accepted'\n"
         "tool.MUTANTS = (\n"
         "    Mutant('caught', file, old, 'MAX_ATTRIBUTES = 63', test),\n"
         "    Mutant('equal', file, old, 'MAX_ATTRIBUTES = 65 - 1', test, survives='equal'),\n"
@@ -59,5 +59,5 @@ def test_detected_and_undetected_bugs_are_distinguished() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = sorted(done.stdout.splitlines()[:2])
     assert first.split()[:2] == ["caught", "caught"]
-    assert "tests/workloads/test_validation.py::" in first
+    assert "tests/workloads/model/test_validation.py::" in first
     assert second.split() == ["survived", "equal", "equal"]

@@ -56,7 +56,7 @@ OPTIONS = ("-q", "-p", "no:cacheprovider", *(f"--ignore=tests/{folder}" for fold
 # In a chroot, the kernel creates no user namespace (unshare(2), EPERM), and nsenter finds the files of the host.
 NOT_IN_SID = (
     "--deselect=tests/daemon/test_watch.py::test_watch_without_inotify_logs_a_warning",
-    "--deselect=tests/ctl/test_report.py::test_report_reads_what_the_ledger_sends_to_a_real_journald",
+    "--deselect=tests/ctl/workloads/test_report.py::test_report_reads_what_the_ledger_sends_to_a_real_journald",
 )
 IN_SID = """\
 dbus-uuidgen >/etc/machine-id

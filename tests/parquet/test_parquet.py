@@ -20,7 +20,7 @@ from resctrlctl.live import parquet
 from resctrlctl.live.parquet import convert
 from tests.ctl.conftest import Ctl, command, ctl, environment, manager
 from tests.ctl.fake_manager import LATER, FakeManager, error
-from tests.ctl.test_plot import header, reading, text_of, used
+from tests.ctl.live.test_plot import header, reading, text_of, used
 from tests.wait import wait_until
 
 __all__ = ["ctl", "environment", "manager"]

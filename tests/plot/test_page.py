@@ -18,7 +18,7 @@ import pytest
 from resctrlctl.live.plot_page import page
 from resctrlctl.live.series import Series, read
 from tests.ctl.conftest import ROOT, environment
-from tests.ctl.test_plot import SAMPLE, header, reading, text_of, used
+from tests.ctl.live.test_plot import SAMPLE, header, reading, text_of, used
 
 __all__ = ["environment"]
 SVG = "{http://www.w3.org/2000/svg}"

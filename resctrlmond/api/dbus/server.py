@@ -58,8 +58,8 @@ class NameTaken(ResctrlError):
 class DBusServer:
     """The service on one bus, by default the system bus (or $DBUS_SYSTEM_BUS_ADDRESS, if it is set).
 
-    Belongs to the event loop. Log levels and ``log_target`` are those of ``resctrlmond.service.journal``. While it connects,
-    there is a socket in ``folder``.
+    Belongs to the event loop. Log levels and ``log_target`` are those of ``resctrlmond.service.journal``. While it
+    connects, there is a socket in ``folder``.
     """
 
     def __init__(

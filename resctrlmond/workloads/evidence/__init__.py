@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was seen of tasks outside their group or in it, and of writes by other programs. It changes no group."""
+"""Sightings of tasks outside their group or in it, and of writes by other programs. It changes no group."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a profile says about a container or unit, and what a request asks for. It decides without side effects."""
+"""Profiles, and the requests that they complete. It decides without side effects."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
 import msgspec
 
@@ -104,7 +105,7 @@ def _stamps(ctx: Context, workload: Workload) -> list[Stamp] | None:
 
 def _code() -> Stamp:
     """Return the number of the rooms and their last change: an update of the package replaces files in them."""
-    rooms = [room for room in os.scandir(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) if room.is_dir()]
+    rooms = [room for room in Path(__file__).parents[1].iterdir() if room.is_dir()]
     return len(rooms), max(room.stat().st_ctime_ns for room in rooms)
 
 

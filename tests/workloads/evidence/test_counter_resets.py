@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another program resets bandwidth counters between two readings, and they count more afterwards than before."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from resctrlmond.resctrl.class_counters import ClassCounters
+from resctrlmond.resctrl.errors import NotMounted
+from resctrlmond.resctrl.foreign_writes import Written
+from resctrlmond.sim.control.client import Control
+from resctrlmond.workloads.evidence import interference
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.machine.pools import Pool
+from tests.workloads.builders import total_of
+from tests.workloads.conftest import Host, assignment, machine
+from tests.workloads.evidence.test_interference import react
+from tests.workloads.known_reasons import check_reasons
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+Reset = Callable[[Path], None]
+TRAFFIC, LOCAL = "mbm_total_bytes", "mbm_local_bytes"
+SECOND = 1_000_000_000
+GROUP = Path("mon_groups/k/mbm_L3_assignments")
+MODE = Path("info/L3_MON/mbm_assign_mode")
+FILTER = Path(f"info/L3_MON/event_configs/{TRAFFIC}/event_filter")
+
+
+@pytest.fixture
+def abmc(tmp_path: Path) -> Iterator[tuple[Host, Control]]:
+    with machine(tmp_path, "amd-abmc") as made:
+        yield made
+
+
+@pytest.fixture
+def busy(abmc: tuple[Host, Control], process: Start) -> tuple[Host, Callable[[int], None]]:
+    """Return a host with the workload k, and a function that lets its task run for so many nanoseconds."""
+    host, control = abmc
+    child = process()
+    control.spawn(tid=child.pid)
+    host.manager.assign(assignment("k", child.pid))
+    return host, lambda ns: control.run(child.pid, ns)
+
+
+def reassign(root: Path) -> None:
+    for state in "_e":
+        (root / GROUP).write_text(f"{TRAFFIC}:*={state}\n")
+
+
+def change_and_restore_filter(root: Path) -> None:
+    before = (root / FILTER).read_text()
+    (root / FILTER).write_text("local_reads\n")
+    (root / FILTER).write_text(before)
+
+
+def change_and_restore_mode(root: Path) -> None:
+    for mode in ("default", "mbm_event"):
+        (root / MODE).write_text(f"{mode}\n")
+    (root / GROUP).write_text(f"{TRAFFIC}:*=e\n{LOCAL}:*=e\n")
+
+
+@pytest.mark.parametrize(
+    ("reset", "file", "events"),
+    [
+        (reassign, GROUP, {TRAFFIC, LOCAL}),
+        (change_and_restore_filter, FILTER, {TRAFFIC}),
+        (change_and_restore_mode, MODE, {TRAFFIC, LOCAL}),
+    ],
+)
+@pytest.mark.parametrize("is_seen_at_end", [False, True])
+def test_counters_that_were_reset_are_not_exact(
+    busy: tuple[Host, Callable[[int], None]], reset: Reset, file: Path, events: set[str], is_seen_at_end: bool
+) -> None:
+    """The use before the reset was missing, and the total was exact."""
+    host, run = busy
+    run(SECOND)
+    host.manager.tick()
+    reset(Path(host.mountpoint))
+    run(3 * SECOND)
+    if not is_seen_at_end:
+        react(host)
+        totals = host.manager.read("k")[2]
+        assert total_of(totals).quality is Quality.ESTIMATED
+        host.manager.tick()
+        assert total_of(host.restart().read("k")[2]).quality is Quality.ESTIMATED
+    totals = host.manager.release("k", owner="test").totals
+    assert {total.event.name for total in totals if total.quality is not Quality.EXACT} == events
+    traffic = total_of(totals)
+    assert traffic.quality is Quality.ESTIMATED
+    assert f"another program wrote to {host.mountpoint}/{file}, which may have reset the counter" in traffic.reason
+    check_reasons(traffic)
+
+
+def test_counters_of_a_group_that_begins_after_the_reset_are_exact(
+    abmc: tuple[Host, Control], process: Start
+) -> None:
+    host, control = abmc
+    change_and_restore_filter(Path(host.mountpoint))
+    child = process()
+    control.spawn(tid=child.pid)
+    host.manager.assign(assignment("k", child.pid))
+    control.run(child.pid, SECOND)
+    react(host)
+    totals = host.manager.release("k", owner="test").totals
+    assert {total.quality for total in totals} == {Quality.EXACT}
+
+
+def test_counters_that_the_daemon_assigns_are_not_reset(tmp_path: Path, process: Start) -> None:
+    """There are counters for one group, and the second one gets them when the first ends."""
+    with machine(tmp_path, "amd-abmc", counters=4) as (host, control):
+        host.manager.create("first", owner="test")
+        child = process()
+        control.spawn(tid=child.pid)
+        host.manager.assign(assignment("k", child.pid))
+        assert host.manager.get("k").first.unassigned
+        host.manager.release("first", owner="test")
+        assert not host.manager.get("k").first.unassigned
+        react(host)
+        assert "another program" not in "".join(host.manager.get("k").first.caveats.values())
+
+
+def test_use_of_the_machine_is_not_exact_after_a_reset(abmc: tuple[Host, Control]) -> None:
+    host, _ = abmc
+    host.manager.tick()
+
+    def qualities() -> set[Quality]:
+        return {use.quality for use in host.manager.context.machine.read().pools if use.event.name == TRAFFIC}
+
+    assert qualities() == {Quality.EXACT}
+    for state in "_e":
+        Path(host.mountpoint, GROUP.name).write_text(f"{TRAFFIC}:*={state}\n")
+    assert qualities() == {Quality.ESTIMATED}
+
+
+def traffic_of_machine(host: Host) -> set[Quality]:
+    return {use.quality for use in host.manager.context.machine.read().pools if use.event.name == TRAFFIC}
+
+
+def test_reset_during_a_reading_of_the_machine_is_known_to_it(
+    abmc: tuple[Host, Control], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event was read by the next call only, so the number that lacks the use before the reset was exact."""
+    host, _ = abmc
+    host.manager.tick()
+    machine = host.manager.context.machine
+    read = machine._read_whole
+
+    def reset_and_read() -> tuple[dict[str, ClassCounters], bool]:
+        (Path(host.mountpoint) / GROUP.name).write_text(f"{TRAFFIC}:*=_\n")
+        (Path(host.mountpoint) / GROUP.name).write_text(f"{TRAFFIC}:*=e\n")
+        return read()
+
+    monkeypatch.setattr(machine, "_read_whole", reset_and_read)
+    assert traffic_of_machine(host) == {Quality.ESTIMATED}
+
+
+def test_reset_while_the_pools_begin_is_not_forgotten(
+    abmc: tuple[Host, Control], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, _ = abmc
+    machine = host.manager.context.machine
+    read = machine._read_whole
+
+    def read_and_reset() -> tuple[dict[str, ClassCounters], bool]:
+        found = read()
+        for state in "_e":
+            (Path(host.mountpoint) / GROUP.name).write_text(f"{TRAFFIC}:*={state}\n")
+        host.manager.context.interference.read_events()  # as the thread that waits for them does
+        return found
+
+    monkeypatch.setattr(machine, "_read_whole", read_and_reset)
+    host.manager.tick()
+    monkeypatch.setattr(machine, "_read_whole", read)
+    assert traffic_of_machine(host) == {Quality.ESTIMATED}
+
+
+@pytest.mark.parametrize(("profile", "quality"), [("amd-abmc", Quality.ESTIMATED), ("intel-aet", Quality.EXACT)])
+def test_resets_that_were_not_reported_make_no_workload_exact(tmp_path: Path, profile: str, quality: Quality) -> None:
+    with machine(tmp_path, profile) as (host, _):
+        host.manager.tick()
+        host.manager.context.machine.events_lost()
+        found = host.manager.context.machine.read().pools
+        assert {use.quality for use in found if use.event.name == TRAFFIC and use.pool is Pool.TRACKED} == {quality}
+
+
+def reset_bandwidth(host: Host) -> None:
+    for state in "_e":
+        (Path(host.mountpoint) / GROUP.name).write_text(f"{TRAFFIC}:*={state}\n")
+
+
+def test_reading_of_the_machine_waits_for_events_that_are_being_processed(
+    abmc: tuple[Host, Control], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop had read the event of a reset, and the reading that lacks the use before it was exact."""
+    host, _ = abmc
+    host.manager.tick()
+    assert traffic_of_machine(host) == {Quality.EXACT}
+    context = host.manager.context
+    is_processing, may_end = threading.Event(), threading.Event()
+    process = context.interference._process_resets
+
+    def process_later(written: Written) -> None:
+        is_processing.set()
+        assert may_end.wait(60)
+        process(written)
+
+    monkeypatch.setattr(context.interference, "_process_resets", process_later)
+    reset_bandwidth(host)
+    loop = threading.Thread(target=context.interference.read_events)
+    loop.start()
+    try:
+        assert is_processing.wait(60)
+        monkeypatch.setattr(interference, "_EVENTS_WAIT_S", 60)
+        threading.Timer(0.2, may_end.set).start()
+        found = host.manager.context.machine.read().pools
+        assert all("may have reset" in use.reason for use in found if use.event.name == TRAFFIC)
+    finally:
+        may_end.set()
+        loop.join(60)
+
+
+def test_reading_of_the_machine_does_not_wait_for_ever_for_a_thread_that_hangs(
+    abmc: tuple[Host, Control], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, _ = abmc
+    host.manager.tick()
+    assert traffic_of_machine(host) == {Quality.EXACT}
+    monkeypatch.setattr(interference, "_EVENTS_WAIT_S", 0.01)
+    with host.manager.context.interference._events_lock:
+        found = host.manager.context.machine.read().pools
+    assert {use.reason for use in found if use.event.name == TRAFFIC} == {
+        "the last changes of other programs were not processed"
+    }
+    assert traffic_of_machine(host) == {Quality.EXACT}
+
+
+def test_resets_are_kept_if_beginning_anew_fails(abmc: tuple[Host, Control], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another file system was mounted over resctrl for a moment."""
+    host, _ = abmc
+    host.manager.tick()
+    machine = host.manager.context.machine
+    assert traffic_of_machine(host) == {Quality.EXACT}
+    reset_bandwidth(host)
+    assert traffic_of_machine(host) == {Quality.ESTIMATED}
+
+    def fail() -> NoReturn:
+        raise NotMounted("another file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "_is_remounted", lambda: True)
+        patch.setattr(machine, "_read_whole", fail)
+        with pytest.raises(NotMounted):
+            machine.read()
+    assert traffic_of_machine(host) == {Quality.ESTIMATED}
+
+
+def test_reset_before_the_pools_begin_is_not_of_them(abmc: tuple[Host, Control]) -> None:
+    host, _ = abmc
+    reset_bandwidth(host)
+    host.manager.context.machine.tick(has_trouble=False)
+    assert traffic_of_machine(host) == {Quality.EXACT}
+
+
+def test_changes_while_the_pools_begin_are_not_forgotten(
+    abmc: tuple[Host, Control], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, _ = abmc
+    machine = host.manager.context.machine
+    read = machine._read_whole
+
+    def read_and_change() -> tuple[dict[str, ClassCounters], bool]:
+        found = read()
+        (Path(host.mountpoint) / host.make_foreign("brief").path).rmdir()
+        host.manager.context.interference.read_events()
+        machine.events_lost()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "_read_whole", read_and_change)
+        machine.tick(has_trouble=False)
+    why = {use.pool: use.reason for use in machine.read().pools if use.event.name == TRAFFIC}
+    assert "changes of other programs were not reported" in why[Pool.UNTRACKED]
+    assert "changes of other programs were not reported" in why[Pool.FOREIGN]
+    assert "mon_groups/brief was created and removed between two readings" in why[Pool.FOREIGN]

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A service that gives up its RMID has an exact run only if its tasks were in the group until the end values."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.workload import State, replace
+from resctrlmond.workloads.profiles.requests import Assignment, UnitCommand
+from resctrlmond.workloads.records import store
+from resctrlmond.workloads.rmids import rmid_transfer
+from tests.workloads.conftest import Host, join, own_host
+from tests.workloads.groups.test_cut import Fuse, cut
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+KEY = "a.service"
+
+
+class Service:
+    """An exact service with the only RMID of a machine, and a container that waits for one."""
+
+    def __init__(self, host: Host, cgroup: str, process: Start) -> None:
+        self.host, self.process = host, process
+        self.path = os.path.join(cgroup, KEY)
+        os.mkdir(self.path)
+
+    def start(self) -> None:
+        """Start the service, and then the container."""
+        child = self.child = self.process()
+        join(self.path, child.pid)
+        self.host.manager.assign(
+            Assignment(
+                key=KEY,
+                owner=SYSTEMD,
+                pid=child.pid,
+                own_cgroup=self.path,
+                kind="unit",
+                member=KEY,
+                late=False,
+                priority=-1,
+                unit_command=UnitCommand(commands=(f"ExecStart={child.pid}",)),
+            )
+        )
+        assert self.host.manager.get(KEY).first.baseline is Quality.EXACT
+        assert self.host.manager.create("box", owner="oci").state is State.PENDING
+
+    def tick(self) -> None:
+        self.host.manager.maintenance.tick()
+
+    def is_in_group(self) -> bool:
+        return self.host.tree.membership(self.child.pid).group == KEY
+
+    def end(self) -> None:
+        self.child.kill()
+        self.child.wait()
+
+    def release(self) -> None:
+        if not self.host.manager.get(KEY).state.is_over:
+            self.host.manager.release(KEY, owner=SYSTEMD)
+
+    def files(self, generation: int) -> Path:
+        """Return the folder of the files of a run."""
+        aside = Path(self.host.run, "completed", KEY, str(generation))
+        return aside if aside.exists() else Path(self.host.run, "groups", KEY)
+
+    def qualities(self, generation: int) -> set[str]:
+        """Return the qualities of the totals of an ended run."""
+        return {line.split()[1] for line in (self.files(generation) / "quality").read_text().splitlines()}
+
+
+@pytest.fixture
+def service(tmp_path: Path, cgroup: str, process: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setattr(rmid_transfer, "MIN_RUN_S", 0.0)
+    monkeypatch.setattr(rmid_transfer, "UNUSED_S", 0.0)
+    with own_host(tmp_path, "monitoring-only", 2) as host:
+        made = Service(host, cgroup, process)
+        yield made
+        made.end()
+        os.rmdir(made.path)
+
+
+def refuse(*_: object, **_more: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_run_of_a_service_whose_rmid_is_taken_is_exact(service: Service) -> None:
+    service.start()
+    service.tick()
+    service.tick()
+    manager = service.host.manager
+    assert (manager.get("box").state, manager.get(KEY).state) == (State.IDLE, State.PENDING)
+    assert service.qualities(1) == {"exact"}
+    assert manager.get(KEY).generation == 2
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_exact_service_keeps_its_rmid_until_the_watch_has_asked_systemd_about_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
+) -> None:
+    """A command may have run outside and ended: while no daemon ran, or at the stop."""
+    monkeypatch.setattr(rmid_transfer, "MIN_RUN_S", 1000.0)
+    service.start()
+    with service.host.manager.context.store.transaction(KEY) as txn:
+        txn.save_group(replace(txn.workload.first, created_ns=txn.workload.first.created_ns - 2000 * 10**9))
+    if is_restarted:
+        service.host.restart()
+    else:
+        service.host.manager.context.memory.since_ns -= 2000 * 10**9
+    service.end()
+    for _ in range(2):
+        service.tick()
+    manager = service.host.manager
+    assert (manager.get(KEY).state, manager.get("box").state) == (State.IDLE, State.PENDING)
+    monkeypatch.setattr(rmid_transfer, "MIN_RUN_S", 0.0)
+    for _ in range(2):
+        service.tick()
+    assert (manager.get(KEY).state, manager.get("box").state) == (State.PENDING, State.IDLE)
+
+
+def test_tasks_stay_in_the_group_if_the_end_cannot_be_recorded(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.start()
+    with monkeypatch.context() as full:
+        full.setattr(store, "write_file", refuse)
+        service.tick()
+    assert (service.host.manager.get(KEY).state, service.is_in_group()) == (State.ACTIVE, True)
+    service.end()
+    service.release()
+    assert service.qualities(1) == {"exact"}
+
+
+@pytest.mark.parametrize("how", ["tick", "release"])
+def test_service_whose_tasks_ran_outside_before_the_end_values_were_read_is_estimated(
+    service: Service, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    service.start()
+    with monkeypatch.context() as full:
+        full.setattr(type(service.host.manager.context.snapshots), "end", refuse)
+        service.tick()
+    assert (service.host.manager.get(KEY).state, service.is_in_group()) == (State.ENDING, False)
+    service.end()
+    getattr(service, how)()
+    assert service.host.manager.get(KEY).state is State.COMPLETED
+    assert service.qualities(1) == {"estimated"}
+
+
+@pytest.fixture(scope="module")
+def fuse() -> Fuse:
+    return Fuse()
+
+
+def test_kill_while_an_rmid_is_taken_leaves_no_exact_run_whose_tasks_were_outside(
+    service: Service, fuse: Fuse
+) -> None:
+    step, killed, found = 0, True, set()
+    while killed:
+        service.start()
+        generation = service.host.manager.get(KEY).generation
+        killed = cut(fuse, step, service.tick)
+        has_end = (service.files(generation) / "completed_at").exists()
+        was_outside = not has_end and not service.is_in_group()
+        service.end()
+        service.host.restart()
+        service.host.manager.release("box", owner="oci")
+        service.release()
+        if killed:
+            found.add((was_outside, *service.qualities(generation)))
+        step += 1
+    assert (False, "exact") in found
+    assert (True, "estimated") in found
+    assert (True, "exact") not in found
