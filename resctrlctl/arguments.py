@@ -890,7 +890,7 @@ VERBS = {
     "show": ("show workloads, foreign groups or classes with their counters", "workloads.queries:show", _show),
     "status": (
         "show the state of resctrlmond and of the machine, or of systemd units",
-        "workloads.queries:status",
+        "host.status:status",
         _status,
     ),
     "doctor": ("examine this machine, and explain each fault with its remedy", "doctor.verb:doctor", _no_arguments),

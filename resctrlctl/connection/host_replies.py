@@ -7,6 +7,7 @@ and the function that checks its value, by the name of the field in JSON.
 
 from __future__ import annotations
 
+from resctrlctl.base.structs import Struct
 from resctrlctl.connection.decoding import (
     Reply,
     decode_boolean,
@@ -18,7 +19,6 @@ from resctrlctl.connection.decoding import (
     tuple_of,
     word,
 )
-from resctrlctl.base.structs import Struct
 from resctrlctl.connection.replies import Reading, Total, Workload
 from resctrlmond.resctrl.kinds import Kind, Mode
 from resctrlmond.workloads.model.changes import ChangeKind, ContainerState

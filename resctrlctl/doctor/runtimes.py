@@ -16,7 +16,7 @@ from resctrlctl.doctor.finding import Finding, Severity
 from resctrlctl.doctor.host import Host
 from resctrlctl.doctor.resctrl import rmids
 from resctrlctl.doctor.service import unit_state
-from resctrlctl.workloads.queries import runtimes_without_hook
+from resctrlctl.host.status import runtimes_without_hook
 
 _HOOK_FOLDERS = (HOOKS_DIR, "/etc/containers/oci/hooks.d")
 _OWN_HOOK = "resctrlmon"

@@ -16,9 +16,9 @@ import msgspec
 from resctrlctl.base.errors import CommandError
 from resctrlctl.live.recording import FORMAT, AnyLine, Header, Outage, Reading, Used, is_selected
 from resctrlctl.screen.format import format_count, format_time
-from resctrlctl.workloads.workload_table import CACHE, ENERGY, QUALITIES, TRAFFIC
+from resctrlctl.workloads.workload_table import CACHE, ENERGY, TRAFFIC
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.model.states import Quality, worst
 
 # As for a reply of the daemon: a reading of all workloads is smaller.
 _MAX_LINE = 64 * 1024 * 1024
@@ -95,8 +95,8 @@ class Run:
     @property
     def quality(self) -> str:
         """The quality of the worst total; "" if there is none."""
-        known = [quality for quality in QUALITIES if quality in self.qualities]
-        return str(known[-1]) if known else ""
+        known = [quality for quality in Quality if quality in self.qualities]
+        return str(worst(*known)) if known else ""
 
     def is_another(self, used: Used) -> bool:
         """Return whether this is another run of the same key and generation.

@@ -17,10 +17,11 @@ from resctrlctl.connection.daemon import Daemon
 from resctrlctl.connection.host_replies import MachineReply, NoParameters, PoolUse, StatusReply
 from resctrlctl.connection.replies import ReadAllReply, ReadAllRequest, Usage
 from resctrlctl.host import machine
-from resctrlctl.live.top_view import By, Entry, Painted, View, entries, screen
+from resctrlctl.live.top_view import Painted, screen
 from resctrlctl.screen.output import Json, Output
 from resctrlctl.screen.width import has_blocks
 from resctrlctl.workloads import workload_table
+from resctrlctl.workloads.entries import By, Entry, View, entries
 from resctrlctl.workloads.workload_table import Line
 from resctrlmond.workloads.model.clock import utc_now
 from resctrlmond.workloads.model.states import Pool

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resctrlctl.base.errors import INVALID_NUMBER, OK, CommandError
 from resctrlctl.base.structs import replace
-from resctrlctl.live.top_view import By, Painted, View, entries, screen
+from resctrlctl.live.top_view import Painted, screen
 from resctrlctl.screen.layout import Tone, cut
+from resctrlctl.workloads.entries import By, View, entries
 
 if TYPE_CHECKING:
     from resctrlctl.live.top import Sample

@@ -15,7 +15,7 @@ from resctrlctl.screen.format import SYMBOLS, format_class, format_count, format
 from resctrlctl.screen.layout import Column, Row, Table, broken, to_text
 from resctrlctl.workloads.reasons import reasons
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.model.states import worst
 
 _COLUMNS = (
     Column("EVENT"),
@@ -25,8 +25,6 @@ _COLUMNS = (
     Column("QUALITY"),
 )
 _TIMES = ("elapsed", "user", "system")
-# From best to worst.
-_QUALITIES = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
 _MICROSECOND = Decimal("0.000001")
 
 
@@ -170,7 +168,7 @@ def _figure(event: str, unit: str, of: Sequence[tuple[replies.Total, float | Non
         _text(_mean(values)) if len(of) > 1 else of[0][0].value,
         _text(_deviation(values)),
         _text(sum((value for value, _ in timed), Decimal(0)) / seconds) if seconds else None,
-        max((str(total.quality) for total, _ in of), key=[str(quality) for quality in _QUALITIES].index),
+        str(worst(*(total.quality for total, _ in of))),
         "; ".join(reasons),
     )
 

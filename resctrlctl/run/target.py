@@ -16,14 +16,12 @@ from resctrlctl.connection.daemon import Daemon
 from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.errors import ResctrlError, printable
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.model.states import Quality, worst
 
 # The mount points of the hierarchy in which systemd creates its control groups: v2 alone, v2 beside v1, and v1.
 _HIERARCHIES = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
 _NOT_OWN = "only nested workloads counted it"
 ENDED_EARLY = "the workload ended before the command, and later use is not counted"
-# From best to worst.
-_QUALITIES = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
 # A value has up to 20 digits and 9 decimals.
 _EXACTLY = Context(prec=64)
 
@@ -220,7 +218,7 @@ def difference(begin: replies.ReadReply, end: replies.ReadReply) -> list[replies
 def downgraded(totals: Sequence[replies.Total], quality: Quality, reason: str) -> list[replies.Total]:
     """Return the totals with no better quality than this one, and with the reason."""
     return [
-        replace(total, quality=_worst(total.quality, quality), reason="; ".join(filter(None, (total.reason, reason))))
+        replace(total, quality=worst(total.quality, quality), reason="; ".join(filter(None, (total.reason, reason))))
         for total in totals
     ]
 
@@ -243,7 +241,7 @@ def together(totals: Sequence[replies.Total], nested: Sequence[replies.Total]) -
 def _sum(own: replies.Total, nested: replies.Total) -> replies.Total:
     known = [Decimal(total.value) for total in (own, nested) if total.value is not None]
     reasons = dict.fromkeys(total.reason for total in (own, nested) if total.reason)
-    quality = _worst(own.quality, nested.quality)
+    quality = worst(own.quality, nested.quality)
     if len(known) == 1:
         quality = Quality.ESTIMATED  # a lower bound
     with localcontext(_EXACTLY):
@@ -270,12 +268,8 @@ def _difference(begin: replies.Total | None, end: replies.Total) -> replies.Tota
     if used < 0:
         reason = "; ".join(filter(None, (reason, "the total of the workload decreased while the command ran")))
         return replies.Total(event=end.event, unit=end.unit, quality=Quality.UNKNOWN, reason=reason)
-    quality = _worst(begin.quality, end.quality)
+    quality = worst(begin.quality, end.quality)
     return replies.Total(event=end.event, unit=end.unit, value=f"{used:f}", quality=quality, reason=reason or None)
-
-
-def _worst(*qualities: Quality) -> Quality:
-    return max(qualities, key=_QUALITIES.index)
 
 
 def _members(workload: replies.Workload) -> list[replies.Member]:

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs that only read: ``list``, ``show`` and ``status``."""
+"""The verbs that only read workloads, groups and classes: ``list`` and ``show``."""
 
 from __future__ import annotations
 
 import argparse
 import functools
-import os
 import time
 from collections.abc import Sequence
 
 from resctrlctl.base.errors import OK, CommandError, print_error
-from resctrlctl.base.structs import Struct, replace, to_json
-from resctrlctl.connection.daemon import Daemon, daemon_of
+from resctrlctl.base.structs import Struct, to_json
 from resctrlctl.connection.replies import ReadReply, Usage
 from resctrlctl.screen.layout import Block
 from resctrlctl.screen.output import Json, Output
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
     Report: TypeAlias = ReadReply | ForeignReport | ClassReport
 
 
-# How long status waits for the counters of the machine.
-_MACHINE_S = 2.0
 # The time between the two readings of --rate.
 RATE_S = 1.0
 
@@ -270,46 +266,3 @@ def _read_directories(source: Source, text: str, unknown: CommandError, *, with_
             "NoSuchWorkload",
         )
     return found
-
-
-def status(args: argparse.Namespace, output: Output) -> int:
-    """Print the state of the daemon and of the machine, or that of units; return the exit status."""
-    if args.unit:
-        from resctrlctl.units.unit_status import unit_status  # noqa: PLC0415 - imports much that only units need
-
-        return unit_status(args, output)
-    from resctrlctl.connection.host_replies import NoParameters, StatusReply  # noqa: PLC0415 - list does not need it
-
-    daemon = daemon_of(args)
-    reply = daemon.call("ask for the status", "Status", NoParameters(), StatusReply)
-    if output.json is not Json.OFF:
-        output.print_json(reply)
-    elif not output.quiet:
-        from resctrlctl.workloads.render import render_status  # noqa: PLC0415 - list does not need it
-
-        without_hook = runtimes_without_hook() if args.host is None else []
-        output.print_blocks(render_status(reply, without_hook, _use_of_machine(daemon)))
-    return OK
-
-
-def _use_of_machine(daemon: Daemon) -> tuple[str, ...]:
-    """Return the shares of the machine's pools, or why they are not known: status must not hang as the kernel may."""
-    from resctrlctl.connection.host_replies import MachineReply, NoParameters  # noqa: PLC0415 - list does not need it
-    from resctrlctl.host.machine import bar  # noqa: PLC0415 - list does not need it
-
-    try:
-        reply = replace(daemon, timeout_s=_MACHINE_S).call(
-            "read what the machine used", "Machine", NoParameters(), MachineReply
-        )
-    except CommandError as error:
-        return (f"not known: {error}",)
-    return bar(reply.pools, has_blocks=has_blocks())
-
-
-def runtimes_without_hook(root: str = "/") -> list[str]:
-    """Return the container runtimes of this host that never call the OCI hook, detected by their files in /run."""
-    import glob  # noqa: PLC0415 - list does not need it
-
-    found = ["Docker"] if os.path.exists(os.path.join(root, "run/docker.sock")) else []
-    # Rootless Podman creates /run/user/UID/libpod.
-    return [*found, *(["rootless Podman"] if glob.glob(os.path.join(root, "run/user/*/libpod")) else [])]

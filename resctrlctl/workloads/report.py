@@ -28,7 +28,7 @@ from resctrlmond.api.exit_codes import DENIED, USAGE
 from resctrlmond.resctrl.counters import EVENTS, Kind
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.service.message_ids import MessageId
-from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.model.states import Quality, worst
 
 UNIT = "resctrlmond.service"
 JOURNALCTL = "journalctl"
@@ -194,7 +194,7 @@ def _group(name: str, entries: Sequence[Entry]) -> Group:
         name=name,
         runs=len(entries),
         duration_sec=round(sum(entry.seconds for entry in entries), 6),
-        quality=_worst(entry.quality for entry in entries),
+        quality=worst(*(entry.quality for entry in entries)),
         totals=[_sum(event, entries) for event in events],
     )
 
@@ -209,12 +209,8 @@ def _sum(event: str, entries: Iterable[Entry]) -> EventSum:
     numbers = [number for number, _ in parts if number is not None]
     with localcontext(_EXACTLY):
         value = f"{sum(numbers, Decimal(0)):f}" if numbers else None
-    quality = _worst(quality for _, quality in parts)
+    quality = worst(*(quality for _, quality in parts))
     return EventSum(event, EVENTS[event].unit, value, quality, len(numbers), len(parts) - len(numbers))
-
-
-def _worst(qualities: Iterable[Quality]) -> Quality:
-    return max(qualities, key=_QUALITIES.index)
 
 
 # -- output

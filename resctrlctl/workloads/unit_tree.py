@@ -8,9 +8,9 @@ from decimal import Decimal
 
 from resctrlctl.base.errors import CommandError
 from resctrlctl.base.structs import Struct, replace
-from resctrlctl.live.top_view import COLUMNS, NO_UNIT, By, Entry, View, entries, unit_names
 from resctrlctl.screen.format import format_count, format_duration, shorten
 from resctrlctl.screen.layout import Column, Row, Table
+from resctrlctl.workloads.entries import COLUMNS, NO_UNIT, By, Entry, View, entries, unit_names
 from resctrlctl.workloads.workload_table import NOTHING_LISTED, Line
 from resctrlmond.api.exit_codes import USAGE
 from resctrlmond.resctrl.errors import printable

@@ -17,11 +17,10 @@ from resctrlctl.workloads.selectors import selectors_of
 from resctrlctl.workloads.unit_path import unit_of
 from resctrlmond.api.exit_codes import USAGE
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.workloads.model.states import Quality, State
+from resctrlmond.workloads.model.states import State, worst
 
 ENERGY, TRAFFIC, CACHE = "core_energy", "mbm_total_bytes", "llc_occupancy"
 # From best to worst: a workload has the quality of its worst total.
-QUALITIES = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
 # All other states have the normal tone.
 TONES = {
     State.PENDING: Tone.WARNING,
@@ -74,7 +73,7 @@ class Line(Struct):
     def quality(self) -> str:
         """The quality of the worst total; "" if there is none."""
         qualities = {total.quality for total in self.usage.totals}
-        return max(qualities, key=QUALITIES.index) if qualities else ""
+        return worst(*qualities) if qualities else ""
 
     @property
     def reason(self) -> str:

@@ -16,11 +16,10 @@ from resctrlmond.resctrl import counters
 from resctrlmond.resctrl.bandwidth import Bandwidth
 from resctrlmond.resctrl.tree import Found
 from resctrlmond.workloads.figures import accounting
-from resctrlmond.workloads.figures.accounting import Quality, worst
 from resctrlmond.workloads.figures.caveats import together
 from resctrlmond.workloads.machine import pools
 from resctrlmond.workloads.model.latency import BOUNDS_US, Latencies
-from resctrlmond.workloads.model.states import NameKind
+from resctrlmond.workloads.model.states import NameKind, Quality, worst
 from resctrlmond.workloads.model.workload import Member, Workload
 from resctrlmond.workloads.profiles.unwatched import UnwatchedContainer
 from resctrlmond.workloads.records.sums import NameUse

@@ -43,7 +43,6 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.caveats import lacking_sentence
 from resctrlmond.workloads.groups import plan
 from resctrlmond.workloads.manager import Manager
@@ -63,7 +62,7 @@ from resctrlmond.workloads.model.errors import (
     NotWritten,
     TooSlow,
 )
-from resctrlmond.workloads.model.states import FOLLOW, CallKind, NameKind
+from resctrlmond.workloads.model.states import FOLLOW, CallKind, NameKind, Quality
 from resctrlmond.workloads.model.workload import EndRule, State, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
 

@@ -26,9 +26,10 @@ from resctrlmond.resctrl.counters import Kind
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.service.journal import NOTICE, fields, printable_fields
 from resctrlmond.service.message_ids import MessageId
-from resctrlmond.workloads.figures.accounting import Quality, Total, digits, worst
+from resctrlmond.workloads.figures.accounting import Total, digits
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.names import names_of
+from resctrlmond.workloads.model.states import Quality, worst
 from resctrlmond.workloads.model.workload import Workload
 from resctrlmond.workloads.records.atomic_files import read_file, write_file, writing
 from resctrlmond.workloads.records.totals import shown

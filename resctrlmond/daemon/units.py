@@ -25,12 +25,12 @@ from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, ResctrlError
 from resctrlmond.workloads.evidence.callers import COMMAND_GRACE_S
 from resctrlmond.workloads.evidence.pod_cgroups import container_in
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups.units import is_overflow, is_unit
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.errors import AlreadyMonitored
 from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import MAX_KEY_LENGTH, MAX_PRIORITY
 from resctrlmond.workloads.model.workload import Member, State, Workload
 from resctrlmond.workloads.profiles.profile import Choice, Watch

@@ -30,7 +30,7 @@ from resctrlmond.workloads.evidence.interference import Interference
 from resctrlmond.workloads.evidence.joiners import Joiners
 from resctrlmond.workloads.evidence.pod_times import PodTimes
 from resctrlmond.workloads.evidence.takeover import TakeOver
-from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups import ends, group_ops, nested, placement, target
 from resctrlmond.workloads.groups.context import Context, Reloadable
@@ -54,7 +54,7 @@ from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.pods import Inventory
 from resctrlmond.workloads.model.reports import Facts
 from resctrlmond.workloads.model.settings import Settings
-from resctrlmond.workloads.model.states import FOLLOW, NameKind
+from resctrlmond.workloads.model.states import FOLLOW, NameKind, Quality
 from resctrlmond.workloads.model.validation import (
     canonical_key,
     check_claim,

@@ -20,7 +20,7 @@ from resctrlmond.api.dbus.library import DBusError, Variant
 from resctrlmond.api.errors import ERRORS
 from resctrlmond.api.types import Claim, Member
 from resctrlmond.api.verbs import MANAGER, VERBS
-from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from tests.api.private_bus import BusHost, Client
 

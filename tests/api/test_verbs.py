@@ -29,9 +29,8 @@ from resctrlmond.api.workers import Workers
 from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.daemon.startup import StartupError
 from resctrlmond.resctrl.errors import NoSuchGroup, PermissionDenied, ResctrlError, RmidsExhausted
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.manager import Manager
-from resctrlmond.workloads.model.states import CallKind
+from resctrlmond.workloads.model.states import CallKind, Quality
 from resctrlmond.workloads.model.workload import State, Workload
 
 # The type of a field or parameter: a name, a list, or a mapping by field.

@@ -20,10 +20,11 @@ from resctrlmond.api.watches import Watches
 from resctrlmond.api.workers import Workers
 from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import NotRead
-from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.changes import ChangeKind
 from resctrlmond.workloads.model.errors import InvalidRequest, LimitExceeded, TooSlow
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Claim, EndRule, State, Workload
 from tests.workloads.builders import drop, save, workload
 

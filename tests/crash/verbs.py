@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.profiles.requests import Assignment, UnitCommand
 from resctrlmond.workloads.rmids import overflow, rmid_transfer
 from tests.workloads.builders import drop

@@ -26,9 +26,8 @@ from resctrlmond.api.types import Claim, Member
 from resctrlmond.api.varlink.server import Interface, Method, Server, VarlinkError
 from resctrlmond.resctrl.counters import Kind, Status
 from resctrlmond.resctrl.processes import pidfd_numbers
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.pods import Report, ReportedSandbox
-from resctrlmond.workloads.model.states import FOLLOW
+from resctrlmond.workloads.model.states import FOLLOW, Quality
 from resctrlmond.workloads.model.workload import EndRule, State
 
 INTERFACE = "org.resctrlmon.Manager"

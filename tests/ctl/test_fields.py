@@ -21,7 +21,7 @@ from resctrlctl.workloads.render import NOT_SHOWN, render_workload
 from resctrlctl.workloads.workload_table import FIELDS
 from resctrlmond.api import types
 from resctrlmond.api.verbs import VERBS
-from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from tests.ctl.fake_manager import FakeManager, error
 from tests.ctl.samples import Samples, present

@@ -9,8 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from resctrlmond.daemon.ledger import Ledger, run_of
-from resctrlmond.workloads.figures.accounting import Quality
-from resctrlmond.workloads.model.states import NameKind
+from resctrlmond.workloads.model.states import NameKind, Quality
 from tests.workloads.conftest import Host
 
 

@@ -23,9 +23,10 @@ from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.service.journal import JournalSocket
 from resctrlmond.service.message_ids import MessageId
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.names import unit_of
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Member, State, Workload
 from resctrlmond.workloads.records.atomic_files import write_file
 from tests.daemon.ledger_host import FileJournal, LedgerHost

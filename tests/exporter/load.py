@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from resctrlmond.sim.control.client import Control
-from resctrlmond.workloads.figures.accounting import worst
-from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.model.states import Quality, worst
 from tests.daemon.conftest import Machine
 from tests.exporter.worker import Worker
 from tests.truth.record import Bounds, bounds, counted_events, used_in_groups_by

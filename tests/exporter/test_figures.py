@@ -26,7 +26,7 @@ from resctrlmond.exporter.source import VERBS
 from resctrlmond.resctrl.counters import EVENTS
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.workloads.figures.accounting import Quality, worst
+from resctrlmond.workloads.model.states import Quality, worst
 from tests.exporter.conftest import Exporter, Exposition, Machine, StartProcess, machine_of
 from tests.wait import wait_until
 

@@ -27,6 +27,7 @@ and the function that checks its value, by the name of the field in JSON.
 
 from __future__ import annotations
 
+from resctrlctl.base.structs import Struct
 from resctrlctl.connection.decoding import (
 {decoders})
 {imports}
@@ -64,7 +65,7 @@ def _module(title: str, structs: dict[type[msgspec.Struct], bool], known: dict[t
     places = {kind: kind.__module__ for kind in enums}
     used = [kind for kind in known if re.search(rf"\b{kind.__name__}\b", body)]
     places |= dict.fromkeys(used, "resctrlctl.connection.replies")
-    by_place: dict[str, list[str]] = {"resctrlctl.base.structs": ["Struct"]}
+    by_place: dict[str, list[str]] = {}
     for kind, place in places.items():
         by_place.setdefault(place, []).append(kind.__name__)
     imports = [f"from {place} import {', '.join(sorted(names))}" for place, names in sorted(by_place.items())]

@@ -29,7 +29,7 @@ from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.filesystem import INEXACT_ATTRIBUTE, MODALIAS_ATTRIBUTE, RMIDS_ATTRIBUTE, TASK_ATTRIBUTE
 from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL
 from resctrlmond.sim.profiles import PROFILES
-from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from tests.hook import forms
 

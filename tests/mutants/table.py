@@ -929,7 +929,7 @@ MUTANTS = (
     ),
     Mutant(
         "a sum is as good as its best part",
-        _WORKLOADS + "figures/accounting.py",
+        _WORKLOADS + "model/states.py",
         "return max(qualities, key=_RANKS.__getitem__)",
         "return min(qualities, key=_RANKS.__getitem__)",
         "tests/workloads/figures/test_accounting.py tests/workloads",

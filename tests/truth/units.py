@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from resctrlmond.sim.control.client import Control
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.owners import OVERFLOW, SYSTEMD
 from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.rmids import overflow, rmid_transfer

@@ -21,11 +21,11 @@ from resctrlmond.resctrl.mounts import boot_id, mounts
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.groups import group_ops
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.mark import Mark
 from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, GroupState, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.records.quality_file import text, worse

@@ -7,9 +7,9 @@ import functools
 import re
 import string
 
-from resctrlmond.workloads.figures.accounting import Total, worst
+from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.reasons import Reason
-from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.model.states import Quality, worst
 
 # The text of an error may have semicolons.
 _VALUES = {"error": ".+", "cause": ".+", "descendants": r"[0-9]+ descendants?"}

@@ -12,7 +12,7 @@ import pytest
 
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.states import Quality
 from tests.workloads.conftest import Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

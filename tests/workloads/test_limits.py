@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.errors import InvalidAttributes, LimitExceeded, NotWritten
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTES, merged_attributes
 from resctrlmond.workloads.records import atomic_files, store
 from resctrlmond.workloads.records.store import Store

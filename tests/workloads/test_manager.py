@@ -21,7 +21,6 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import Found, GroupRef
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.errors import (
     AlreadyMonitored,
     ForeignGroup,
@@ -33,6 +32,7 @@ from resctrlmond.workloads.model.errors import (
     NoSuchWorkload,
 )
 from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from resctrlmond.workloads.profiles.requests import Assignment
 from tests.sim.conftest import Puppet

@@ -16,7 +16,8 @@ from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
 from resctrlmond.workloads.figures import checkpoint
-from resctrlmond.workloads.figures.accounting import Quality, totals
+from resctrlmond.workloads.figures.accounting import totals
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from tests.workloads.conftest import UID, Host, assignment
 

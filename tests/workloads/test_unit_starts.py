@@ -33,10 +33,10 @@ from resctrlmond.daemon.unit_starts import UnitStarts
 from resctrlmond.host.unit_exec import PROGRAM
 from resctrlmond.resctrl.processes import children
 from resctrlmond.workloads.evidence import callers
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups import placement
 from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from resctrlmond.workloads.profiles.requests import Assignment
 from tests.api.private_bus import PrivateBus

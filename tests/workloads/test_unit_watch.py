@@ -30,11 +30,11 @@ from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import KernelRefused
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.mounts import mounts
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.reasons import ran_before
 from resctrlmond.workloads.groups.plan import waiting
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.profiles.profile import Profile, Profiles, Rule, Watch
 from resctrlmond.workloads.profiles.requests import Assignment

@@ -26,8 +26,8 @@ from resctrlmond.resctrl.foreign_writes import boot_ticks
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import TICKS_PER_S
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Group, Member, Workload
 
 log = logging.getLogger(__name__)

@@ -39,9 +39,9 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.evidence.attribution import Attribution, Groups, Writes
 from resctrlmond.workloads.evidence.inspection import Inspector, downgraded_and_logged
 from resctrlmond.workloads.figures import caveats
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.mark import Mark
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Group, State, Workload, replace
 from resctrlmond.workloads.records.store import Store, Transaction
 

@@ -16,8 +16,8 @@ from resctrlmond.resctrl import cgroups, cpu_time
 from resctrlmond.resctrl.cpu_time import TreeTime
 from resctrlmond.resctrl.errors import LACKS, ResctrlError
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.reasons import Reason, joined_unseen
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Member, Workload, replace
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ import msgspec
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.workloads.evidence.pod_cgroups import container_in, list_below, pod_cgroup
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key, is_pod_uid
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.records.atomic_files import read_file, write_file, writing

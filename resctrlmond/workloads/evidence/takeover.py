@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Workload, replace
 from resctrlmond.workloads.records.store import Store
 

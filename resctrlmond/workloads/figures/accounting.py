@@ -12,12 +12,10 @@ import msgspec
 from resctrlmond.resctrl.counters import EXACTLY, Event, Kind, Reading, Status, Value, event
 from resctrlmond.workloads.figures.checkpoint import CounterHistory
 from resctrlmond.workloads.figures.reasons import Reason
-from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.model.states import Quality, worst
+
 
 # Declared in a module that clients can import without this one.
-__all__ = ["Quality"]
-
-
 @dataclass(frozen=True, slots=True)
 class Total:
     """The sum of one event over all domains since the baseline, in its unit. An unknown ``number`` is None.
@@ -75,19 +73,11 @@ class _Run(msgspec.Struct, frozen=True):
     is_reallocated: bool
 
 
-# From best to worst: a sum has the quality of its worst part.
-_ORDER = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
-_RANKS = {quality: rank for rank, quality in enumerate(_ORDER)}
 # The begin value of a counter whose domain was offline at the baseline.
 _NOT_ONLINE = Value(Status.ERROR, "not online")
 _NOTHING = CounterHistory()
 # A reset counter restarts from 0. A decrease by at most this fraction is noise, not a reset.
 _NOISE = Decimal("0.01")
-
-
-def worst(*qualities: Quality) -> Quality:
-    """Return the worst of these qualities."""
-    return max(qualities, key=_RANKS.__getitem__)
 
 
 def digits(number: int | Decimal) -> str:

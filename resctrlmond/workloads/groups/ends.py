@@ -14,13 +14,13 @@ from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.evidence.pod_times import cgroup_of_pod
 from resctrlmond.workloads.figures import caveats
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups import group_ops
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import claims_over
 from resctrlmond.workloads.groups.units import is_unit
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, Member, State, Workload, replace
 from resctrlmond.workloads.profiles.requests import CONTAINERS
 from resctrlmond.workloads.records.store import Transaction

@@ -31,7 +31,7 @@ from resctrlmond.resctrl.errors import (
 from resctrlmond.resctrl.tree import Found, GroupRef
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads.figures import caveats
-from resctrlmond.workloads.figures.accounting import Quality, Total, worst
+from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.checkpoint import readings_of
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups import nested, units
@@ -42,6 +42,7 @@ from resctrlmond.workloads.machine.pools import REMOVED_BY_OTHERS
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.errors import ForeignGroup, InvalidClass, NotWritten
 from resctrlmond.workloads.model.owners import RECOVERED
+from resctrlmond.workloads.model.states import Quality, worst
 from resctrlmond.workloads.model.validation import valid_class
 from resctrlmond.workloads.model.workload import ROOT_FOLDER, Group, GroupState, State, Workload, replace
 from resctrlmond.workloads.records.snapshot import KeptReadings

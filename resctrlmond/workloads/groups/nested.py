@@ -34,10 +34,11 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads.figures.accounting import Quality, Total, added, digits, worst
+from resctrlmond.workloads.figures.accounting import Total, added, digits
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.states import Quality, worst
 from resctrlmond.workloads.model.workload import Group, NestedTotal, Part, State, Workload, replace
 from resctrlmond.workloads.records.snapshot import Snapshots
 from resctrlmond.workloads.records.store import Transaction

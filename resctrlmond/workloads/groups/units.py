@@ -27,11 +27,11 @@ from resctrlmond.resctrl.errors import (
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import Elsewhere
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.errors import AlreadyMonitored
 from resctrlmond.workloads.model.owners import OF_UNITS, OVERFLOW
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Group, Member, Workload
 from resctrlmond.workloads.records.store import Transaction
 

@@ -31,7 +31,6 @@ from resctrlmond.resctrl.mounts import Mounting, superblock_at
 from resctrlmond.resctrl.package_energy import PackageEnergy
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.figures import accounting, caveats, checkpoint
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.checkpoint import Checkpoint, CounterHistory
 from resctrlmond.workloads.machine.state import (
     ClassUse,
@@ -44,7 +43,7 @@ from resctrlmond.workloads.machine.state import (
     add_reason,
 )
 from resctrlmond.workloads.model.clock import utc_now
-from resctrlmond.workloads.model.states import Pool
+from resctrlmond.workloads.model.states import Pool, Quality
 from resctrlmond.workloads.model.workload import Group, Workload
 from resctrlmond.workloads.records.snapshot import Snapshots
 from resctrlmond.workloads.records.store import Store

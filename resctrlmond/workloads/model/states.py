@@ -117,6 +117,15 @@ class Quality(enum.StrEnum):
     """There is no number."""
 
 
+# From best to worst, as declared: a sum has the quality of its worst part.
+_RANKS = {quality: rank for rank, quality in enumerate(Quality)}
+
+
+def worst(*qualities: Quality) -> Quality:
+    """Return the worst of these qualities."""
+    return max(qualities, key=_RANKS.__getitem__)
+
+
 class CompanionState(enum.StrEnum):
     """Where a companion is in its life."""
 

@@ -9,9 +9,8 @@ import msgspec
 
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.figures.accounting import worst
 from resctrlmond.workloads.model.event_globs import selects
-from resctrlmond.workloads.model.states import EndRule, Quality, State
+from resctrlmond.workloads.model.states import EndRule, Quality, State, worst
 
 # Declared in a module that clients can import without this one.
 __all__ = ["EndRule", "State"]

@@ -8,9 +8,10 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from resctrlmond.resctrl.counters import Reading
-from resctrlmond.workloads.figures.accounting import Quality, Total, worst
+from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.states import Quality, worst
 from resctrlmond.workloads.model.workload import GroupState, Workload, replace
 from resctrlmond.workloads.records.snapshot import Snapshots
 from resctrlmond.workloads.records.totals import End, Live, LiveReadings, shown, used

@@ -24,10 +24,10 @@ import msgspec
 from resctrlmond.resctrl.errors import NotRead, ResctrlError, reading
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.clock import boot_ns, seconds_since_ns
 from resctrlmond.workloads.model.errors import InvalidClass, InvalidKey, LimitExceeded, NoSuchWorkload
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key, valid_class
 from resctrlmond.workloads.model.workload import (
     ROOT_FOLDER,

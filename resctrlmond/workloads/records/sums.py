@@ -31,11 +31,11 @@ import msgspec
 
 from resctrlmond.resctrl.counters import EXACTLY, Kind
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
-from resctrlmond.workloads.figures.accounting import Quality, Total, digits, worst
+from resctrlmond.workloads.figures.accounting import Total, digits
 from resctrlmond.workloads.model.clock import utc_now
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.names import names_of
-from resctrlmond.workloads.model.states import NameKind
+from resctrlmond.workloads.model.states import NameKind, Quality, worst
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.records.atomic_files import read_file, write_file, writing
 from resctrlmond.workloads.records.usage import Usage

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from resctrlmond.resctrl.counters import Reading, Status, Value, added_values, event, parse_value
 from resctrlmond.workloads.figures import checkpoint
-from resctrlmond.workloads.figures.accounting import Quality, Total, added, totals, worst
+from resctrlmond.workloads.figures.accounting import Total, added, totals
 from resctrlmond.workloads.figures.checkpoint import Checkpoint
 from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.model.states import Quality, worst
 from resctrlmond.workloads.model.workload import Group, GroupState, PriorRuns, Workload
 from resctrlmond.workloads.records.snapshot import Snapshots
 

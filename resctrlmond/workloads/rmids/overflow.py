@@ -28,7 +28,7 @@ from resctrlmond.resctrl.errors import (
     RmidsExhausted,
 )
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups import ends, group_ops, placement, target
 from resctrlmond.workloads.groups.context import Context
@@ -37,6 +37,7 @@ from resctrlmond.workloads.groups.units import is_overflow, is_unit
 from resctrlmond.workloads.model.clock import boot_ns, seconds_since_ns
 from resctrlmond.workloads.model.errors import AlreadyMonitored
 from resctrlmond.workloads.model.owners import OVERFLOW
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import MAX_PRIORITY
 from resctrlmond.workloads.model.workload import Member, State, Workload, replace
 from resctrlmond.workloads.profiles.requests import Assignment

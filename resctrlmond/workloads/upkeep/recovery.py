@@ -13,13 +13,13 @@ import msgspec
 
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Found
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.groups import ends, group_ops, placement
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import Do, Step, plan_start, why_late
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.errors import InvalidKey
 from resctrlmond.workloads.model.owners import RECOVERED
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key
 from resctrlmond.workloads.model.workload import ROOT_FOLDER, Claim, EndRule, Group, GroupState, Workload, replace
 from resctrlmond.workloads.records.store import Transaction, UnreadableRecord

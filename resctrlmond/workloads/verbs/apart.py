@@ -20,12 +20,12 @@ from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, ProcessCha
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.workloads.evidence.pod_cgroups import containers_in, pod_cgroup
 from resctrlmond.workloads.evidence.pod_times import cgroup_of_pod, is_exact_pod
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.placement import outside_of
 from resctrlmond.workloads.groups.target import Target
 from resctrlmond.workloads.model.clock import boot_ns
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key, is_pod_uid
 from resctrlmond.workloads.model.workload import Member, Workload
 from resctrlmond.workloads.profiles.requests import CONTAINERS, Assignment

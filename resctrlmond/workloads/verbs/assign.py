@@ -9,7 +9,6 @@ from collections.abc import Collection
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import CgroupTasks, Elsewhere, Moved, MoveOptions, Origins, move, put_back
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.reasons import Reason, ran_before
 from resctrlmond.workloads.groups import group_ops, nested, units
 from resctrlmond.workloads.groups.context import Context
@@ -25,7 +24,7 @@ from resctrlmond.workloads.groups.runs import (
 )
 from resctrlmond.workloads.groups.target import Target, check_free
 from resctrlmond.workloads.model.owners import OF_UNITS
-from resctrlmond.workloads.model.states import FOLLOW
+from resctrlmond.workloads.model.states import FOLLOW, Quality
 from resctrlmond.workloads.model.validation import reason_text, valid_class
 from resctrlmond.workloads.model.workload import Group, GroupState, Member, Workload, replace
 from resctrlmond.workloads.profiles.requests import CONTAINERS, Assigned, Assignment

@@ -13,7 +13,6 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import Moved
 from resctrlmond.resctrl.tree import Found, GroupRef
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups import ends, group_ops, placement
 from resctrlmond.workloads.groups.context import Context
@@ -22,6 +21,7 @@ from resctrlmond.workloads.groups.target import Target, already_monitored
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.errors import InvalidKey
 from resctrlmond.workloads.model.owners import OCI
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key, is_pod_uid, reason_text
 from resctrlmond.workloads.model.workload import EndRule, Group, Workload, replace
 from resctrlmond.workloads.profiles.requests import Assigned, Assignment

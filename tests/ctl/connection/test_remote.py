@@ -20,7 +20,7 @@ from resctrlctl.base.errors import CommandError
 from resctrlctl.connection.daemon import Daemon
 from resctrlctl.connection.host_replies import NoParameters, StatusReply
 from resctrlctl.connection.remote import Remote, ssh_command
-from resctrlctl.workloads import queries
+from resctrlctl.host import status
 from resctrlmond.api import types
 from resctrlmond.resctrl import processes
 from tests.ctl.conftest import ROOT, Ctl
@@ -338,7 +338,7 @@ def test_assign_names_a_process_of_the_other_host(other: Other, manager: FakeMan
 
 
 def test_status_shows_no_runtimes_of_this_machine(other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "runtimes_without_hook", lambda: pytest.fail("it examines this machine"))
+    monkeypatch.setattr(status, "runtimes_without_hook", lambda: pytest.fail("it examines this machine"))
     for name in ("SYSTEMD_SSH", "RESCTRLMOND_SOCKET"):
         monkeypatch.setenv(name, other.environment[name])
     assert command.main(["-H", "web1", "status"]) == 0

@@ -15,9 +15,10 @@ from resctrlctl import arguments
 from resctrlctl.base.structs import replace
 from resctrlctl.connection.host_replies import Foreign, StatusReply
 from resctrlctl.connection.replies import DomainUse, Member, Usage
-from resctrlctl.live.top_view import COLUMNS, By, View, entries, screen
+from resctrlctl.live.top_view import screen
 from resctrlctl.screen.format import shorten
 from resctrlctl.screen.layout import cell_width
+from resctrlctl.workloads.entries import COLUMNS, By, View, entries
 from resctrlctl.workloads.unit_path import unit_of
 from resctrlctl.workloads.workload_table import lines, selected
 from resctrlmond.resctrl.kinds import Kind

@@ -21,8 +21,7 @@ from resctrlmond.api.exit_codes import USAGE
 from resctrlmond.api.types import Claim, Member
 from resctrlmond.configuration import config
 from resctrlmond.resctrl import cgroups
-from resctrlmond.workloads.figures.accounting import Quality
-from resctrlmond.workloads.model.states import CompanionState
+from resctrlmond.workloads.model.states import CompanionState, Quality
 from resctrlmond.workloads.model.workload import EndRule, State
 from tests.ctl.fake_manager import LATER, NOW, FakeManager, error
 from tests.ctl.workloads.test_report import an_entry

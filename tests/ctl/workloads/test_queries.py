@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from resctrlctl.host.status import runtimes_without_hook
 from resctrlctl.screen.layout import Sheet
-from resctrlctl.workloads.queries import runtimes_without_hook
 from resctrlctl.workloads.reasons import reasons
 from resctrlctl.workloads.render import render_status
 from resctrlmond.api import types
 from resctrlmond.api.types import Claim, Member
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.kinds import Kind
-from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, State
 from tests.ctl.conftest import Ctl, command
 from tests.ctl.converted import received

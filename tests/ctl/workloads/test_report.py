@@ -288,7 +288,8 @@ import sys
 from resctrlmond.daemon.ledger import Ledger, recorded_in_journal, run_of
 from resctrlmond.service.journal import JournalSocket
 from resctrlmond.resctrl.counters import event
-from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.figures.accounting import Total
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Group, GroupState, Member, Workload
 
 key = sys.argv[1]

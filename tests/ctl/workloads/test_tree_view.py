@@ -25,7 +25,7 @@ from resctrlctl.workloads import queries, source, tree_view
 from resctrlctl.workloads.tree_view import TreeView, _records
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Claim, EndRule, State, Workload
 from resctrlmond.workloads.records.snapshot import Snapshots
 from resctrlmond.workloads.records.store import Store

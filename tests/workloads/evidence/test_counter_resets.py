@@ -16,8 +16,8 @@ from resctrlmond.resctrl.errors import NotMounted
 from resctrlmond.resctrl.foreign_writes import Written
 from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads.evidence import interference
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.machine.pools import Pool
+from resctrlmond.workloads.model.states import Quality
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment, machine
 from tests.workloads.evidence.test_interference import react

@@ -23,8 +23,8 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads.evidence import attribution, inspection, interference
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.errors import ForeignGroup
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Workload
 from resctrlmond.workloads.upkeep.maintenance import Maintenance
 from tests.sim.conftest import Puppet

@@ -22,7 +22,7 @@ from resctrlmond.resctrl import cgroups, cpu_time
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, State
 from tests.workloads.conftest import Host, assignment, join
 from tests.workloads.evidence.test_interference import react, write

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl import cgroups
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key
 from resctrlmond.workloads.model.workload import Group
 from resctrlmond.workloads.upkeep import maintenance

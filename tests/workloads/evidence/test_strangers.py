@@ -14,8 +14,8 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.errors import LimitExceeded
+from resctrlmond.workloads.model.states import Quality
 from tests.workloads.conftest import Host, assignment, own_host
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

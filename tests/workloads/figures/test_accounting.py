@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.resctrl.counters import EVENTS, Kind, Reading, parse_value
-from resctrlmond.workloads.figures.accounting import Quality, Total, added, totals, worst
+from resctrlmond.workloads.figures.accounting import Total, added, totals
+from resctrlmond.workloads.model.states import Quality, worst
 
 D0, D1 = "mon_PERF_PKG_00", "mon_PERF_PKG_01"
 

@@ -21,11 +21,12 @@ from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads.figures import checkpoint
-from resctrlmond.workloads.figures.accounting import Quality, Total, totals
+from resctrlmond.workloads.figures.accounting import Total, totals
 from resctrlmond.workloads.figures.checkpoint import LastRead
 from resctrlmond.workloads.groups import group_ops
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from resctrlmond.workloads.upkeep.maintenance import log
 from tests.sim.conftest import Puppet

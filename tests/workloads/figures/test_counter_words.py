@@ -15,8 +15,9 @@ from resctrlmond.resctrl.counters import EVENTS, Kind, Reading, Unavailable, par
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Fault
 from resctrlmond.workloads.figures import checkpoint
-from resctrlmond.workloads.figures.accounting import Quality, Total, totals
+from resctrlmond.workloads.figures.accounting import Total, totals
 from resctrlmond.workloads.figures.caveats import of_readings, with_change
+from resctrlmond.workloads.model.states import Quality
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment, machine
 

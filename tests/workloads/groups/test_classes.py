@@ -19,10 +19,11 @@ from resctrlmond.resctrl.counters import EVENTS, Status, added_values, parse_val
 from resctrlmond.resctrl.errors import ClassMismatch, RmidsExhausted
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.figures.accounting import Quality, Total, added
+from resctrlmond.workloads.figures.accounting import Total, added
 from resctrlmond.workloads.groups import group_ops
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.errors import InvalidClass
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import ROOT_FOLDER, GroupState, State, Workload
 from resctrlmond.workloads.records.store import Limit, Transaction
 from tests.sim.conftest import Puppet

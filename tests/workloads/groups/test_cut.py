@@ -15,9 +15,9 @@ import pytest
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import unmount
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from tests.workloads.builders import drop
 from tests.workloads.conftest import Host, assignment, join, own_host

@@ -16,8 +16,8 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import ROOT_FOLDER, State
 from resctrlmond.workloads.profiles.requests import Assignment
 from tests.workloads.conftest import UID, Host, assignment, join, own_host, when_all_stand

@@ -13,8 +13,8 @@ import pytest
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.errors import LimitExceeded, NotWritten
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import GroupState, State, Workload
 from resctrlmond.workloads.records.store import Limit, Transaction
 from tests.workloads.conftest import Host, assignment

@@ -18,11 +18,12 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups import group_ops, nested
 from resctrlmond.workloads.groups.placement import sweep
 from resctrlmond.workloads.model.errors import AlreadyMonitored, InvalidRequest, NotWritten
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, Nested, State
 from resctrlmond.workloads.profiles.requests import Assigned
 from resctrlmond.workloads.records import store

@@ -18,10 +18,9 @@ import pytest
 from resctrlmond.resctrl import kernel_files, processes
 from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.errors import InvalidRequest
-from resctrlmond.workloads.model.states import seconds_up_to
+from resctrlmond.workloads.model.states import Quality, seconds_up_to
 from tests.sim.conftest import Puppet
 from tests.wait import wait_until
 from tests.workloads.builders import save

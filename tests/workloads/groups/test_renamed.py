@@ -14,7 +14,7 @@ from resctrlctl.workloads.tree_view import TreeView
 from resctrlmond.resctrl.errors import GroupExists
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from tests.workloads.conftest import MARK, Host, assignment
 

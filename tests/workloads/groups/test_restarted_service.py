@@ -13,8 +13,8 @@ from collections.abc import Callable
 import pytest
 
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.groups import plan
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, State
 from resctrlmond.workloads.profiles.requests import Assignment
 from tests.workloads.conftest import Host, join

@@ -16,10 +16,10 @@ import pytest
 
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.groups import group_ops
 from resctrlmond.workloads.groups.plan import MAX_RESUME_S, losses_in_a_row, resumes_after_s
 from resctrlmond.workloads.model.errors import ForeignGroup
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import PriorRuns, State
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import save, total_of, workload

@@ -13,9 +13,9 @@ import pytest
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.errors import AlreadyMonitored
 from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
 from tests.workloads.conftest import UID, Host, assignment, join

@@ -13,9 +13,9 @@ import pytest
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, State
 from tests.workloads.conftest import Host, assignment, join
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from tests.workloads.conftest import UID, Host, assignment
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.groups import group_ops
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from tests.workloads.conftest import Host, assignment, machine
 

@@ -14,7 +14,8 @@ import pytest
 from resctrlmond.api.translate import workload_of
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.figures.accounting import Total
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from resctrlmond.workloads.records.quality_file import text, worse
 from resctrlmond.workloads.records.snapshot import Snapshots

@@ -11,11 +11,10 @@ import pytest
 
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.errors import NoSuchWorkload
 from resctrlmond.workloads.model.event_globs import problem_of, selects, unmatched
 from resctrlmond.workloads.model.reports import Facts
-from resctrlmond.workloads.model.states import NameKind
+from resctrlmond.workloads.model.states import NameKind, Quality
 from resctrlmond.workloads.profiles.profile import Profile, Profiles
 from resctrlmond.workloads.profiles.requests import Assigned
 from tests.workloads.builders import total_of

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.clock import boot_ns, boot_ns_at, utc_now
 from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import (
     MAX_ENDED_MEMBERS,
     ROOT_FOLDER,

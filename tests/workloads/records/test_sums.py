@@ -20,12 +20,12 @@ import pytest
 from resctrlmond.api import translate
 from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import NotRead
-from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.groups import group_ops
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.settings import Settings
-from resctrlmond.workloads.model.states import NameKind
+from resctrlmond.workloads.model.states import NameKind, Quality
 from resctrlmond.workloads.model.workload import Member, PriorRuns, State, Workload, replace
 from resctrlmond.workloads.records import atomic_files, sums
 from resctrlmond.workloads.records.store import Store

@@ -21,10 +21,10 @@ from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads.figures.accounting import Quality, worst
 from resctrlmond.workloads.groups import group_ops
 from resctrlmond.workloads.machine import pools as machine
 from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.model.states import Quality, worst
 from resctrlmond.workloads.model.workload import State
 from resctrlmond.workloads.records import usage as usages
 from resctrlmond.workloads.records.usage import SharedPass, Usage

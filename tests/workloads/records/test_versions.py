@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resctrlmond.workloads.figures.accounting import Quality
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import (
     VERSION,
     VERSION_WITHOUT_NESTED,

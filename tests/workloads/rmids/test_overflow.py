@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model import workload as model
 from resctrlmond.workloads.model.owners import OVERFLOW, SYSTEMD
 from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.rmids import overflow, rmid_queue

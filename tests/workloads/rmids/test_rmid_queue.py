@@ -17,9 +17,9 @@ from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model import clock
 from resctrlmond.workloads.model.errors import InvalidRequest
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.records.snapshot import Snapshots
 from resctrlmond.workloads.upkeep.maintenance import log

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl.tree import GroupRef, Tree
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.rmids import rmid_transfer

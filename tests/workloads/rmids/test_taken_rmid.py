@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State, replace
 from resctrlmond.workloads.profiles.requests import Assignment, UnitCommand
 from resctrlmond.workloads.records import store

@@ -18,13 +18,13 @@ import pytest
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.groups import ends, group_ops
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.clock import utc_now
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.owners import RECOVERED
 from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Claim, EndRule, State, Workload
 from resctrlmond.workloads.records.store import Transaction, encode
 from tests.workloads.builders import workload

@@ -16,9 +16,9 @@ import pytest
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import not_read
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Workload
 from resctrlmond.workloads.records.atomic_files import write_file
 from resctrlmond.workloads.records.quality_file import QualityFiles

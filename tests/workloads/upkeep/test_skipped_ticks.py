@@ -16,10 +16,10 @@ import pytest
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads.evidence.activity import activity
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.groups import ends, group_ops
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, Member, State, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.records.store import Store, Transaction

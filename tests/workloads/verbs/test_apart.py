@@ -24,11 +24,11 @@ from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
 from resctrlmond.resctrl.tasks import Moved
 from resctrlmond.workloads.evidence.activity import activity
 from resctrlmond.workloads.evidence.pod_cgroups import containers_in
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.groups import placement
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.clock import boot_ns
 from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key
 from resctrlmond.workloads.model.workload import Member
 from resctrlmond.workloads.records.store import Transaction

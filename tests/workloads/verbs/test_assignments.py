@@ -13,7 +13,8 @@ from resctrlmond.api import translate
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control
-from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.figures.accounting import Total
+from resctrlmond.workloads.model.states import Quality
 from tests.workloads.conftest import Host, assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

@@ -20,12 +20,12 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from resctrlmond.workloads.figures.accounting import Quality, Total
+from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.groups import group_ops
 from resctrlmond.workloads.groups.plan import RESUME_S
 from resctrlmond.workloads.model.errors import AlreadyMonitored, ForeignGroup, InvalidClass, NotWritten
 from resctrlmond.workloads.model.settings import Settings
-from resctrlmond.workloads.model.states import Pool
+from resctrlmond.workloads.model.states import Pool, Quality
 from resctrlmond.workloads.model.validation import MAX_ATTRIBUTES
 from resctrlmond.workloads.model.workload import EndRule, State
 from resctrlmond.workloads.profiles.requests import Assigned, Assignment

@@ -16,8 +16,8 @@ from resctrlmond.resctrl.errors import ProcessChanged, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads.figures.accounting import Quality
 from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.records import store
 from resctrlmond.workloads.records.atomic_files import write_file, writing
