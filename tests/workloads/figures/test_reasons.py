@@ -16,7 +16,7 @@ from resctrlmond.workloads.model.states import Quality
 from tests.workloads.known_reasons import reasons_in
 
 _FOLDERS = (resctrlmond.workloads, resctrlmond.daemon)
-_MODULES = [ast.parse(path.read_text()) for folder in _FOLDERS for path in Path(folder.__path__[0]).glob("*.py")]
+_MODULES = [ast.parse(path.read_text()) for folder in _FOLDERS for path in Path(folder.__path__[0]).rglob("*.py")]
 
 
 def fields(reason: Reason) -> set[str]:
