@@ -16,7 +16,7 @@ from resctrlmond.service import journal
 from resctrlmond.service.message_ids import MessageId
 from resctrlmond.workloads.groups.units import is_unit
 from resctrlmond.workloads.model.workload import Group, GroupState, Workload
-from resctrlmond.workloads.records.store import UnreadableRecord
+from resctrlmond.workloads.records.record_format import UnreadableRecord
 
 log = logging.getLogger(__name__)
 

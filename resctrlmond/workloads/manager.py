@@ -32,7 +32,7 @@ from resctrlmond.workloads.evidence.pod_times import PodTimes
 from resctrlmond.workloads.evidence.takeover import TakeOver
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.reasons import Reason
-from resctrlmond.workloads.groups import ends, group_ops, nested, placement, target
+from resctrlmond.workloads.groups import counters, ends, location, nested, placement, relocation, removal, target
 from resctrlmond.workloads.groups.context import Context, Reloadable
 from resctrlmond.workloads.groups.runs import (
     check_has_rmid,
@@ -69,8 +69,9 @@ from resctrlmond.workloads.profiles.profile import Choice, Profiles
 from resctrlmond.workloads.profiles.requests import Assigned, Assignment, Reconciled, Released
 from resctrlmond.workloads.profiles.unwatched import UnwatchedContainers
 from resctrlmond.workloads.records.quality_file import QualityFiles
+from resctrlmond.workloads.records.record_format import UnreadableRecord
 from resctrlmond.workloads.records.snapshot import Snapshots
-from resctrlmond.workloads.records.store import Limit, Store, Transaction, UnreadableRecord
+from resctrlmond.workloads.records.store import Limit, Store, Transaction
 from resctrlmond.workloads.records.sums import Sums, SumsUse
 from resctrlmond.workloads.records.totals import shown, summed
 from resctrlmond.workloads.records.usage import SharedPass, Usage
@@ -331,9 +332,9 @@ class Manager:
                 with self._store.transaction(key) as txn:
                     if not txn.workload.state.is_over:
                         placement.sweep_last(self.context, txn)
-                        group_ops.finish(self.context, txn, "resctrlmond released all its groups")
+                        removal.finish(self.context, txn, "resctrlmond released all its groups")
                     for claim in txn.workload.claims if txn.workload.is_interrupted else ():
-                        txn.save(group_ops.without_claim(txn.workload, claim.owner))  # or a later start resumes it
+                        txn.save(removal.without_claim(txn.workload, claim.owner))  # or a later start resumes it
             except (ResctrlError, OSError) as error:
                 problems.append(f"{key}: {error}")
         self._exposures.tick(0)
@@ -520,7 +521,7 @@ class Manager:
                 pass  # processes of the next start are in the group
             elif workload.is_interrupted or (not is_over and workload.without_claim(owner).claims):
                 self._mark_running_on(txn, owner)
-                txn.save(group_ops.without_claim(txn.workload, owner))
+                txn.save(removal.without_claim(txn.workload, owner))
             elif workload.state is State.ENDING:
                 ends.finish_again(self.context, txn)
             elif not is_over:
@@ -528,7 +529,7 @@ class Manager:
                 placement.sweep_last(self.context, txn)
                 # The last claim is removed by the write that records the end: a daemon that is killed after it
                 # completes this end, and one that is killed before it has not begun.
-                group_ops.finish(self.context, txn, reason_text(reason), without_claims=[owner])
+                removal.finish(self.context, txn, reason_text(reason), without_claims=[owner])
             workload = txn.workload
             totals = shown(workload, self._totals(workload))
             released = Released(workload, workload.state.is_over, totals, self.nested_totals(workload, totals))
@@ -624,7 +625,7 @@ class Manager:
                 raise self.tree.no_such_class(class_)
             if workload.first.class_ == class_:
                 return workload
-            return group_ops.relocate(self.context, txn, class_)
+            return relocation.relocate(self.context, txn, class_)
 
     # -- verbs that read
 
@@ -671,7 +672,7 @@ class Manager:
 
         [] if there were none.
         """
-        found = nested.totals(self.context, workload, own, functools.partial(group_ops.own_now, self.context))
+        found = nested.totals(self.context, workload, own, functools.partial(counters.own_now, self.context))
         return shown(workload, found)
 
     def read_all(self, *, with_ended: bool = False) -> list[Usage]:
@@ -697,7 +698,7 @@ class Manager:
         """
         while (workload := self._store.known(key)).state not in _ENDED:
             try:
-                readings = group_ops.readings(self.context, workload)
+                readings = counters.readings(self.context, workload)
                 # A downgrade is saved before the use that it is about is counted, so the workload has it now.
                 now = self._store.known(key)
                 if [group.nonce for group in now.existing_groups] != [
@@ -707,7 +708,7 @@ class Manager:
                 now = nested.with_ended(self.context.snapshots, self._store.get, now)
                 shown_values = summed(live.readings for live in readings.values())
                 values = [reading for reading in shown_values if now.shows(reading.event)]
-                found = now, values, group_ops.totals(self.context, now, readings)
+                found = now, values, counters.totals(self.context, now, readings)
             except (ResctrlError, FileNotFoundError):
                 if self._store.get(key) is workload:
                     raise
@@ -818,15 +819,15 @@ class Manager:
 
     def went_with_mount(self, group: Group) -> bool:
         """Whether the mount is gone on which the group was found last."""
-        return group_ops.went_with_mount(self.context, group)
+        return location.went_with_mount(self.context, group)
 
     def _totals(self, workload: Workload) -> list[Total]:
         try:
-            readings = group_ops.readings(self.context, workload)
+            readings = counters.readings(self.context, workload)
         except (NoSuchGroup, NotMounted):
             readings = {}
         workload = nested.with_ended(self.context.snapshots, self._store.get, workload)
-        return group_ops.totals(self.context, workload, readings)
+        return counters.totals(self.context, workload, readings)
 
 
 def sums_path(records: str) -> str:

@@ -17,7 +17,7 @@ from resctrlmond.api.verbs import COMMON_ERRORS, Service, Verb
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.groups import removal
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.mark import Mark
 from resctrlmond.workloads.model.settings import Settings
@@ -94,7 +94,7 @@ def host(
     for record in manager.workloads():
         with manager.context.store.transaction(record.key) as txn:
             if not record.state.is_over:
-                group_ops.finish(manager.context, txn, "the test has ended")
+                removal.finish(manager.context, txn, "the test has ended")
             txn.drop()
     return BusHost(private_bus, manager, load_server(request.param, monkeypatch))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from resctrlmond.configuration.config import Config
 from resctrlmond.daemon.startup import prepare
-from resctrlmond.workloads.groups.group_ops import REPORTING_LAG_S
+from resctrlmond.workloads.groups.counters import REPORTING_LAG_S
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.profiles.requests import Assignment
 from tests.bench.host import Host

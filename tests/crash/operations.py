@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from resctrlmond.workloads.records.atomic_files import read_file
-from resctrlmond.workloads.records.store import decode
+from resctrlmond.workloads.records.record_format import decode
 from tests.crash.site import Site
 
 _WAIT_S = 8.0

@@ -27,7 +27,7 @@ from resctrlmond.service.message_ids import MessageId
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.workload import Claim, EndRule, Group, GroupState, State, replace
-from resctrlmond.workloads.records.store import UnreadableRecord
+from resctrlmond.workloads.records.record_format import UnreadableRecord
 from tests.workloads.builders import workload
 from tests.workloads.test_no_descriptors import left
 

@@ -35,8 +35,8 @@ from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.workloads.figures import checkpoint
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Claim, EndRule, Member
-from resctrlmond.workloads.records import store
-from resctrlmond.workloads.records.store import UnreadableRecord
+from resctrlmond.workloads.records import record_format
+from resctrlmond.workloads.records.record_format import UnreadableRecord
 from tests.nri.fuzz import mutate
 from tests.workloads.builders import workload
 
@@ -51,9 +51,9 @@ class Target:
 
 
 def _record(data: bytes) -> None:
-    found = store.decode(data, "/run/resctrlmond/records/fuzz.json")
+    found = record_format.decode(data, "/run/resctrlmond/records/fuzz.json")
     # A decoded record is written again, and read again at the next start.
-    assert store.decode(store.encode(found), "again") == found
+    assert record_format.decode(record_format.encode(found), "again") == found
 
 
 def _checkpoint(data: bytes) -> None:
@@ -158,7 +158,7 @@ default_profile: b
 TARGETS = {
     "records": Target(
         _record,
-        (store.encode(_RECORD), store.encode(_RECORD.with_group(_SECOND))),
+        (record_format.encode(_RECORD), record_format.encode(_RECORD.with_group(_SECOND))),
         (UnreadableRecord,),
     ),
     "checkpoints": Target(_checkpoint, (checkpoint.encode({"mon_L3_00": _LAST, "mon_L3_01": _LAST}),)),

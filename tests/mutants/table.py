@@ -64,7 +64,7 @@ MUTANTS = (
     ),
     Mutant(
         "what was used after a kill in a group that has ended is counted nowhere",
-        _WORKLOADS + "groups/group_ops.py",
+        _WORKLOADS + "groups/removal.py",
         "        _close_in_pool(ctx, txn, group)\n",
         "        pass\n",
         "tests/workloads/machine/test_machine_file.py",
@@ -433,7 +433,7 @@ MUTANTS = (
     # -- workloads: groups of other programs
     Mutant(
         "an observed group is removed at its end",
-        _WORKLOADS + "groups/group_ops.py",
+        _WORKLOADS + "groups/removal.py",
         "    if group.observed:\n        return\n",
         "",
         "tests/workloads/verbs/test_observed.py",
@@ -447,7 +447,7 @@ MUTANTS = (
     ),
     Mutant(
         "an observed group is cleared of tasks",
-        _WORKLOADS + "groups/group_ops.py",
+        _WORKLOADS + "groups/creation.py",
         "if quality is not Quality.UNKNOWN and not group.observed:",
         "if quality is not Quality.UNKNOWN:",
         "tests/workloads/verbs/test_observed.py",
@@ -461,7 +461,7 @@ MUTANTS = (
     ),
     Mutant(
         "a total of an observed group is exact",
-        _WORKLOADS + "groups/group_ops.py",
+        _WORKLOADS + "groups/creation.py",
         "group = group.downgraded(Quality.ESTIMATED, Reason.OBSERVED.text())",
         "pass",
         "tests/workloads/verbs/test_observed.py",
@@ -517,14 +517,14 @@ MUTANTS = (
     ),
     Mutant(
         "a lost observed group is created again",
-        _WORKLOADS + "groups/group_ops.py",
+        _WORKLOADS + "groups/removal.py",
         "workload.first.boot_id == ctx.mark.boot_id and not workload.is_observed:",
         "workload.first.boot_id == ctx.mark.boot_id:",
         "tests/workloads/verbs/test_observed.py",
     ),
     Mutant(
         "another group of the name counts as the observed one",
-        _WORKLOADS + "groups/group_ops.py",
+        _WORKLOADS + "groups/location.py",
         "(found.ref, found.inode) == (group.ref, group.nonce)",
         "found.ref == group.ref",
         "tests/workloads/verbs/test_observed.py",
@@ -539,7 +539,7 @@ MUTANTS = (
     # -- workloads: ends
     Mutant(
         "ENDING is saved after the further groups end",
-        _WORKLOADS + "groups/group_ops.py",
+        _WORKLOADS + "groups/removal.py",
         """\
         workload = closed(ctx, change(txn.workload))
 """,
@@ -551,7 +551,7 @@ MUTANTS = (
     ),
     Mutant(
         "the last writes of other programs are not in the final quality",
-        _WORKLOADS + "groups/group_ops.py",
+        _WORKLOADS + "groups/removal.py",
         "    group, is_written = ctx.interference.after_last_reading(txn, group)\n",
         "    is_written = False\n",
         "tests/workloads/evidence/test_interference.py tests/workloads",
@@ -571,7 +571,7 @@ MUTANTS = (
     Mutant(
         "a task that is moved out and ends before it is seen leaves its workload exact",
         _WORKLOADS + "evidence/interference.py",
-        "            self._add_downgrades(writes.groups, self._reason(writes))\n",
+        "            self._downgrades.add(writes.groups, self._reason(writes))\n",
         "            pass\n",
         "tests/workloads/evidence/test_interference.py tests/workloads",
     ),
@@ -645,7 +645,7 @@ MUTANTS = (
     ),
     Mutant(
         "the last reading does not wait for the energy lag",
-        _WORKLOADS + "groups/group_ops.py",
+        _WORKLOADS + "groups/removal.py",
         "            if any(event(reading.event).lags for reading",
         "            if all(event(reading.event).lags for reading",
         "tests/workloads/groups/test_lag.py tests/workloads",
@@ -708,7 +708,7 @@ MUTANTS = (
     ),
     Mutant(
         "the group is removed before its end is written",
-        _WORKLOADS + "groups/group_ops.py",
+        _WORKLOADS + "groups/removal.py",
         """\
     if not is_again:
         try:
@@ -737,7 +737,7 @@ MUTANTS = (
     ),
     Mutant(
         "units take the RMIDs that are kept for containers",
-        _WORKLOADS + "groups/group_ops.py",
+        _WORKLOADS + "groups/creation.py",
         "if workload.priority < 0:",
         "if False:",
         "tests/workloads/test_unit_watch.py tests/workloads",
@@ -809,7 +809,7 @@ MUTANTS = (
     ),
     Mutant(
         "links still lead to the old class after a move",
-        _WORKLOADS + "groups/group_ops.py",
+        _WORKLOADS + "groups/location.py",
         "    ctx.snapshots.relink(subfolder, ctx.tree.full_path(group.ref), workload.shows)\n",
         "",
         "tests/workloads/groups/test_classes.py tests/workloads",
@@ -865,7 +865,7 @@ MUTANTS = (
     ),
     Mutant(
         "a new group that cannot be removed is forgotten",
-        _WORKLOADS + "groups/group_ops.py",
+        _WORKLOADS + "groups/removal.py",
         "    elif group.state is GroupState.PENDING:\n",
         "    elif group.state is GroupState.ENDING:\n",
         "tests/workloads/verbs/test_undo.py tests/workloads",
@@ -901,7 +901,7 @@ MUTANTS = (
     ),
     Mutant(
         "bandwidth events that count something else are exact",
-        _WORKLOADS + "groups/group_ops.py",
+        _WORKLOADS + "groups/counters.py",
         "    if group.transactions:\n",
         "    if False:\n",
         "tests/workloads/figures/test_counter_words.py tests/workloads",
@@ -964,7 +964,7 @@ MUTANTS = (
     ),
     Mutant(
         "tasks of a nested run are counted nowhere after its end",
-        _WORKLOADS + "groups/group_ops.py",
+        _WORKLOADS + "groups/removal.py",
         "        left_tasks = nested.give_back(ctx, txn.workload)\n",
         "        left_tasks = False\n",
         "tests/workloads/groups/test_nested.py",

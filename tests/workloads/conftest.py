@@ -21,7 +21,7 @@ from resctrlmond.resctrl.mounts import boot_id, mounts
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.groups import counters
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.mark import Mark
 from resctrlmond.workloads.model.settings import Settings
@@ -147,7 +147,7 @@ class Host:
         if snapshots.is_bare(record.key):
             return
         # As Read does, but without its effect on the file.
-        totals = shown(record, used(snapshots, record, group_ops.readings(ctx, record)))
+        totals = shown(record, used(snapshots, record, counters.readings(ctx, record)))
         for total in totals:
             check_reasons(total)
         reported = text(totals)

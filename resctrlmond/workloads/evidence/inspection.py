@@ -26,6 +26,7 @@ from resctrlmond.resctrl.foreign_writes import boot_ticks
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import TICKS_PER_S
 from resctrlmond.resctrl.tree import Tree
+from resctrlmond.workloads.evidence.downgrades import downgraded_and_logged
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Group, Member, Workload
@@ -158,14 +159,6 @@ class Inspector:
                 if any(tid not in now.threads and has_left(tid) for tid in _threads_below(pids)):
                     left.add(group.folder)
         return left
-
-
-def downgraded_and_logged(workload: Workload, group: Group, quality: Quality, reason: str) -> Workload:
-    """Return the workload with the group's quality lowered, and log the reason if it is new."""
-    worse = workload.downgraded(group, quality, reason)
-    if worse != workload:
-        log.warning("%s: %s", workload.key, reason)
-    return worse
 
 
 def _is_running(member: Member) -> bool:

@@ -37,12 +37,13 @@ from resctrlmond.resctrl.foreign_writes import COUNTERS, ForeignWrites, Written
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.evidence.attribution import Attribution, Groups, Writes
-from resctrlmond.workloads.evidence.inspection import Inspector, downgraded_and_logged
+from resctrlmond.workloads.evidence.downgrades import PendingDowngrades, downgraded_and_logged
+from resctrlmond.workloads.evidence.inspection import Inspector
 from resctrlmond.workloads.figures import caveats
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.mark import Mark
 from resctrlmond.workloads.model.states import Quality
-from resctrlmond.workloads.model.workload import Group, State, Workload, replace
+from resctrlmond.workloads.model.workload import Group, State, Workload
 from resctrlmond.workloads.records.store import Store, Transaction
 
 log = logging.getLogger(__name__)
@@ -63,9 +64,8 @@ _OPEN_RETRY_S = 0.005
 _MIN_REST_S = 0.02
 _MAX_REST_S = 0.25
 # Writes to a group, which may have moved something into it.
-_MAY_HAVE_MOVED_IN = (
-    *(Reason.WRITTEN.text(file=file) for file in ("tasks", "cpus")),
-    Reason.EVENTS_LOST.text(),
+_MAY_HAVE_MOVED_IN = frozenset(
+    {*(Reason.WRITTEN.text(file=file) for file in ("tasks", "cpus")), Reason.EVENTS_LOST.text()}
 )
 # The events whose counters can be reset.
 _RESTARTING = tuple(name for name, event in EVENTS.items() if event.restarts)
@@ -95,9 +95,7 @@ class Interference:
         self._guard = threading.Lock()
         self._react_lock = threading.Lock()
         self._events_lock = threading.Lock()
-        # By workload and nonce: the downgrades (quality, reason, and the events; none for all) that are not saved
-        # yet, because a call may have locked the workload.
-        self._pending_downgrades: dict[str, dict[int, set[tuple[Quality, str, tuple[str, ...]]]]] = {}
+        self._downgrades = PendingDowngrades()
         # The workloads to inspect after a write, and whether events were missed, so that CPUs are inspected too.
         self._to_inspect: dict[str, bool] = {}
         self._inspect_not_before = 0.0
@@ -167,12 +165,12 @@ class Interference:
     def _save_all_downgrades(self, guard: Guard) -> bool:
         """Save the pending downgrades of all workloads. Returns whether a call has locked one of the workloads."""
         is_busy = False
-        for key in list(self._pending_downgrades):
+        for key in self._downgrades.keys:
             with guard(key), self._store.transaction_if_free(key) as txn:
                 is_busy |= txn is None
                 workload = txn.find() if txn is not None else None
                 if txn is not None and workload is not None and workload.state in _UNFINISHED:
-                    self._save_downgrades(txn)
+                    self._downgrades.save(txn)
         return is_busy
 
     def _inspect_all(self, guard: Guard, inspect: Callable[[Transaction, bool], None]) -> None:
@@ -188,7 +186,7 @@ class Interference:
         with self._guard:
             unexplained = self._attribution.pop_unexplained()
         for writes in unexplained:
-            self._add_downgrades(writes.groups, self._reason(writes))
+            self._downgrades.add(writes.groups, self._reason(writes))
 
     def _inspect_one(self, txn: Transaction, inspect: Callable[[], None]) -> None:
         """Inspect a workload, and downgrade it if its tasks were seen outside. Raises what ``inspect`` raises."""
@@ -247,8 +245,8 @@ class Interference:
         self._inspector.forget(key)
         self._to_inspect.pop(key, None)
         self._departed.pop(key, None)
+        self._downgrades.forget(key)
         with self._guard:
-            self._pending_downgrades.pop(key, None)
             self._attribution.inspected(key)
 
     # -- creation and end of a group
@@ -309,7 +307,7 @@ class Interference:
                 inside = self._store.nested_memberships(txn.workload)
                 txn.save(self._inspector.inspect(txn.workload, inside))
         # Those that come later are of writes after the last reading, or shortly before it (``after_last_reading``).
-        self._save_downgrades(txn)
+        self._downgrades.save(txn)
 
     def after_last_reading(self, txn: Transaction, group: Group) -> tuple[Group, bool]:
         """Save the downgrades by all writes until now.
@@ -319,14 +317,13 @@ class Interference:
         """
         if self._process_writes(is_end=True):
             self.wake()
+        is_written = not _MAY_HAVE_MOVED_IN.isdisjoint(self._downgrades.reasons(txn.key, group.nonce))
         with self._guard:
-            pending = self._pending_downgrades.get(txn.key, {}).get(group.nonce, ())
-            is_written = any(why in _MAY_HAVE_MOVED_IN for _, why, _ in pending)
             unexplained = self._attribution.unexplained_for(txn.key, group.nonce)
         for writes in unexplained:
-            self._add_downgrades({txn.key: frozenset({group.nonce})}, self._reason(writes))
+            self._downgrades.add({txn.key: frozenset({group.nonce})}, self._reason(writes))
         txn.save_group(group)
-        self._save_downgrades(txn)
+        self._downgrades.save(txn)
         with contextlib.suppress(NoSuchGroup, NotMounted):  # removed, so it has no CPUs
             txn.save(self._with_cpus(txn.workload, group))
         return txn.workload.group(group.folder) or group, is_written
@@ -435,7 +432,7 @@ class Interference:
         for directory, what in _files(written):
             if (owner := self._owner(directory)) is not None:
                 key, nonce = owner
-                self._add_downgrades({key: frozenset({nonce})}, Reason.WRITTEN.text(file=what))
+                self._downgrades.add({key: frozenset({nonce})}, Reason.WRITTEN.text(file=what))
         self._process_resets(written)
         for directory in sorted(written.created):
             self._arrivals.begin_empty(directory)
@@ -457,7 +454,7 @@ class Interference:
         self.on_created(written.created | written.renamed | written.missed)
         if written.is_lost:
             self.on_events_lost()
-            self._add_downgrades(self._groups_that_may_lose_tasks_to(""), Reason.EVENTS_LOST.text())
+            self._downgrades.add(self._groups_that_may_lose_tasks_to(""), Reason.EVENTS_LOST.text())
             self._list_all(foreign)
         if written.tasks or written.missed or written.is_incomplete:
             # A task that was moved to one group has left another.
@@ -475,7 +472,7 @@ class Interference:
             path = os.path.join(self._tree.path, directory, COUNTERS)
             why, owner = Reason.RESET_BY_WRITE.text(file=path), self._owner(directory)
             if owner is not None:
-                self._add_downgrades({owner[0]: frozenset({owner[1]})}, why, events=_RESTARTING)
+                self._downgrades.add({owner[0]: frozenset({owner[1]})}, why, events=_RESTARTING)
             self.on_counters_reset(_RESTARTING, why)
         for file in sorted(written.configuration):
             why = Reason.RESET_BY_WRITE.text(file=os.path.join(self._tree.path, file))
@@ -485,7 +482,7 @@ class Interference:
                 workload.key: frozenset(group.nonce for group in workload.existing_groups)
                 for workload in self._store.unfinished()
             }
-            self._add_downgrades(groups, why, events=events)
+            self._downgrades.add(groups, why, events=events)
             self.on_counters_reset(events, why)
 
     def _groups_that_may_lose_tasks_to(self, directory: str) -> Groups:
@@ -518,7 +515,7 @@ class Interference:
                 self._find_departed(arrivals)
             except NotRead as error:
                 groups = self._groups_that_may_lose_tasks_to(directory)
-                self._add_downgrades(groups, Reason.NOT_INSPECTED.text(error=error))
+                self._downgrades.add(groups, Reason.NOT_INSPECTED.text(error=error))
             with self._guard:
                 self._attribution.add_arrivals(directory, [arrival.tid for arrival in arrivals])
 
@@ -555,16 +552,7 @@ class Interference:
         """Add a pending downgrade of all groups of a workload."""
         workload = self._store.get(key)
         if workload is not None:
-            self._add_downgrades({key: frozenset(group.nonce for group in workload.existing_groups)}, why, quality)
-
-    def _add_downgrades(
-        self, groups: Groups, why: str, quality: Quality = Quality.ESTIMATED, events: tuple[str, ...] = ()
-    ) -> None:
-        """Add a pending downgrade of groups, or of these events of them."""
-        with self._guard:
-            for key, nonces in groups.items():
-                for nonce in nonces:
-                    self._pending_downgrades.setdefault(key, {}).setdefault(nonce, set()).add((quality, why, events))
+            self._downgrades.add({key: frozenset(group.nonce for group in workload.existing_groups)}, why, quality)
 
     def _owner(self, directory: str) -> tuple[str, int] | None:
         """Return the key and nonce of the workload's group in this directory, None if it is not a workload's."""
@@ -590,26 +578,6 @@ class Interference:
             return None
         return next(((key, group.nonce) for key, group in own if group.nonce == found.nonce), None)
 
-    def _save_downgrades(self, txn: Transaction) -> None:
-        """Save the pending downgrades of the workload."""
-        with self._guard:
-            pending = self._pending_downgrades.pop(txn.key, {})
-        try:
-            workload = txn.workload
-            for group in workload.groups:
-                for quality, why, events in sorted(pending.get(group.nonce, ())):
-                    if events:
-                        workload = _with_caveats(workload, group, events, why)
-                    else:
-                        workload = downgraded_and_logged(workload, group, quality, why)
-            txn.save(workload)
-        except Exception:
-            with self._guard:
-                kept = self._pending_downgrades.setdefault(txn.key, {})
-                for nonce, downgrades in pending.items():
-                    kept.setdefault(nonce, set()).update(downgrades)
-            raise
-
     # -- without events
 
     @property
@@ -622,18 +590,6 @@ class Interference:
         if not cpus:
             return workload
         return downgraded_and_logged(workload, group, Quality.ESTIMATED, Reason.HAS_CPUS.text(cpus=cpus))
-
-
-def _with_caveats(workload: Workload, group: Group, events: Iterable[str], why: str) -> Workload:
-    """Return the workload with a caveat of a group for these events, and log it if it is new."""
-    now = workload.group(group.folder) or group
-    found = now.caveats
-    for name in events:
-        found = caveats.with_reason(found, name, why)
-    if found == now.caveats:
-        return workload
-    log.warning("%s: %s", workload.key, why)
-    return workload.with_group(replace(now, caveats=found))
 
 
 def _files(written: Written) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.evidence.pod_times import cgroup_of_pod
 from resctrlmond.workloads.figures import caveats
 from resctrlmond.workloads.figures.reasons import Reason
-from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.groups import counters, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import claims_over
 from resctrlmond.workloads.groups.units import is_unit
@@ -43,7 +43,7 @@ def record_ends(ctx: Context, txn: Transaction) -> Workload | None:
         group = workload.group_of(member)
         if group.observed or group.class_ == member.id:
             # Its runtime is about to remove the group, or the class that it created for the container.
-            group_ops.read_before_removal(ctx, workload, group)
+            counters.read_before_removal(ctx, workload, group)
     without_dead = functools.reduce(_without_dead_member, ended, workload)
     owners = _ended_claims(ctx, without_dead)
     # Its owner did not release it at its end.
@@ -55,13 +55,13 @@ def record_ends(ctx: Context, txn: Transaction) -> Workload | None:
         after = functools.reduce(_without_dead_member, ended, before)
         return _with_late_end(ctx, after, Reason.END_READ_LATE) if is_read_late else after
 
-    left = functools.reduce(group_ops.without_claim, owners, without_dead)
+    left = functools.reduce(removal.without_claim, owners, without_dead)
     if not left.claims and not left.state.is_over and left.state is not State.ENDING:
         # As in Release, the write that records the end removes the last claims.
         reason = left.reason or "its last member ended"
-        workload = group_ops.finish(ctx, txn, reason, change=with_ends, without_claims=owners)
+        workload = removal.finish(ctx, txn, reason, change=with_ends, without_claims=owners)
     else:
-        workload = txn.save(functools.reduce(group_ops.without_claim, owners, with_ends(workload)))
+        workload = txn.save(functools.reduce(removal.without_claim, owners, with_ends(workload)))
     _log_dormant(without_dead, ended)
     return finish_again(ctx, txn) if workload.state is State.ENDING else workload
 
@@ -96,7 +96,7 @@ def _without_unseen_joiners(workload: Workload, member: Member) -> Workload:
 def finish_again(ctx: Context, txn: Transaction) -> Workload:
     """Complete an end that failed before: what ran since then in the groups is counted too, or was outside."""
     txn.save(_with_late_end(ctx, txn.workload, Reason.END_READ_LATE))
-    return group_ops.finish(ctx, txn, txn.workload.reason)
+    return removal.finish(ctx, txn, txn.workload.reason)
 
 
 def _with_late_end(ctx: Context, workload: Workload, why: Reason) -> Workload:

@@ -26,7 +26,7 @@ from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import NO_OPTIONS, CgroupTasks, Moved, MoveOptions, Origins, ProcessTasks, Tasks, move
 from resctrlmond.workloads.evidence.callers import COMMAND_GRACE_S
 from resctrlmond.workloads.figures.reasons import Reason, ran_before
-from resctrlmond.workloads.groups import group_ops, nested, units
+from resctrlmond.workloads.groups import creation, location, nested, relocation, units
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.clock import boot_ns, seconds_since_ns, utc_now
 from resctrlmond.workloads.model.errors import NotWritten
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bool = False) -> None:
     """Search the members for tasks outside the workload's groups, and move these into the group of their class.
 
-    ``is_found``: the caller has just found the groups (``group_ops.follow``). ``is_last``: the workload ends now, so
+    ``is_found``: the caller has just found the groups (``location.follow``). ``is_last``: the workload ends now, so
     no later sweep finds the tasks that this one misses.
     """
     workload = txn.find()
@@ -51,7 +51,7 @@ def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bo
     try:
         # The tasks of a group that another program has just renamed are not outside.
         if not is_found:
-            group_ops.follow(ctx, txn)
+            location.follow(ctx, txn)
     except (NoSuchGroup, NotMounted):
         return  # its loss is about to be recorded
     except NotWritten as error:
@@ -157,7 +157,7 @@ def adopt(ctx: Context, txn: Transaction, group: Group) -> None:
 
 def rejoin(ctx: Context, txn: Transaction) -> None:
     """Move every living member into its group at the start: the last daemon may have been killed before it did."""
-    for member in group_ops.follow(ctx, txn).living:
+    for member in location.follow(ctx, txn).living:
         try:
             # A task that is moved now ran outside.
             _sweep_member(ctx, txn, member)
@@ -338,13 +338,13 @@ def _group_in(ctx: Context, txn: Transaction, class_: str, moved: Moved) -> Grou
         return group
     if len(workload.groups) == 1 and len(moved.in_other_classes) == 1 and not ctx.tree.tasks(workload.first.ref):
         try:
-            workload = group_ops.relocate(ctx, txn, class_)
+            workload = relocation.relocate(ctx, txn, class_)
         except ResctrlError as error:
             log.info("%s: its group cannot follow to class %s: %s", txn.key, class_ or "/", error)
         else:
             log.info("%s: its tasks are in class %s now, and its group followed", txn.key, class_ or "/")
             return workload.first
-    return group_ops.add(ctx, txn, class_)
+    return creation.add(ctx, txn, class_)
 
 
 def why_outside(workload: Workload, moved: Moved) -> str:

@@ -9,7 +9,7 @@ from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, RmidsExhauste
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads.figures.accounting import digits
 from resctrlmond.workloads.figures.reasons import Reason
-from resctrlmond.workloads.groups import group_ops, nested, placement, units
+from resctrlmond.workloads.groups import counters, creation, location, nested, placement, relocation, removal, units
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.ends import finish_again, has_ended
 from resctrlmond.workloads.groups.plan import losses_in_a_row, served_before
@@ -32,9 +32,9 @@ def continue_run(ctx: Context, txn: Transaction) -> Workload | None:
         workload = finish_again(ctx, txn)
     if workload is not None and workload.state.has_group:
         try:
-            workload = group_ops.follow(ctx, txn)
+            workload = location.follow(ctx, txn)
         except NoSuchGroup as error:
-            workload = group_ops.lose(ctx, txn, error.message)
+            workload = removal.lose(ctx, txn, error.message)
     if workload is not None and workload.is_interrupted:
         workload = resume(ctx, txn)
     return None if workload is None or workload.state.is_over else workload
@@ -73,7 +73,7 @@ def start_run(
 ) -> Workload:
     """Save the new workload, and create its group. If that fails, the run that ended last is the current one again.
 
-    Raises what ``group_ops.create`` does, LimitExceeded, and RmidsExhausted if it may not wait.
+    Raises what ``creation.create`` does, LimitExceeded, and RmidsExhausted if it may not wait.
     """
     ended = txn.find()
     try:
@@ -81,15 +81,15 @@ def start_run(
         is_shared = units.is_overflow(workload)
         first = served_before(replace(workload, priority=0) if is_shared else workload, ctx.store.pending())
         if first is None:
-            group_ops.create(ctx, txn, workload, workload.first, may_wait=may_wait, limit=limit)
+            creation.create(ctx, txn, workload, workload.first, may_wait=may_wait, limit=limit)
         else:
-            error = group_ops.queued_behind(ctx, first, workload.first)
+            error = creation.queued_behind(ctx, first, workload.first)
             if not may_wait:
                 raise error
-            txn.save(workload.with_group(group_ops.waiting(ctx, workload.first, error)), limit)
+            txn.save(workload.with_group(creation.waiting(ctx, workload.first, error)), limit)
     except Exception:
         with undoing(txn.key):
-            group_ops.discard_run(ctx, txn, ended)
+            removal.discard_run(ctx, txn, ended)
         raise
     return txn.workload
 
@@ -97,7 +97,7 @@ def start_run(
 def resume(ctx: Context, txn: Transaction) -> Workload:
     """Start another run of an interrupted workload, with its living members, which are late.
 
-    Raises what ``group_ops.create`` does. The lost run is then unchanged.
+    Raises what ``creation.create`` does. The lost run is then unchanged.
     """
     lost = txn.workload
     members = tuple(
@@ -138,10 +138,10 @@ def wait_again(ctx: Context, txn: Transaction, before: Workload, error: RmidsExh
         workload = replace(_as_requested(run, before), members=members)
         ctx.joiners.forget(txn.key)
         ctx.callers.forget(txn.key)
-        return txn.save(workload.with_group(group_ops.waiting(ctx, workload.first, error)))
+        return txn.save(workload.with_group(creation.waiting(ctx, workload.first, error)))
     except Exception:
         with undoing(txn.key):
-            group_ops.discard_run(ctx, txn, ended)
+            removal.discard_run(ctx, txn, ended)
         raise
 
 
@@ -164,7 +164,7 @@ def _as_requested(run: Workload, before: Workload) -> Workload:
 def _prior_runs(ctx: Context, lost: Workload) -> PriorRuns:
     totals = {
         total.event.name: "" if total.number is None else digits(total.number)
-        for total in group_ops.totals(ctx, lost, {})
+        for total in counters.totals(ctx, lost, {})
     }
     reason = Reason.PRIOR_RUN.text(time=lost.first.completed_at, loss=lost.reason)
     return PriorRuns(totals, reason, losses_in_a_row(lost))
@@ -182,7 +182,7 @@ def move_empty(ctx: Context, txn: Transaction, class_: str) -> Workload:
             path=ctx.tree.full_path(first.ref),
             remedy="Use Move (resctrlctl move) to move the whole group to another class",
         )
-    return group_ops.relocate(ctx, txn, class_)
+    return relocation.relocate(ctx, txn, class_)
 
 
 def check_has_rmid(workload: Workload) -> None:

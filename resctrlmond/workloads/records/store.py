@@ -26,22 +26,18 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.clock import boot_ns, seconds_since_ns
-from resctrlmond.workloads.model.errors import InvalidClass, InvalidKey, LimitExceeded, NoSuchWorkload
+from resctrlmond.workloads.model.errors import LimitExceeded, NoSuchWorkload
 from resctrlmond.workloads.model.states import Quality
-from resctrlmond.workloads.model.validation import canonical_key, valid_class
 from resctrlmond.workloads.model.workload import (
-    ROOT_FOLDER,
-    VERSION,
-    VERSION_WITHOUT_NESTED,
     Group,
     GroupState,
     Workload,
     replace,
 )
 from resctrlmond.workloads.records.atomic_files import read_file, write_file, writing
+from resctrlmond.workloads.records.record_format import SUFFIX, UnreadableRecord, decode, encode
 from resctrlmond.workloads.records.sums import Sums, run_of
 
-_SUFFIX = ".json"
 _SET_ASIDE = ".unreadable"
 _MODE = 0o640
 # Set while the record lacks a downgrade of the workload, or the undo of a failed call.
@@ -349,7 +345,7 @@ class Store:
 
     def path(self, key: str) -> str:
         """Return the path of a record."""
-        return f"{self.folder}/{key}{_SUFFIX}"
+        return f"{self.folder}/{key}{SUFFIX}"
 
     def _keep(self, workload: Workload, size: int) -> None:
         """Keep the workload as it is in its record, which has ``size`` bytes."""
@@ -447,7 +443,7 @@ class Store:
         """
         for path in self._unreadable.copy():
             # The name is the key, after the prefix of the configuration.
-            if name.endswith(os.path.basename(path).removesuffix(_SUFFIX)):
+            if name.endswith(os.path.basename(path).removesuffix(SUFFIX)):
                 with writing(path), contextlib.suppress(FileNotFoundError):
                     os.chmod(path, _MODE | _IS_OUTDATED)
 
@@ -503,14 +499,14 @@ class Store:
         with reading("list the records", self.folder):
             names = sorted(os.listdir(self.folder))
         for name in names:
-            if name.endswith(_SUFFIX + _SET_ASIDE):
+            if name.endswith(SUFFIX + _SET_ASIDE):
                 self._set_aside.setdefault(os.path.join(self.folder, name), boot_ns())
-            if name.startswith(".") or not name.endswith(_SUFFIX):
+            if name.startswith(".") or not name.endswith(SUFFIX):
                 continue
             path = os.path.join(self.folder, name)
             try:
                 workload = decode(_read(path), path)
-                if workload.key + _SUFFIX != name:
+                if workload.key + SUFFIX != name:
                     raise UnreadableRecord(path, f"is about another workload, {workload.key!r}")
             except (UnreadableRecord, NotRead, OSError) as error:
                 # A lack of memory or descriptors passes. A page of /run that is lost (EIO again) stays lost, and must
@@ -560,67 +556,3 @@ def _read(path: str) -> bytes:
         if error.errno != errno.EIO:
             raise
     return read_file(path)
-
-
-class UnreadableRecord(Exception):
-    """A record file that is damaged, or of another version. ``key`` is the workload's key by the file's name."""
-
-    def __init__(self, path: str, why: str, *, is_of_other_version: bool = False) -> None:
-        super().__init__(f"{path}: {why}")
-        self.path = path
-        self.key = os.path.basename(path).removesuffix(_SUFFIX)
-        self.is_of_other_version = is_of_other_version
-
-
-def encode(workload: Workload) -> bytes:
-    """Return the content of a record file: one JSON object and a newline."""
-    version = VERSION if workload.is_nested else VERSION_WITHOUT_NESTED
-    data = b'{"version":%d,%b' % (version, msgspec.json.encode(workload)[1:])
-    return msgspec.json.format(data, indent=1) + b"\n"
-
-
-def decode(data: bytes, path: str) -> Workload:
-    """Return the workload of a record file. ``path`` is only named in errors.
-
-    Raises UnreadableRecord if it is damaged, or of another version.
-    """
-    try:
-        version = _VERSION_DECODER.decode(data).version
-        if version not in (VERSION, VERSION_WITHOUT_NESTED):
-            raise UnreadableRecord(
-                path,
-                f"written by another version of resctrlmond (record format {version}, not {VERSION}), and not "
-                "changed: install that version to continue with it, or remove the file and restart this one to "
-                "give it up",
-                is_of_other_version=True,
-            )
-        workload = _DECODER.decode(data)
-        _check_names(workload)
-    except (msgspec.DecodeError, UnicodeError, RecursionError, InvalidKey, InvalidClass) as error:
-        raise UnreadableRecord(path, f"not a valid record: {error}") from error
-    return workload
-
-
-def _check_names(workload: Workload) -> None:
-    """Raise InvalidKey or InvalidClass for a name that must not become a part of a path."""
-    canonical_key(workload.key)
-    if not workload.groups or workload.first.folder:
-        raise InvalidKey(f"{workload.key} has no first group")
-    folders = [group.folder for group in workload.groups]
-    if len(set(folders)) < len(folders):
-        raise InvalidKey(f"two groups of {workload.key} have the same folder")
-    for group in workload.groups:
-        if not valid_class(group.name):
-            raise InvalidKey(f"a group of {workload.key} has no name")
-        valid_class(group.class_)
-        if group.folder != ROOT_FOLDER:
-            valid_class(group.folder)
-
-
-class _Version(msgspec.Struct):
-    version: int
-
-
-# Created by the import, as in ``nested``.
-_VERSION_DECODER = msgspec.json.Decoder(_Version)
-_DECODER = msgspec.json.Decoder(Workload)

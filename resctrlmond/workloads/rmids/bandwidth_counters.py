@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from resctrlmond.resctrl.bandwidth import Mode, domain_number
-from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.groups import counters
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import lacking_counters
 
@@ -38,7 +38,7 @@ def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) ->
                 now = txn.find() if txn is not None else None
                 for _, own in lacking_counters([now] if now else []):
                     if txn is not None and own.folder == group.folder:
-                        served = group_ops.assign_counters(ctx, txn, own)
+                        served = counters.assign_counters(ctx, txn, own)
                         free -= _domains(own.unassigned) - _domains(served.unassigned)
     return False
 

@@ -30,7 +30,7 @@ from resctrlmond.resctrl.errors import (
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.reasons import Reason
-from resctrlmond.workloads.groups import ends, group_ops, placement, target
+from resctrlmond.workloads.groups import creation, ends, placement, removal, target
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import why_late
 from resctrlmond.workloads.groups.units import is_overflow, is_unit
@@ -200,7 +200,7 @@ def _keep(ctx: Context, txn: Transaction, wanted: Mapping[str, Member]) -> None:
         return
     if workload.state is State.PENDING:
         # After the loss of its group. The queue has units before it, which may wait for long.
-        created = group_ops.create(ctx, txn, workload, workload.first, why_late=why_late(workload, workload.first))
+        created = creation.create(ctx, txn, workload, workload.first, why_late=why_late(workload, workload.first))
         placement.adopt(ctx, txn, created)
         workload = txn.workload
     gone = [
@@ -219,7 +219,7 @@ def _keep(ctx: Context, txn: Transaction, wanted: Mapping[str, Member]) -> None:
         return
     del empty[txn.key]
     placement.sweep_last(ctx, txn)
-    group_ops.finish(ctx, txn, "no unit shares its group any more", without_claims=[OVERFLOW])
+    removal.finish(ctx, txn, "no unit shares its group any more", without_claims=[OVERFLOW])
 
 
 def _is_same(wanted: Member | None, member: Member) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from resctrlmond.resctrl.errors import LACKS, GroupExists, KernelRefused, NoSuchClass, PermissionDenied
-from resctrlmond.workloads.groups import group_ops, placement
+from resctrlmond.workloads.groups import creation, placement, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import waiting, why_late
 from resctrlmond.workloads.model.errors import ForeignGroup
@@ -55,11 +55,11 @@ def _create(ctx: Context, txn: Transaction, group: Group) -> bool:
         observed.continue_beginning(ctx, txn, group)
         return True
     try:
-        created = group_ops.create(ctx, txn, txn.workload, group, why_late=why_late(txn.workload, group))
+        created = creation.create(ctx, txn, txn.workload, group, why_late=why_late(txn.workload, group))
     except (ForeignGroup, GroupExists, NoSuchClass, KernelRefused, PermissionDenied) as error:
         if error.errno in _TEMPORARY_ERRNOS:
             raise  # the next tick tries it again
-        group_ops.fail(ctx, txn, group, str(error))
+        removal.fail(ctx, txn, group, str(error))
         return True
     placement.adopt(ctx, txn, created)
     return created.state is not GroupState.PENDING

@@ -25,7 +25,7 @@ from resctrlmond.resctrl.errors import (
     RmidsExhausted,
 )
 from resctrlmond.resctrl.tasks import MAX_PASSES
-from resctrlmond.workloads.groups import group_ops, placement
+from resctrlmond.workloads.groups import creation, placement, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import InWorkload
 from resctrlmond.workloads.groups.runs import wait_again
@@ -60,7 +60,7 @@ def take(ctx: Context, queue: Iterable[InWorkload], guard: Callable[[str], Abstr
     taken[:] = [then for then in taken if seconds_since_ns(then) < UNUSED_S]
     if not groups or _is_freed_soon(groups[0]):
         return
-    kept = group_ops.kept_from(ctx, groups[0].workload)
+    kept = creation.kept_from(ctx, groups[0].workload)
     if kept and ctx.tree.free_rmids() < kept:
         return  # the RMID would be kept for others
     for victim in _victims(ctx, groups[0].workload.priority):
@@ -77,7 +77,7 @@ def take(ctx: Context, queue: Iterable[InWorkload], guard: Callable[[str], Abstr
             taken.append(boot_ns())
             placement.sweep_last(ctx, txn)
             before = txn.workload
-            group_ops.finish(
+            removal.finish(
                 ctx,
                 txn,
                 f"its RMID was needed for {to}, which has a higher priority",

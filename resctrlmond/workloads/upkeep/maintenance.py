@@ -34,7 +34,7 @@ from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.evidence.activity import Activity, activity
 from resctrlmond.workloads.evidence.watched import Members, may_end_unseen
-from resctrlmond.workloads.groups import ends, group_ops, placement
+from resctrlmond.workloads.groups import counters, ends, location, placement, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import lacking_counters, losses_in_a_row, resumes_after_s
 from resctrlmond.workloads.groups.runs import resume
@@ -270,7 +270,7 @@ class Maintenance:
                 with contextlib.suppress(NoSuchGroup):  # another program may have renamed it since
                     self._ctx.interference.inspect(txn, is_thorough=is_thorough)
                     return
-            group_ops.follow(self._ctx, txn)
+            location.follow(self._ctx, txn)
             self._ctx.interference.inspect(txn, is_thorough=is_thorough)
 
     @contextlib.contextmanager
@@ -449,7 +449,7 @@ class Maintenance:
             recorded = txn.find()
         if recorded is not None and recorded.state in (State.ACTIVE, State.IDLE):
             self._checkpoint(txn, recorded, settings.checkpoint_interval_s)
-            group_ops.relink_stale(ctx, txn.workload)
+            location.relink_stale(ctx, txn.workload)
             if not ctx.pod_times.is_noted(txn.workload):
                 if seconds_since_ns(recorded.first.created_ns) < FIRST_CHECKPOINT_S and self.has_queued_calls():
                     self._has_postponed = True
@@ -468,10 +468,10 @@ class Maintenance:
         # Set first: the groups may be removed right after they were found, and another tick take that report.
         self._found[txn.key] = workload
         try:
-            group_ops.follow(self._ctx, txn)
+            location.follow(self._ctx, txn)
         except NoSuchGroup as error:
             self._found.pop(txn.key, None)
-            group_ops.lose(self._ctx, txn, error.message)
+            removal.lose(self._ctx, txn, error.message)
         except BaseException:
             self._found.pop(txn.key, None)
             raise
@@ -539,7 +539,7 @@ class Maintenance:
         # Before the readings: what a task uses after this is not in them.
         before = self._activity(workload)
         with contextlib.suppress(NoSuchGroup):  # the next tick records the loss
-            group_ops.checkpoint(self._ctx, txn)
+            counters.checkpoint(self._ctx, txn)
             if before is not None and txn.workload is workload:
                 has_slept = last is not None and last.workload is workload and last.activity == before
                 is_final = has_slept and not self._has_assigned_counters()
@@ -564,7 +564,7 @@ class Maintenance:
     def _lose_unmounted(self, txn: Transaction) -> None:
         workload = txn.find()
         if workload is not None and workload.state.has_group:
-            group_ops.lose(self._ctx, txn, "resctrl was unmounted, which removed every group")
+            removal.lose(self._ctx, txn, "resctrl was unmounted, which removed every group")
 
 
 def _is_below(ref: GroupRef, gone: set[str]) -> bool:

@@ -81,7 +81,7 @@ def _is_up_to_date(ctx: Context, workload: Workload) -> bool:
     """Return whether the file has the qualities of the record and of each group's checkpoint, and no link is stale.
 
     The former is known if nothing was written since the start, or since a tick has updated the file with these
-    checkpoints (``group_ops.checkpoint``). Each later change of the workload updates it too
+    checkpoints (``counters.checkpoint``). Each later change of the workload updates it too
     (``QualityFiles.before_save``).
     """
     if workload.state.is_over or workload.key in ctx.store.unsaved:

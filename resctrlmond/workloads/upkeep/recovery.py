@@ -13,7 +13,7 @@ import msgspec
 
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Found
-from resctrlmond.workloads.groups import ends, group_ops, placement
+from resctrlmond.workloads.groups import creation, ends, location, placement, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import Do, Step, plan_start, why_late
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
@@ -22,7 +22,8 @@ from resctrlmond.workloads.model.owners import RECOVERED
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key
 from resctrlmond.workloads.model.workload import ROOT_FOLDER, Claim, EndRule, Group, GroupState, Workload, replace
-from resctrlmond.workloads.records.store import Transaction, UnreadableRecord
+from resctrlmond.workloads.records.record_format import UnreadableRecord
+from resctrlmond.workloads.records.store import Transaction
 from resctrlmond.workloads.rmids import rmid_queue
 from resctrlmond.workloads.upkeep import quality_stamps
 from resctrlmond.workloads.verbs import apart
@@ -138,20 +139,20 @@ class Recovery:
             case Do.RETRY:
                 pass  # with the RMID queue, after all others
             case Do.BASELINE:
-                group = group_ops.follow_group(ctx, txn, group)
+                group = location.follow_group(ctx, txn, group)
                 late = why_late(txn.workload, group)
                 quality = Quality.EXACT
                 if txn.workload.is_claimed_by(RECOVERED) or ctx.tree.tasks(group.ref):
                     # It was adopted with its tasks, and the last daemon was killed before it wrote that down.
                     quality = Quality.UNKNOWN
                     ctx.machine.lost("a group with tasks had no begin values")
-                placement.adopt(ctx, txn, group_ops.write_baseline(ctx, txn, group, quality, late))
+                placement.adopt(ctx, txn, creation.write_baseline(ctx, txn, group, quality, late))
             case Do.FINISH:
                 # The first call may have failed to write it.
                 ends.add_unseen_end(ctx, txn)
-                group_ops.finish(ctx, txn, group.reason)
+                removal.finish(ctx, txn, group.reason)
             case Do.RECORD_LOSS:
-                group_ops.lose(ctx, txn, "the group was gone when resctrlmond started")
+                removal.lose(ctx, txn, "the group was gone when resctrlmond started")
 
     def _load(self, txn: Transaction, folder: str) -> None:
         """Load the begin values of a group that was kept, and check the links to its counters."""
@@ -164,7 +165,7 @@ class Recovery:
                 return
             self._ctx.snapshots.load_begin(workload.subfolder(group))
             # A new path may have been recorded before the links were changed (ENOSPC, EIO).
-            group_ops.relink(self._ctx, workload, group)
+            location.relink(self._ctx, workload, group)
 
     def _complete(self, txn: Transaction) -> None:
         """Write what the last daemon did not, and end what has ended."""
@@ -248,7 +249,7 @@ class Recovery:
             group = txn.save_group(replace(group, folder=found.ref.class_ or ROOT_FOLDER))
         else:
             return False
-        group = group_ops.write_baseline(ctx, txn, group, Quality.UNKNOWN)
+        group = creation.write_baseline(ctx, txn, group, Quality.UNKNOWN)
         group = replace(group, reason="adopted without its record")
         txn.save(replace(txn.workload.with_group(group), is_active=True))
         return True

@@ -10,7 +10,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import CgroupTasks, Elsewhere, Moved, MoveOptions, Origins, move, put_back
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads.figures.reasons import Reason, ran_before
-from resctrlmond.workloads.groups import group_ops, nested, units
+from resctrlmond.workloads.groups import creation, nested, removal, units
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.placement import outside_of, spread, why_outside
 from resctrlmond.workloads.groups.runs import (
@@ -187,7 +187,7 @@ def _group_for(
         workload = move_empty(ctx, txn, wanted)
     if wanted == workload.first.class_ or (where is None and assignment.class_ == FOLLOW):
         return workload.first
-    return workload.group_in(wanted) or group_ops.add(ctx, txn, wanted, may_wait=assignment.may_wait)
+    return workload.group_in(wanted) or creation.add(ctx, txn, wanted, may_wait=assignment.may_wait)
 
 
 def _in_group(member: Member, group: Group) -> Member:
@@ -293,12 +293,12 @@ def _undo(
     """
     if before is None:
         nested.undo_enter(ctx, txn, has_run=bool(used))
-        group_ops.discard_run(ctx, txn, ended)
+        removal.discard_run(ctx, txn, ended)
         return
     for group in txn.workload.groups[1:]:
         old = before.group(group.folder)
         if old is None or (old.nonce and old.nonce != group.nonce):
-            group_ops.discard_group(ctx, txn, group)
+            removal.discard_group(ctx, txn, group)
     # The groups are kept as they are now: one may have been moved, or created again, for this call.
     groups = [group if was_outside else _with_baseline_of(before, group) for group in txn.workload.groups]
     restored = replace(before, groups=tuple(groups))

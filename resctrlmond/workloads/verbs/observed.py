@@ -14,7 +14,7 @@ from resctrlmond.resctrl.tasks import Moved
 from resctrlmond.resctrl.tree import Found, GroupRef
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads.figures.reasons import Reason
-from resctrlmond.workloads.groups import ends, group_ops, placement
+from resctrlmond.workloads.groups import creation, ends, location, placement, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.runs import claimed, continue_run, new_run, with_profile
 from resctrlmond.workloads.groups.target import Target, already_monitored
@@ -80,7 +80,7 @@ def observe(ctx: Context, txn: Transaction, found: Found, target: Target, assign
         )
         workload = replace(_claimed(workload, assignment), groups=(group,), is_active=True).with_member(member)
         txn.save(workload, Limit.WITH_RESERVE)
-        group = group_ops.with_baseline(ctx, workload, group)
+        group = creation.with_baseline(ctx, workload, group)
         if member.late or not assignment.is_awaited():
             workload, group = _late(workload, group)
         txn.save(workload.with_group(group))
@@ -88,18 +88,18 @@ def observe(ctx: Context, txn: Transaction, found: Found, target: Target, assign
         return Assigned(txn.workload, Moved(0, 0))
     except Exception:
         with undoing(txn.key):
-            group_ops.discard_run(ctx, txn, ended)
+            removal.discard_run(ctx, txn, ended)
         raise
 
 
 def continue_beginning(ctx: Context, txn: Transaction, group: Group) -> None:
     """Read a group for the first time whose workload was recorded by a call that was cut short."""
     try:
-        group_ops.find(ctx, group)
+        location.find(ctx, group)
     except NoSuchGroup as error:
-        group_ops.fail(ctx, txn, group, error.message)
+        removal.fail(ctx, txn, group, error.message)
         return
-    workload, group = _late(txn.workload, group_ops.with_baseline(ctx, txn.workload, group))
+    workload, group = _late(txn.workload, creation.with_baseline(ctx, txn.workload, group))
     txn.save(workload.with_group(group))
     placement.sweep(ctx, txn, is_found=True)
 

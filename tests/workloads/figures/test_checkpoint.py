@@ -23,7 +23,7 @@ from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads.figures import checkpoint
 from resctrlmond.workloads.figures.accounting import Total, totals
 from resctrlmond.workloads.figures.checkpoint import LastRead
-from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.groups import counters
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
@@ -264,7 +264,7 @@ def test_a_gap_that_another_reader_finds_during_a_checkpoint_stays_in_the_file(
 
     monkeypatch.setattr(snapshots, "keep_read", other_reads_then)
     with host.manager.context.store.transaction("k") as txn:
-        group_ops.checkpoint(host.manager.context, txn)
+        counters.checkpoint(host.manager.context, txn)
     assert "mbm_total_bytes exact" not in host.files("k")["quality"]
 
 

@@ -20,7 +20,7 @@ from resctrlmond.resctrl.errors import ClassMismatch, RmidsExhausted
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.figures.accounting import Total, added
-from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.groups import removal
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.errors import InvalidClass
 from resctrlmond.workloads.model.states import Quality
@@ -241,7 +241,7 @@ def test_group_with_a_name_that_records_cannot_have_is_lost(
 
     monkeypatch.setattr(Transaction, "save", keep)
     with host.manager.context.store.transaction(UID) as txn:
-        group_ops.lose(host.manager.context, txn, "lost")
+        removal.lose(host.manager.context, txn, "lost")
     assert set(saved) == {UID}
     assert host.marked_groups() == []
     assert host.restart().unreadable == []

@@ -16,7 +16,7 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.groups import relocation
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import ROOT_FOLDER, State
 from resctrlmond.workloads.profiles.requests import Assignment
@@ -160,7 +160,7 @@ def test_second_group_is_created_if_groups_cannot_be_renamed(
     def refuse(*_: object) -> None:
         raise ClassMismatch("this kernel cannot move groups")
 
-    monkeypatch.setattr(group_ops, "relocate", refuse)
+    monkeypatch.setattr(relocation, "relocate", refuse)
     host.manager.maintenance.tick()
     assert [group.class_ for group in host.manager.get("k").groups] == ["", gold]
     assert host.tree.membership(child.pid) == Membership(gold, "k")

@@ -13,7 +13,7 @@ import pytest
 
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
-from resctrlmond.workloads.groups.group_ops import REPORTING_LAG_S
+from resctrlmond.workloads.groups.counters import REPORTING_LAG_S
 from resctrlmond.workloads.model.workload import State
 from tests.workloads.conftest import Host, assignment
 

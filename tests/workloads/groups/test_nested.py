@@ -20,7 +20,7 @@ from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.reasons import Reason
-from resctrlmond.workloads.groups import group_ops, nested
+from resctrlmond.workloads.groups import nested, removal
 from resctrlmond.workloads.groups.placement import sweep
 from resctrlmond.workloads.model.errors import AlreadyMonitored, InvalidRequest, NotWritten
 from resctrlmond.workloads.model.states import Quality
@@ -528,7 +528,7 @@ def test_task_that_is_forked_while_the_others_are_moved_makes_the_outer_run_late
     inner = family.start(by=outer)
     family.assign("inner", inner)
     late: list[int] = []
-    write_end = group_ops._write_end
+    write_end = removal._write_end
 
     def fork(*arguments: Any) -> Any:
         done = write_end(*arguments)
@@ -538,7 +538,7 @@ def test_task_that_is_forked_while_the_others_are_moved_makes_the_outer_run_late
         return done
 
     with monkeypatch.context() as patch:
-        patch.setattr(group_ops, "_write_end", fork)
+        patch.setattr(removal, "_write_end", fork)
         family.release("inner")
     assert (family.group(inner), family.group(late[0])) == ("outer", "outer")
     own, _ = family.release("outer")

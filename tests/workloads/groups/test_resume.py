@@ -16,7 +16,7 @@ import pytest
 
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.groups import counters
 from resctrlmond.workloads.groups.plan import MAX_RESUME_S, losses_in_a_row, resumes_after_s
 from resctrlmond.workloads.model.errors import ForeignGroup
 from resctrlmond.workloads.model.states import Quality
@@ -85,7 +85,7 @@ def test_use_before_the_loss_is_in_the_totals(host: Host, puppet: Puppet) -> Non
     known = total_of(host.manager.read("k")[2])
     assert known.number
     with host.manager.context.store.transaction("k") as txn:
-        group_ops.checkpoint(host.manager.context, txn)
+        counters.checkpoint(host.manager.context, txn)
     for losses in (1, 2):
         remove(host, "k")
         host.manager.maintenance.tick()

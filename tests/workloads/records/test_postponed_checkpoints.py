@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.workloads.figures.accounting import Total
-from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.groups import counters
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
@@ -27,7 +27,7 @@ def has_checkpoint(host: Host, key: str = "k") -> bool:
 
 def totals(manager: Manager, key: str) -> list[Total]:
     workload = manager.get(key)
-    return group_ops.totals(manager.context, workload, group_ops.readings(manager.context, workload))
+    return counters.totals(manager.context, workload, counters.readings(manager.context, workload))
 
 
 @pytest.fixture

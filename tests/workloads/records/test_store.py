@@ -39,7 +39,8 @@ from resctrlmond.workloads.model.workload import (
 )
 from resctrlmond.workloads.records import store as store_module
 from resctrlmond.workloads.records.atomic_files import read_file
-from resctrlmond.workloads.records.store import Store, UnreadableRecord, decode, encode
+from resctrlmond.workloads.records.record_format import UnreadableRecord, decode, encode
+from resctrlmond.workloads.records.store import Store
 from tests.workloads.builders import drop, save, workload
 
 text = st.text(st.characters(codec="utf-8"), max_size=20)

@@ -21,7 +21,7 @@ from resctrlmond.api import translate
 from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.workloads.figures.accounting import Total
-from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.groups import removal
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.settings import Settings
@@ -964,7 +964,7 @@ def test_a_sum_does_not_fall_between_a_loss_and_the_next_run(tmp_path: Path, pro
         assert sums_of(host.manager) == {"": GIB}
         with host.manager.context.store.transaction(CTR) as txn:
             os.rmdir(host.tree.full_path(txn.workload.first.ref))
-            group_ops.lose(host.manager.context, txn, "removed")
+            removal.lose(host.manager.context, txn, "removed")
         assert host.manager.get(CTR).is_interrupted
         assert sums_of(host.restart()) == {"": GIB}
         host.manager.release(CTR, owner="test")

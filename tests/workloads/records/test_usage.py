@@ -21,7 +21,7 @@ from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
-from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.groups import counters
 from resctrlmond.workloads.machine import pools as machine
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.states import Quality, worst
@@ -341,9 +341,9 @@ def test_workloads_that_come_and_go_during_passes(host: Host) -> None:
 @pytest.mark.parametrize(
     "reading",
     [
-        (group_ops, "readings", Manager.read_all),
+        (counters, "readings", Manager.read_all),
         (machine, "read_class", Manager.read_machine),
-        (group_ops, "readings", Manager.read_sums),
+        (counters, "readings", Manager.read_sums),
         (Tree, "capacity", Manager.tree_status),
     ],
     ids=["ReadAll", "Machine", "Sums", "Status"],

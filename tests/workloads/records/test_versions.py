@@ -27,7 +27,7 @@ from resctrlmond.workloads.model.workload import (
     Workload,
     replace,
 )
-from resctrlmond.workloads.records.store import decode, encode
+from resctrlmond.workloads.records.record_format import decode, encode
 from tests.workloads.builders import workload
 from tests.workloads.conftest import Host, assignment
 

@@ -18,7 +18,7 @@ import pytest
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from resctrlmond.workloads.groups import ends, group_ops
+from resctrlmond.workloads.groups import counters, ends
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.clock import utc_now
 from resctrlmond.workloads.model.errors import NotWritten
@@ -26,7 +26,8 @@ from resctrlmond.workloads.model.owners import RECOVERED
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Claim, EndRule, State, Workload
-from resctrlmond.workloads.records.store import Transaction, encode
+from resctrlmond.workloads.records.record_format import encode
+from resctrlmond.workloads.records.store import Transaction
 from tests.workloads.builders import workload
 from tests.workloads.conftest import UID, Host, assignment, join, locked
 
@@ -45,7 +46,7 @@ def test_a_tick_ends_between_two_workloads_when_the_daemon_stops(
     """With 60 groups on a busy machine the stop found the tick at work, and reported a call that hangs."""
     for key in ("first", "second"):
         host.manager.assign(assignment(key, process().pid))
-    maintenance, checkpoint = host.manager.maintenance, group_ops.checkpoint
+    maintenance, checkpoint = host.manager.maintenance, counters.checkpoint
     seen: list[str] = []
 
     def stopped(ctx: Context, txn: Transaction) -> None:
@@ -53,7 +54,7 @@ def test_a_tick_ends_between_two_workloads_when_the_daemon_stops(
         maintenance.is_stopping = True
         checkpoint(ctx, txn)
 
-    monkeypatch.setattr(group_ops, "checkpoint", stopped)
+    monkeypatch.setattr(counters, "checkpoint", stopped)
     maintenance.tick()
     assert len(seen) == 1
 

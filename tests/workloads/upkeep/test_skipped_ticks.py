@@ -16,7 +16,7 @@ import pytest
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads.evidence.activity import activity
-from resctrlmond.workloads.groups import ends, group_ops
+from resctrlmond.workloads.groups import counters, ends
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
@@ -288,13 +288,13 @@ def test_file_without_a_cpu_time_does_not_show_that_nothing_has_run(tmp_path: Pa
 def checkpoints(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the list of the workloads whose counters are read for a checkpoint."""
     keys: list[str] = []
-    checkpoint = group_ops.checkpoint
+    checkpoint = counters.checkpoint
 
     def counted(ctx: Context, txn: Transaction) -> None:
         keys.append(txn.key)
         checkpoint(ctx, txn)
 
-    monkeypatch.setattr(group_ops, "checkpoint", counted)
+    monkeypatch.setattr(counters, "checkpoint", counted)
     return keys
 
 

@@ -21,7 +21,7 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads.figures.accounting import Total
-from resctrlmond.workloads.groups import group_ops
+from resctrlmond.workloads.groups import creation
 from resctrlmond.workloads.groups.plan import RESUME_S
 from resctrlmond.workloads.model.errors import AlreadyMonitored, ForeignGroup, InvalidClass, NotWritten
 from resctrlmond.workloads.model.settings import Settings
@@ -526,7 +526,7 @@ def cut(host: Host, pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(group_ops, "with_baseline", kill)
+        patch.setattr(creation, "with_baseline", kill)
         with pytest.raises(Killed):
             start(host, pid)
 

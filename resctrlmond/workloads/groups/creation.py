@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Create groups, and write their baselines. A crash between any two steps can be recovered."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import time
+from collections.abc import Sequence
+
+from resctrlmond.resctrl.bandwidth import Mode
+from resctrlmond.resctrl.errors import (
+    GroupExists,
+    KernelRefused,
+    NoSuchClass,
+    NoSuchProcess,
+    PermissionDenied,
+    ResctrlError,
+    RmidsExhausted,
+    no_rmid_remedy,
+)
+from resctrlmond.resctrl.tree import Found
+from resctrlmond.resctrl.undo import undoing
+from resctrlmond.workloads.figures import caveats
+from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.groups import counters, location, removal, units
+from resctrlmond.workloads.groups.context import Context
+from resctrlmond.workloads.groups.plan import served_before
+from resctrlmond.workloads.model.clock import boot_ns, utc_now
+from resctrlmond.workloads.model.errors import ForeignGroup
+from resctrlmond.workloads.model.states import Quality, worst
+from resctrlmond.workloads.model.validation import valid_class
+from resctrlmond.workloads.model.workload import ROOT_FOLDER, Group, GroupState, State, Workload, replace
+from resctrlmond.workloads.records.store import Limit, Transaction
+
+# A task that forks while it is moved out of a new group leaves its child there.
+_MAX_CLEARINGS = 10
+
+log = logging.getLogger(__name__)
+
+
+def create(
+    ctx: Context,
+    txn: Transaction,
+    workload: Workload,
+    group: Group,
+    quality: Quality = Quality.EXACT,
+    *,
+    why_late: Sequence[str] = (),
+    may_wait: bool = True,
+    limit: Limit | None = None,
+) -> Group:
+    """Save the workload with the group, create the group's directory, and write its baseline. Return the group.
+
+    Its state is CREATED. ``why_late`` are the reasons for which the baseline is late, if it is. The record is on
+    disk before the directory exists, and the baseline before a task can join. If no RMID is free, the group stays
+    pending, with the reason; RmidsExhausted only if not ``may_wait``. Raises ForeignGroup, NoSuchClass,
+    KernelRefused, NotMounted, NotWritten and LimitExceeded, and leaves no directory in these cases.
+    """
+    group = begun(ctx, group)
+    txn.save(workload.with_group(group), limit)
+    begin_quality = quality
+    try:
+        if workload.priority < 0:
+            _check_reserve(ctx, workload, group)
+        # Earlier writes cannot have moved a task of the new group: their events are read at the end of the block.
+        with ctx.interference.changing(), ctx.interference.creating(group.ref):
+            found = ctx.tree.create(group.ref, group.nonce)
+            ctx.interference.watch(group.ref)
+    except RmidsExhausted as error:
+        if not may_wait:
+            raise
+        return txn.save_group(waiting(ctx, group, error))
+    except GroupExists as error:
+        found, begin_quality = _take_existing(ctx, group, quality, error)
+    if found.gid != ctx.mark.gid:
+        with undoing(txn.key):
+            ctx.tree.remove(group.ref)
+        raise KernelRefused(
+            f"the new group has group id {found.gid} instead of the mark of resctrlmond, {ctx.mark.gid}",
+            path=found.path,
+            remedy="Run resctrlmond with the group resctrlmon (Group= in its unit)",
+        )
+    try:
+        return write_baseline(ctx, txn, group, begin_quality, why_late)
+    except ResctrlError:
+        if begin_quality is quality:  # otherwise it has tasks, and was only adopted
+            with undoing(txn.key):
+                removal.remove_directory(ctx, group)
+        raise
+
+
+def _check_reserve(ctx: Context, workload: Workload, group: Group) -> None:
+    """Raise RmidsExhausted if a group of a priority below 0 would take an RMID that is kept for other workloads."""
+    settings, path = ctx.config.settings, ctx.tree.full_path(group.ref)
+    if units.is_overflow(workload) and not units.overflow_room(ctx):
+        raise RmidsExhausted(
+            "cannot create the monitoring group: no more groups may be shared by units",
+            path=path,
+            remedy=f"Raise 'overflow' ({settings.overflow}) in resctrlmond.yaml",
+        )
+    kept = kept_from(ctx, workload)
+    if kept and (free := ctx.tree.free_rmids()) <= kept:
+        raise RmidsExhausted(
+            f"cannot create the monitoring group: RMIDs are kept for workloads of priority 0 and above ({free} free)",
+            path=path,
+            remedy=f"Watch fewer systemd units, or lower 'reserve' ({settings.reserve}) in resctrlmond.yaml",
+        )
+
+
+def kept_from(ctx: Context, workload: Workload) -> int:
+    """Return how many free RMIDs a workload leaves to others, units also for the groups that they share."""
+    if workload.priority >= 0:
+        return 0
+    has_room = units.is_unit(workload) and not units.is_overflow(workload)
+    return ctx.config.settings.reserve + (units.overflow_room(ctx) if has_room else 0)
+
+
+def add(ctx: Context, txn: Transaction, class_: str, *, may_wait: bool = True) -> Group:
+    """Create one more group of the workload, in a class where it has none.
+
+    Raises what ``create`` does, and InvalidClass for a class whose name cannot be recorded.
+    """
+    class_, workload = valid_class(class_), txn.workload
+    # The name of the class is taken if the group of that class was moved to another class.
+    taken = {group.folder for group in workload.groups if group.class_ != class_}
+    names = itertools.chain([class_ or ROOT_FOLDER], map(str, itertools.count(2)))
+    group = Group(
+        folder=next(name for name in names if name not in taken),
+        class_=class_,
+        name=workload.first.name,
+        boot_id=ctx.mark.boot_id,
+        created_at=utc_now(),
+        created_ns=boot_ns(),
+        # If the first group waits for an RMID, this one is created after it.
+        reason=workload.reason,
+    )
+    if workload.state is State.PENDING:
+        return txn.save_group(group)
+    group = begun(ctx, group)
+    is_shared = units.is_overflow(workload)
+    # The queue has units that wait for an RMID of their own, so their shared group does not wait in it.
+    may_wait = may_wait and not is_shared
+    try:
+        first = served_before(replace(workload, priority=0) if is_shared else workload, ctx.store.pending())
+        if first is None:
+            return create(ctx, txn, workload, group, may_wait=may_wait)
+        error = queued_behind(ctx, first, group)
+        if not may_wait:
+            raise error
+        return txn.save_group(waiting(ctx, group, error))
+    except Exception:
+        with undoing(txn.key):
+            removal.discard_group(ctx, txn, group)
+        raise
+
+
+def begun(ctx: Context, group: Group) -> Group:
+    """Return the group with a nonce and a time of creation, if it has none yet."""
+    # The second of the clock with random digits below: it looks like a time, and no two are equal. A group that waits
+    # keeps its nonce, so that a retry changes nothing in the record.
+    nonce = group.nonce or time.time_ns() // 10**9 * 10**9 + int.from_bytes(os.urandom(8), "big") % 10**9
+    if not group.created_at:
+        group = replace(group, created_at=utc_now(), created_ns=boot_ns())
+    return replace(group, state=GroupState.PENDING, nonce=nonce, boot_id=ctx.mark.boot_id)
+
+
+def waiting(ctx: Context, group: Group, error: RmidsExhausted) -> Group:
+    """Return the group as one that waits for an RMID, for the reason in ``error``."""
+    return replace(begun(ctx, group), reason=str(error), in_limbo=error.in_limbo)
+
+
+def queued_behind(ctx: Context, first: Group, group: Group) -> RmidsExhausted:
+    """Return the error for a new group that must wait, because the group ``first`` waits for an RMID already."""
+    return RmidsExhausted(
+        "cannot create the monitoring group: workloads of the same or a higher priority already wait for an RMID",
+        path=ctx.tree.full_path(group.ref),
+        in_limbo=first.in_limbo,
+        remedy=no_rmid_remedy(first.in_limbo),
+    )
+
+
+def _take_existing(ctx: Context, group: Group, quality: Quality, error: GroupExists) -> tuple[Found, Quality]:
+    """Give the group a directory of its name that exists already, if that is ours and no record is about it."""
+    existing = ctx.tree.find(group.ref)
+    if existing is None:
+        raise error
+    if existing.gid != ctx.mark.gid:
+        raise ForeignGroup(
+            "a monitoring group with this name exists already: another program created it",
+            path=existing.path,
+            remedy="Choose another key, or remove the group if it is not needed",
+        ) from error
+    if location.is_recorded(ctx, existing):
+        raise error  # of another key: from before group_prefix was changed, or renamed to this name
+    # It has our mark and no record: a crash came between two steps, or the record was lost.
+    begin_quality = worst(quality, Quality.UNKNOWN) if ctx.tree.tasks(group.ref) else quality
+    return ctx.tree.set_nonce(group.ref, group.nonce), begin_quality
+
+
+def write_baseline(
+    ctx: Context, txn: Transaction, group: Group, quality: Quality, why_late: Sequence[str] = ()
+) -> Group:
+    """Read the begin values, and write and save them. Return the group, in state CREATED."""
+    return txn.save_group(with_baseline(ctx, txn.workload, group, quality, why_late))
+
+
+def with_baseline(
+    ctx: Context, workload: Workload, group: Group, quality: Quality = Quality.EXACT, why_late: Sequence[str] = ()
+) -> Group:
+    """Read the begin values, and write them. Return the group, in state CREATED, not saved yet.
+
+    A group that is created again in another class keeps the quality of its first baseline and the reasons. The
+    baseline of an observed group is estimated at best.
+    """
+    mounting = ctx.memory.mounted_on[group.nonce] = ctx.tree.mounting()
+    if group.inodes:
+        quality = worst(quality, group.baseline)
+    else:
+        group = replace(group, baseline_reasons=())  # of another directory, which has been removed
+    if quality is not Quality.UNKNOWN and not group.observed:
+        group, quality = _cleared(ctx, workload.key, group, quality)
+    group = replace(group, created_at=utc_now(), created_ns=boot_ns())
+    # Before the readings, and at the end after them, so that a change in between is found.
+    configuration = ctx.tree.bandwidth_configuration(mounting)
+    group = replace(group, transactions=configuration.transactions)
+    readings = ctx.tree.read(group.ref, mounting)
+    lacking = caveats.unassigned(readings)
+    may_get = lacking and configuration.mode is Mode.ASSIGNED and not group.observed
+    if may_get and counters.is_first(ctx, workload) and counters.assign(ctx, group.ref, lacking) != lacking:
+        readings = ctx.tree.read(group.ref)
+        lacking = caveats.unassigned(readings)
+    group = replace(group, caveats=caveats.of_unassigned(lacking), unassigned=() if group.observed else lacking)
+    group = counters.with_caveats(ctx, group, readings)
+    inodes = {reading.domain: reading.inode for reading in readings}
+    group = replace(group, state=GroupState.CREATED, reason="", in_limbo=False, baseline=quality, inodes=inodes)
+    if group.observed:
+        group = group.downgraded(Quality.ESTIMATED, Reason.OBSERVED.text())
+    if apart := ctx.memory.apart.get(workload.key):
+        why_late = (*why_late, apart)
+    for why in why_late:
+        group = group.downgraded(Quality.LATE, why)
+    live = ctx.tree.full_path(group.ref)
+    ctx.snapshots.begin(workload.subfolder(group), group.created_at, live, readings, workload.shows)
+    return group
+
+
+def _cleared(ctx: Context, key: str, group: Group, quality: Quality) -> tuple[Group, Quality]:
+    """Move tasks out of a new group, each to the default group of its class. Return the quality of the baseline.
+
+    An rmdir overlooks a task that is forked meanwhile (rdt_move_group_tasks()): it keeps the RMID, and is in the
+    next group that gets this RMID. Its class stays the same.
+    """
+    strangers, moved = [], 0
+    for _ in range(_MAX_CLEARINGS):
+        strangers = ctx.tree.tasks(group.ref)
+        if not strangers:
+            if moved:
+                time.sleep(counters.REPORTING_LAG_S)  # what it used until now is not of the group
+                log.info(
+                    "%s: tasks that do not belong to it were in the new group, and were moved out: %d", key, moved
+                )
+            return group, quality
+        for tid in strangers:
+            with contextlib.suppress(NoSuchProcess, NoSuchClass, PermissionDenied, KernelRefused):
+                # Not one that another call has moved to its own group since it was listed.
+                ctx.tree.take_out(group.ref, tid)
+                moved += 1
+    why = Reason.STRANGERS.text(count=len(strangers))
+    return group.downgraded(quality, why), worst(quality, Quality.ESTIMATED)
