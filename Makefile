@@ -43,7 +43,7 @@ $(READY): pyproject.toml tests/host-packages
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[sim,nri,exporter,otlp,parquet,plot,test,dbus-next]'
 	touch $@
 
-demo: setup
+demo: setup hook
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/demo
 
 # The fast tests mostly wait, and a guest uses one processor: they run at the same time. When the fast tests have ended,
@@ -234,9 +234,9 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/python -m tests.interfaces --check
 
-# The compiled OCI hook, also with sanitizers for the tests. Distributions set CPPFLAGS, CFLAGS, LDFLAGS and WARNINGS.
-COMPILED_HOOK = build/resctrlmon-oci-hook
-SANITIZED_HOOK = $(COMPILED_HOOK)-sanitized
+# The OCI hook, also with sanitizers for the tests. Distributions set CPPFLAGS, CFLAGS, LDFLAGS and WARNINGS.
+HOOK = build/resctrlmon-oci-hook
+SANITIZED_HOOK = $(HOOK)-sanitized
 CPPFLAGS ?= -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3
 CFLAGS ?= -O2 -fstack-protector-strong
 LDFLAGS ?= -Wl,-z,relro,-z,now
@@ -247,7 +247,7 @@ WARNINGS ?= -Wall -Wextra -Werror
 UNIT_EXEC = build/resctrlmon-unit-exec
 TESTED_UNIT_EXEC = $(UNIT_EXEC)-tested $(UNIT_EXEC)-sanitized
 
-hook: $(COMPILED_HOOK)
+hook: $(HOOK)
 
 unit-exec: $(UNIT_EXEC)
 
@@ -262,7 +262,7 @@ $(UNIT_EXEC) $(TESTED_UNIT_EXEC): hook/unit_exec.c Makefile
 
 $(SANITIZED_HOOK): CPPFLAGS =
 $(SANITIZED_HOOK): CFLAGS = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
-$(COMPILED_HOOK) $(SANITIZED_HOOK): hook/oci_hook.c Makefile
+$(HOOK) $(SANITIZED_HOOK): hook/oci_hook.c Makefile
 	@mkdir -p build
 	$(CC) -std=c11 $(WARNINGS) $(CPPFLAGS) $(CFLAGS) -fPIE $< -pie $(LDFLAGS) -o $@.$$$$ && mv $@.$$$$ $@
 
@@ -283,7 +283,7 @@ endif
 
 check-host:
 ifeq ($(DESTDIR),)
-	@packaging/check-host
+	@CC="$(CC)" packaging/check-host
 endif
 
 # Without the simulator: it needs a FUSE library that Debian does not have. The wheel contains it.
@@ -297,7 +297,7 @@ HOOKS = $(wildcard systemd/*.json)
 OLD_HOOK = resctrlmon-poststop.json
 HOOK_LINKS = $(DESTDIR)/usr/share/containers/oci/hooks.d
 SYSUSERS = $(DESTDIR)$(PREFIX)/lib/sysusers.d/resctrlmond.conf
-HOOK = $(DESTDIR)$(PREFIX)/libexec/resctrlmon-oci-hook
+INSTALLED_HOOK = $(DESTDIR)$(PREFIX)/libexec/resctrlmon-oci-hook
 INSTALLED_UNIT_EXEC = $(DESTDIR)$(PREFIX)/libexec/resctrlmon-unit-exec
 CATALOGDIR = $(DESTDIR)$(PREFIX)/lib/systemd/catalog
 POLICY = $(DESTDIR)$(PREFIX)/share/dbus-1/system.d/org.resctrlmon1.conf
@@ -325,19 +325,13 @@ install-modules: check-host
 
 # All files except Python modules, which distributions install with their own tools. A runtime may start a container
 # meanwhile: install(1) unlinks a file before it writes the new one, so the hook and its JSON files are renamed into place.
-# Without a C compiler, the hook is the Python file, which does the same and takes longer.
-install-files: check-host man
+install-files: check-host man hook unit-exec
 	$(INSTALL) -D -m 644 systemd/resctrlmond.sysusers.conf $(SYSUSERS)
 ifeq ($(DESTDIR),)
 	systemd-sysusers $(notdir $(SYSUSERS))
 endif
-	if command -v $(firstword $(CC)) >/dev/null && $(MAKE) --no-print-directory hook; then hook=$(COMPILED_HOOK); \
-	  else echo "the OCI hook cannot be compiled here: its Python form is installed, which takes longer" >&2; \
-	  hook=resctrlmond/oci_hook.py; fi && $(INSTALL) -D -m 755 $$hook $(HOOK).new && mv -f $(HOOK).new $(HOOK)
-	if command -v $(firstword $(CC)) >/dev/null && $(MAKE) --no-print-directory unit-exec; then \
-	  $(INSTALL) -D -m 755 $(UNIT_EXEC) $(INSTALLED_UNIT_EXEC).new && \
-	  mv -f $(INSTALLED_UNIT_EXEC).new $(INSTALLED_UNIT_EXEC); \
-	  else echo "resctrlmon-unit-exec cannot be compiled here: 'resctrlctl units exact' needs it" >&2; fi
+	$(INSTALL) -D -m 755 $(HOOK) $(INSTALLED_HOOK).new && mv -f $(INSTALLED_HOOK).new $(INSTALLED_HOOK)
+	$(INSTALL) -D -m 755 $(UNIT_EXEC) $(INSTALLED_UNIT_EXEC).new && mv -f $(INSTALLED_UNIT_EXEC).new $(INSTALLED_UNIT_EXEC)
 	$(INSTALL) -D -m 644 -t $(DESTDIR)$(UNITDIR) $(UNITS)
 	$(INSTALL) -D -m 644 -t $(CATALOGDIR) $(CATALOGS)
 	$(INSTALL) -D -m 644 systemd/org.resctrlmon1.dbus.conf $(POLICY)
@@ -385,7 +379,7 @@ uninstall-files:
 	  rm $(DESTDIR)/etc/resctrlmond/$$name.yaml || exit 1; done
 	rm -rf $(MODULES) $(SHARED) $(DOCDIR)/examples
 	rmdir $(DOCDIR) 2>/dev/null || :
-	rm -f $(SYSUSERS) $(HOOK) $(INSTALLED_UNIT_EXEC) $(POLICY) $(ACTIVATION) $(COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
+	rm -f $(SYSUSERS) $(INSTALLED_HOOK) $(INSTALLED_UNIT_EXEC) $(POLICY) $(ACTIVATION) $(COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
 	rm -f $(addprefix $(DESTDIR)$(UNITDIR)/,$(notdir $(UNITS))) $(addprefix $(CATALOGDIR)/,$(notdir $(CATALOGS)))
 	for command in $(COMMANDS); do rm -f $(DESTDIR)$(PREFIX)/bin/$${command%=*} || exit 1; done
 	for page in $(INSTALLED_PAGES); do rm -f $(MANDIR)/man$${page##*.}/$${page##*/} || exit 1; done

@@ -2,9 +2,9 @@
 /*
  * The OCI hook: sends a container's state from stdin to resctrlmond and never stops the container from starting.
  *
- * The compiled form of resctrlmond/oci_hook.py, which explains the arguments, time-outs and messages; tests/hook holds
- * both to the same behavior. It allocates no memory. Each call that can block is repeated after EINTR, and a timer
- * interrupts it again and again to look at the clock.
+ * resctrlmon-oci-hook(8) explains the arguments, limits, time-outs and messages. Every start of a container waits for
+ * this program. It allocates no memory. Each call that can block is repeated after EINTR, and a timer interrupts it
+ * again and again to look at the clock.
  */
 #define _XOPEN_SOURCE 700
 #include <asm/socket.h>
@@ -23,17 +23,19 @@
 #include <time.h>
 #include <unistd.h>
 
-// resctrlmond.message_ids.MessageId.UNMONITORED
+// resctrlmond.service.message_ids.MessageId.UNMONITORED
 #define MESSAGE_ID "47f76e48a28c4accae8c5c9183767327"
 #define METHOD "{\"method\":\"org.resctrlmon.Hook.Run\","
 #define MORE "\"more\":true,"
 #define PARAMETERS "\"parameters\":{\"stage\":\""
 #define QUEUE_TIMEOUT "\"queueTimeoutMs\":"
 #define LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-// The longest state, string in it, message with its NUL, and reply; one read, and the longest reason in the journal.
+// The longest state, string in it, message with its NUL, and reply; one read, and the longest reason in the journal. A
+// pod has up to 256 KiB of annotations, and JSON has up to six bytes for one of them, such as "<". CRI-O includes all
+// annotations once more, in one string.
 enum { MAX_STATE = 1 << 23, MAX_STRING = 1 << 15, MAX_MESSAGE = 1 << 21, MAX_REPLY = 1 << 16, CHUNK = 1 << 16 };
 enum { REASON = 16384 };
-// The longest time in seconds that the daemon can make the hook wait in its queue (resctrlmond.config.HookTimeout).
+// The longest time in seconds that the daemon can make the hook wait in its queue (HookTimeout in configuration/config.py).
 static const double MAX_QUEUE_TIMEOUT = 60;
 // Seconds between two looks at the clock, and in the queue, where hundreds of hooks would keep the daemon from its work.
 static const double TICK = 0.1, QUEUE_TICK = 0.5;

@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.hook.builds import compile_hook
+
 DEMO = Path(__file__).parent / "demo"
 
 
 def test_the_demo_measures_two_commands_and_a_container_and_leaves_no_group() -> None:
+    compile_hook()
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run([str(DEMO)], env=environment, capture_output=True, text=True, timeout=300, check=False)
     output = done.stdout + done.stderr

@@ -59,7 +59,8 @@ class HookDirectory:
             names = []
         if not names:
             raise CommandError(
-                f"there are no hook files in {self.source}. Install the package, or run 'make install'"
+                f"there are no hook files in {self.source}. A wheel has none: install the Debian package, "
+                "or run 'make install' in the source"
             )
         return names
 

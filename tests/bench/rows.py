@@ -32,9 +32,8 @@ from tests.api import private_bus
 from tests.bench.host import AS_INSTALLED, IDLE, ROOT, Host, python, resident, spawn, spawn_at_once, threaded
 from tests.bench.measure import BYTES, COUNT, MEBIBYTES, SECONDS, Row, interleaved
 from tests.daemon.containers import containers, state_of
-from tests.hook.forms import command_of, file_of
+from tests.hook.builds import compile_hook
 
-SYSTEM_PYTHON = "/usr/bin/python3"
 MANAGER = "org.resctrlmon.Manager."
 # So that the next call reads the counters again.
 PAUSE_S = 3 * INTERVAL_S
@@ -150,20 +149,12 @@ def hook(host: Host, client: Client, pid: int, rounds: int) -> Iterator[Row]:
         container = {"ociVersion": "1.2.0", "id": f"container{next(number)}", "status": "created", "pid": pid}
         state.write_text(json.dumps(container), encoding="ascii")
 
-    options = ["createRuntime", "--strict", "--socket", host.varlink]
-    compiled, python_file = ([*command_of(form, file_of(form)), *options] for form in ("compiled", "python"))
-    ours, python_form, nothing, true = interleaved(
-        rounds,
-        lambda: spawn(compiled, str(state)),
-        lambda: spawn(python_file, str(state)),
-        lambda: spawn([SYSTEM_PYTHON, "-IS", "-c", "pass"]),
-        lambda: spawn(["/bin/true"]),
-        before=new_container,
+    program = [str(compile_hook()), "createRuntime", "--strict", "--socket", host.varlink]
+    ours, true = interleaved(
+        rounds, lambda: spawn(program, str(state)), lambda: spawn(["/bin/true"]), before=new_container
     )
     new_container()
-    yield Row("OCI hook, spawn to exit", ours, "its Python form", python_form, SECONDS)
     yield Row("OCI hook, spawn to exit", ours, "/bin/true", true, SECONDS)
-    yield Row("OCI hook in Python, spawn to exit", python_form, "python3 -IS -c pass", nothing, SECONDS)
 
 
 def costs(host: Host, client: Client, daemon: int, pid: int, count: int) -> Iterator[Row]:
@@ -255,8 +246,8 @@ def cycles(client: Client, daemon: int, pid: int, count: int) -> Iterator[Row]:
 
 
 def bursts(host: Host, client: Client, rounds: int, count: int = 500) -> Iterator[Row]:
-    """The hooks of many containers that start at once, compiled. A hook is lost if it gave up, or was refused."""
-    program = [*command_of("compiled", file_of("compiled")), "createRuntime", "--strict", "--socket", host.varlink]
+    """The hooks of many containers that start at once. A hook is lost if it gave up, or was refused."""
+    program = [str(compile_hook()), "createRuntime", "--strict", "--socket", host.varlink]
     lost, ours, bare = [], [], []
     with containers(count) as inits:
         states = {id_: host.folder / f"{id_}.json" for id_ in inits}

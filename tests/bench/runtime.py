@@ -16,7 +16,7 @@ from typing import Any
 from resctrlmond.api.varlink.client import Client
 from tests.bench.host import ROOT, Host
 from tests.bench.measure import SECONDS, Row, interleaved
-from tests.hook.forms import file_of
+from tests.hook.builds import compile_hook
 
 # A hook that does not read its state can end before crun has written it, and crun fails with EPIPE.
 _TRUE = "#include <unistd.h>\nint main(void) { char part[4096]; while (read(0, part, sizeof part) > 0); return 0; }\n"
@@ -38,9 +38,8 @@ def starts(host: Host, client: Client, rounds: int) -> Iterator[Row]:
         folder = Path(name)
         true = str(folder / "true")
         subprocess.run(["cc", "-static", "-Os", "-x", "c", "-", "-o", true], input=_TRUE, text=True, check=True)
-        ours = {
-            stage: [_hook(str(file_of("compiled")), stage, "--strict", "--socket", host.varlink)] for stage in _STAGES
-        }
+        program = str(compile_hook())
+        ours = {stage: [_hook(program, stage, "--strict", "--socket", host.varlink)] for stage in _STAGES}
         empty = {"createRuntime": [_hook(true)]}
         variants: list[dict[str, Any]] = [{}, empty, {"createRuntime": ours["createRuntime"]}, ours]
         bundles = [_bundle(folder / str(number), true, hooks) for number, hooks in enumerate(variants)]

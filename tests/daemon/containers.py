@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.daemon.conftest import Machine, cgroup_root, end
-from tests.hook.forms import command_of, file_of
+from tests.hook.builds import compile_hook
 from tests.wait import wait_until
 
 CONTAINER = "4d" * 32
@@ -68,9 +68,9 @@ def state(pid: int, id_: str = CONTAINER, **annotations: str) -> dict[str, Any]:
     }
 
 
-def hook(machine: Machine, stage: str, text: object, *options: str, form: str = "compiled") -> tuple[int, str]:
+def hook(machine: Machine, stage: str, text: object, *options: str) -> tuple[int, str]:
     """Run the hook with a state, and return its exit code and its standard error."""
-    command = [*command_of(form, file_of(form)), stage, "--socket", machine.socket]
+    command = [str(compile_hook()), stage, "--socket", machine.socket]
     command += ["--timeout", "10", "--journal", "/nowhere", *options]
     input_ = text if isinstance(text, bytes) else json.dumps(text).encode()
     done = subprocess.run(command, input=input_, capture_output=True, check=False, timeout=60)

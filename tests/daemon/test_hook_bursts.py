@@ -27,7 +27,7 @@ from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.sim.messages import Operation
 from tests.daemon.conftest import Machine, cgroup_root, end
 from tests.daemon.containers import containers, state_of
-from tests.hook.forms import command_of, file_of
+from tests.hook.builds import compile_hook
 from tests.wait import wait_until
 
 # A call that takes so long is still running when the test has made others, also on a busy machine.
@@ -35,7 +35,7 @@ LONG_MS = 10_000
 
 
 def start_hook(machine: Machine, id_: str, pid: int, *options: str, stage: str = "createRuntime") -> Any:
-    command = [*command_of("compiled", file_of("compiled")), stage, "--socket", machine.socket]
+    command = [str(compile_hook()), stage, "--socket", machine.socket]
     command += ["--journal", "/nowhere", "--strict", *options]
     hook = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env={})
     assert hook.stdin

@@ -27,18 +27,17 @@ from resctrlmond.sim.messages import Operation
 from resctrlmond.workloads.evidence.pod_cgroups import pod_cgroup
 from tests.daemon.conftest import MANAGER, Machine, MoveToCgroup, StartProcess, cgroup_root, end
 from tests.daemon.containers import CONTAINER, UID, containers, execute, hook, state
-from tests.hook.forms import command_of, file_of
+from tests.hook.builds import compile_hook
 from tests.wait import wait_until
 
 
-@pytest.mark.parametrize("form", ["python", "compiled"])
 def test_container_is_in_its_group_before_it_executes_and_ends_with_poststop(
-    machine: Machine, init: StartProcess, form: str
+    machine: Machine, init: StartProcess
 ) -> None:
     machine.start()
     child = init()
     labels = {"io__kubernetes__container__name": "web"}
-    assert hook(machine, "createRuntime", state(child.pid, **labels), "--strict", form=form) == (0, "")
+    assert hook(machine, "createRuntime", state(child.pid, **labels), "--strict") == (0, "")
     assert b"sleep" not in Path(f"/proc/{child.pid}/comm").read_bytes()
     assert machine.tasks(CONTAINER) == {child.pid}
     workload = machine.group(CONTAINER)
@@ -48,10 +47,10 @@ def test_container_is_in_its_group_before_it_executes_and_ends_with_poststop(
     execute(child)
     assert machine.tasks(CONTAINER) == {child.pid}
     end(child)
-    assert hook(machine, "poststop", state(0), "--strict", form=form) == (0, "")
+    assert hook(machine, "poststop", state(0), "--strict") == (0, "")
     assert machine.group(CONTAINER)["state"] == "completed"
     assert machine.groups() == []
-    assert hook(machine, "poststop", state(0), "--strict", form=form) == (0, "")
+    assert hook(machine, "poststop", state(0), "--strict") == (0, "")
 
 
 def test_container_ends_the_same_without_a_poststop(machine: Machine) -> None:
@@ -343,11 +342,10 @@ def test_other_stages_and_unknown_containers_change_nothing(machine: Machine, in
     assert machine.groups() == []
 
 
-@pytest.mark.parametrize("form", ["python", "compiled"])
-def test_hook_of_another_pid_namespace_is_refused(machine: Machine, form: str) -> None:
+def test_hook_of_another_pid_namespace_is_refused(machine: Machine) -> None:
     """The pid in its state is that of another process in the daemon's namespace."""
     machine.start()
-    command = ["unshare", "--pid", "--fork", "--mount-proc", *command_of(form, file_of(form))]
+    command = ["unshare", "--pid", "--fork", "--mount-proc", str(compile_hook())]
     command += ["createRuntime", "--socket", machine.socket, "--strict", "--journal", "/nowhere"]
     done = subprocess.run(command, input=json.dumps(state(2)).encode(), capture_output=True, check=False)
     assert done.returncode == 1

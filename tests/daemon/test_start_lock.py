@@ -19,7 +19,7 @@ from resctrlmond.service.start_lock import SUFFIX
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
 from tests.daemon.conftest import Machine, StartProcess, end
-from tests.hook.forms import command_of, file_of
+from tests.hook.builds import compile_hook
 from tests.wait import wait_until
 
 
@@ -58,11 +58,9 @@ def is_locked(machine: Machine) -> bool:
     return False
 
 
-def hook(
-    machine: Machine, container: str, pid: int, *options: str, form: str = "compiled"
-) -> subprocess.Popen[bytes]:
+def hook(machine: Machine, container: str, pid: int, *options: str) -> subprocess.Popen[bytes]:
     """Start the hook of a container."""
-    command = [*command_of(form, file_of(form)), "createRuntime", "--socket", machine.socket, *options]
+    command = [str(compile_hook()), "createRuntime", "--socket", machine.socket, *options]
     state = {"ociVersion": "1.0.2", "id": container, "status": "created", "pid": pid, "bundle": "/b"}
     run = subprocess.Popen([*command, "--strict"], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.stdin
@@ -73,17 +71,14 @@ def hook(
 
 
 @contextlib.contextmanager
-def running_hook(
-    machine: Machine, container: str, pid: int, *options: str, form: str = "compiled"
-) -> Iterator[subprocess.Popen[bytes]]:
+def running_hook(machine: Machine, container: str, pid: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start the hook of a container, and wait for its end."""
-    with hook(machine, container, pid, *options, form=form) as run:
+    with hook(machine, container, pid, *options) as run:
         yield run
 
 
-@pytest.mark.parametrize("form", ["python", "compiled"])
 def test_a_container_that_starts_while_the_daemon_starts_is_in_its_group(
-    machine: Machine, process: StartProcess, listener: socket.socket, form: str
+    machine: Machine, process: StartProcess, listener: socket.socket
 ) -> None:
     """The hook of the first container after a stop of the service gave up after 2 s, and the container ran
     unmonitored."""
@@ -94,7 +89,7 @@ def test_a_container_that_starts_while_the_daemon_starts_is_in_its_group(
     wait_until(lambda: is_locked(machine))
     child = process()
     options = ("--timeout", "1", "--start-timeout", "60")
-    with running_hook(machine, "early", child.pid, *options, form=form) as run:
+    with running_hook(machine, "early", child.pid, *options) as run:
         assert run.communicate(timeout=60)[1] == b""
     assert machine.wait_for_notify("READY=1")
     assert machine.tasks("early") == {child.pid}
@@ -127,9 +122,8 @@ def test_a_container_that_starts_while_the_daemon_restarts_is_in_its_group(
             assert machine.tasks(f"c{number}{i}") == {child.pid}
 
 
-@pytest.mark.parametrize("form", ["python", "compiled"])
 def test_hook_does_not_wait_for_a_start_that_hangs_in_the_kernel(
-    machine: Machine, process: StartProcess, listener: socket.socket, form: str
+    machine: Machine, process: StartProcess, listener: socket.socket
 ) -> None:
     machine.start_with_socket(listener)
     assert machine.wait_for_notify("READY=1")
@@ -137,7 +131,7 @@ def test_hook_does_not_wait_for_a_start_that_hangs_in_the_kernel(
     machine.start_with_socket(listener)
     wait_until(lambda: is_locked(machine))
     options = ("--timeout", "1", "--start-timeout", "3600")
-    with running_hook(machine, "early", process().pid, *options, form=form) as run:
+    with running_hook(machine, "early", process().pid, *options) as run:
         _, stderr = run.communicate(timeout=60)
     assert b"gave up waiting for resctrlmond after 1 s" in stderr
     assert not machine.wait_for_notify("READY=1", 0.01), "the start no longer hangs"

@@ -14,7 +14,7 @@ import pytest
 from resctrlmond.api.varlink.client import Client, VarlinkError
 from resctrlmond.host import unit_exec
 from tests.daemon.conftest import Machine
-from tests.hook.forms import ROOT
+from tests.hook.builds import ROOT
 from tests.wait import wait_until
 
 DAEMON = """

@@ -27,7 +27,7 @@ import pytest
 
 from resctrlmond.api import definitions
 from resctrlmond.host import unit_exec
-from tests.hook.forms import ROOT, SHIPPED
+from tests.hook.builds import ROOT, SHIPPED
 
 CALL = b'{"method":"org.resctrlmon.Unit.AssignSelf","more":true}\0'
 NOTICE = b'{"continues":true}\0'

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import re
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond import oci_hook
 from resctrlmond.daemon import command as daemon
 from resctrlmond.daemon.startup import Exit
 from resctrlmond.exporter import command as exporter
@@ -31,7 +29,7 @@ from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL
 from resctrlmond.sim.profiles import PROFILES
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
-from tests.hook import forms
+from tests.hook.builds import BUILDS, SOURCE, compile_hook
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "man").glob("*.scd"))
@@ -170,22 +168,28 @@ def test_every_option_of_the_daemon() -> None:
 
 
 def test_every_option_of_the_hook() -> None:
-    known = set(re.findall(r'"(--[a-z-]+)"', inspect.getsource(oci_hook.Run)))
+    known = set(re.findall(r'"(--[a-z-]+)"', SOURCE.read_text(encoding="utf-8")))
     assert len(known) > 1
     assert options(HOOK) == options(HOOK, "SYNOPSIS") == known
-    assert set(re.findall(r'"(--[a-z-]+)"', forms.SOURCE.read_text(encoding="utf-8"))) == known
 
 
 def test_the_defaults_of_the_hook() -> None:
     text = section(HOOK, "OPTIONS")
-    run = oci_hook.Run(["createRuntime"])
-    compiled = forms.SOURCE.read_text(encoding="utf-8")
-    for name in ("socket", "journal"):
-        assert f'"{getattr(run, name)}"' in compiled
-    for name in ("timeout", "start_timeout"):
-        assert f" {name} = {getattr(run, name)}" in compiled
-    for default in (f"_{run.socket}_", f"_{run.journal}_", f"{run.timeout:g}"):
-        assert f"Default: {default}." in text
+    source = SOURCE.read_text(encoding="utf-8")
+    paths = re.findall(r'^static const char \*(?:daemon|journal)_path = "(.+)";$', source, re.MULTILINE)
+    seconds = re.findall(r"\b(?:start_)?timeout = (\d+)\.0,", source)
+    assert (len(paths), len(seconds)) == (2, 2)
+    assert re.findall(r"Default: (.+?)\.(?:\s|$)", text) == [f"_{paths[0]}_", *seconds, f"_{paths[1]}_"]
+
+
+def test_the_limits_of_the_hook() -> None:
+    text = " ".join(section(HOOK, "PROTOCOL").split())
+    limits = dict(re.findall(r"\b(MAX_[A-Z]+) = 1 << (\d+)", SOURCE.read_text(encoding="utf-8")))
+    bytes_ = {name: 1 << int(bits) for name, bits in limits.items()}
+    assert f"The state can have up to {bytes_['MAX_STATE'] >> 20} MiB" in text
+    assert f"each string of more than {bytes_['MAX_STRING'] >> 10} KiB" in text
+    assert f"can have up to {bytes_['MAX_MESSAGE'] >> 20} MiB" in text
+    assert f"A reply of more than {bytes_['MAX_REPLY'] >> 10} KiB" in text
 
 
 def test_every_exit_code_of_the_daemon() -> None:
@@ -275,12 +279,12 @@ def test_page_names_the_replacements_of_foreign_keys() -> None:
     assert {f"*{key}*" for key in keys} <= set(re.findall(r"\*[a-z_]+\*", text))
 
 
-@pytest.mark.parametrize("form", forms.FORMS)
-def test_every_exit_code_of_the_hook(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("build", BUILDS)
+def test_every_exit_code_of_the_hook(tmp_path: Path, build: str) -> None:
     absent = ["--socket", f"{tmp_path}/daemon", "--journal", f"{tmp_path}/journal"]
     seen = {
         subprocess.run(
-            [*forms.command_of(form, forms.file_of(form)), *arguments, *absent],
+            [compile_hook(build), *arguments, *absent],
             input=b"{}",
             capture_output=True,
             timeout=60,

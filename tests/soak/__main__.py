@@ -31,7 +31,7 @@ from resctrlmond.api.varlink.client import Client, VarlinkError
 from tests.bench.host import Host, resident
 from tests.bench.measure import p99
 from tests.daemon.conftest import cgroup_root, end
-from tests.hook.forms import file_of
+from tests.hook.builds import compile_hook
 from tests.wait import wait_until
 
 MANAGER = "org.resctrlmon.Manager."
@@ -112,7 +112,7 @@ class Churn:
     def _hook(self, id_: str, pid: int) -> None:
         state = {"ociVersion": "1.2.0", "id": id_, "status": "created", "pid": pid, "bundle": "/b", "annotations": {}}
         # Not the hook's own limit of 2 s: on a busy machine, the time is shown and does not fail the run.
-        command = [str(file_of("compiled")), "createRuntime", "--strict", "--socket", self.host.varlink]
+        command = [str(compile_hook()), "createRuntime", "--strict", "--socket", self.host.varlink]
         command += ["--timeout", "60"]
         was_down, kills = self.is_down.is_set(), self.kills
         began = time.monotonic()

@@ -40,7 +40,7 @@ from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from resctrlmond.workloads.profiles.requests import Assignment
 from tests.api.private_bus import PrivateBus
-from tests.hook.forms import ROOT
+from tests.hook.builds import ROOT
 from tests.workloads.conftest import Host, join
 from tests.workloads.fake_systemd import Command, Unit
 from tests.workloads.test_unit_watch import Site, remove_below, run
