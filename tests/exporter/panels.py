@@ -26,6 +26,7 @@ from tests.daemon.conftest import end
 from tests.exporter.conftest import Machine, machine_of, start
 from tests.exporter.prometheus import Curve, Prometheus, running
 from tests.exporter.test_figures import run_for
+from tests.wait import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "packaging" / "examples" / "prometheus"
 DASHBOARD = EXAMPLES / "resctrlmond.dashboard.json"
@@ -36,6 +37,8 @@ VARIABLES = {"$job": ".*", "$instance": ".*", "$namespace": ".*", "$__rate_inter
 _COLUMNS, _ROW_INCHES = 24, 0.42
 _UNITS = {"watt": "W", "joule": "J", "Bps": "B/s", "bytes": "B", "s": "s"}
 _LONG = re.compile(r"\[(5m|15m|1h)\]")
+# A scrape that takes longer than its time-out has no samples, and a rate needs those of two scrapes.
+_WAIT_S = 300.0
 
 
 def panels() -> list[dict[str, Any]]:
@@ -58,6 +61,20 @@ def curves(server: Prometheus, panel: dict[str, Any], begin: float, until: float
         for labels, points in server.curves(shortened(target["expr"]), begin, until):
             found[_name(target.get("legendFormat") or "", labels)] = points
     return found
+
+
+def wait_for_series(server: Prometheus, begin: float) -> None:
+    """Wait until each panel has a series since ``begin``. Raise AssertionError with the titles of those without."""
+    empty = panels()
+
+    def has_all() -> bool:
+        empty[:] = [panel for panel in empty if not curves(server, panel, begin, time.time())]
+        return not empty
+
+    with contextlib.suppress(AssertionError):
+        wait_until(has_all, interval_s=0.5, timeout_s=_WAIT_S)
+    titles = ", ".join(panel["title"] for panel in empty)
+    assert not empty, f"Prometheus has no series of these panels after {_WAIT_S:.0f} s: {titles}"
 
 
 def draw(server: Prometheus, path: Path, begin: float, until: float) -> dict[str, int]:
@@ -98,7 +115,8 @@ def _panel(axes: Axes, panel: dict[str, Any], found: dict[str, Curve], begin: fl
             axes.plot([at - begin for at, _ in points], [value for _, value in points], label=name or "(no name)")
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(formatter)
-        axes.legend(fontsize=7, loc="upper left")
+        if found:  # Matplotlib warns of a legend without a series.
+            axes.legend(fontsize=7, loc="upper left")
     axes.tick_params(labelsize=7)
 
 

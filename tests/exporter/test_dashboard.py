@@ -21,7 +21,7 @@ from resctrlmond.exporter.metrics import EVENT_METRICS, Metric
 from resctrlmond.sim.control.client import Control
 from tests.daemon.conftest import end
 from tests.exporter.conftest import Machine, machine_of, start
-from tests.exporter.panels import BUSY, DASHBOARD, EXAMPLES, VARIABLES, draw, panels, shortened
+from tests.exporter.panels import BUSY, DASHBOARD, EXAMPLES, VARIABLES, draw, panels, shortened, wait_for_series
 from tests.exporter.prometheus import Prometheus, running
 from tests.exporter.test_figures import run_for
 from tests.wait import wait_until
@@ -168,10 +168,19 @@ def test_each_query_has_data(server: Prometheus) -> None:
 
 
 def test_each_panel_can_be_drawn(server: Prometheus, tmp_path: Path) -> None:
-    until = time.time()
-    drawn = draw(server, tmp_path / "panels.png", until - 60, until)
+    begin = time.time() - 60
+    wait_for_series(server, begin)
+    drawn = draw(server, tmp_path / "panels.png", begin, time.time())
     assert drawn.keys() == {panel["title"] for panel in panels()}
     assert [title for title, series in drawn.items() if not series] == []
+    assert (tmp_path / "panels.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_panels_without_series_can_be_drawn(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with running(tmp_path / "prometheus", silent.getsockname()[1], 1) as server:
+            drawn = draw(server, tmp_path / "panels.png", time.time() - 60, time.time())
+    assert 0 in drawn.values()
     assert (tmp_path / "panels.png").read_bytes().startswith(b"\x89PNG")
 
 
