@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # Much longer than any of the tests needs on a busy machine: only a failing test waits this long.
 TIMEOUT_S = 60.0
@@ -22,3 +26,10 @@ def wait_until(
     while not condition():
         assert time.monotonic() < deadline, f"{failure} after {timeout_s:.0f} s"
         time.sleep(interval_s)
+
+
+def wait_until_equal(read: Callable[[], T], expected: T, *, interval_s: float = 0.01) -> None:
+    """Return as soon as ``read()`` returns the expected value. Raise AssertionError with its value after a minute."""
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: read() == expected, interval_s=interval_s)
+    assert read() == expected

@@ -24,7 +24,7 @@ from tests.exporter.conftest import Machine, machine_of, start
 from tests.exporter.panels import BUSY, DASHBOARD, EXAMPLES, VARIABLES, draw, panels, shortened, wait_for_series
 from tests.exporter.prometheus import Prometheus, running
 from tests.exporter.test_figures import run_for
-from tests.wait import wait_until
+from tests.wait import wait_until, wait_until_equal
 
 RULES = EXAMPLES / "resctrlmond.rules.yaml"
 TESTS = Path(__file__).parent / "resctrlmond.rules.test.yaml"
@@ -177,9 +177,11 @@ def test_each_panel_can_be_drawn(server: Prometheus, tmp_path: Path) -> None:
 
 
 def test_panels_without_series_can_be_drawn(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        with running(tmp_path / "prometheus", silent.getsockname()[1], 1) as server:
-            drawn = draw(server, tmp_path / "panels.png", time.time() - 60, time.time())
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        running(tmp_path / "prometheus", silent.getsockname()[1], 1) as server,
+    ):
+        drawn = draw(server, tmp_path / "panels.png", time.time() - 60, time.time())
     assert 0 in drawn.values()
     assert (tmp_path / "panels.png").read_bytes().startswith(b"\x89PNG")
 
@@ -199,9 +201,14 @@ def test_variables_have_values_on_a_machine_without_energy(tmp_path: Path) -> No
         stack.callback(end, start(listener, machine.top / "exporter.log", *options))
         port = listener.getsockname()[1]
         server = stack.enter_context(running(machine.top / "prometheus", port, 1))
-        wait_until(lambda: server.series("resctrlmond_ends_total", quality="exact"))
-        found = {}
-        for name, (series, label) in variables().items():
-            query = f"group by ({label}) ({series.replace('$job', VARIABLES['$job'])})"
-            found[name] = {labels[label] for labels, _ in server.query(query, time.time())}
-    assert found == {"job": {"resctrlmond"}, "instance": {f"127.0.0.1:{port}"}, "namespace": {"shop"}}
+
+        def values() -> dict[str, set[str]]:
+            found = {}
+            for name, (series, label) in variables().items():
+                query = f"group by ({label}) ({series.replace('$job', VARIABLES['$job'])})"
+                found[name] = {labels[label] for labels, _ in server.query(query, time.time())}
+            return found
+
+        expected = {"job": {"resctrlmond"}, "instance": {f"127.0.0.1:{port}"}, "namespace": {"shop"}}
+        # After a scrape that took longer than its time-out, no series has a value until the next one.
+        wait_until_equal(values, expected, interval_s=0.5)

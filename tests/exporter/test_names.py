@@ -303,14 +303,25 @@ def test_dashboards_of_nri_resctrl_mon_have_data(machine: Machine, pods: int) ->
         port = listener.getsockname()[1]
         server = stack.enter_context(running(machine.top / "prometheus", port, 1, pods))
 
+        at = 0.0
+
         def has_rates(name: str, selector: str = "") -> bool:
-            rates = server.query(f"rate({name}{selector}[30s])", time.time())
+            rates = server.query(f"rate({name}{selector}[30s])", at)
             return len(rates) >= 2 and any(value for _, value in rates)
 
-        wait_until(lambda: has_rates("perf_core_energy_joules_total", f'{{k8s_pod_uid="{WEB}"}}'))
-        wait_until(lambda: has_rates("perf_core_energy_joules_total", f'{{k8s_pod_uid="{DATABASE}"}}'))
-        wait_until(lambda: has_rates("node_resctrl_memory_bandwidth_bytes_total"))
-        at = time.time()
+        def has_data() -> bool:
+            nonlocal at
+            # All scrapes that began before this time have ended: the samples of a scrape have the time of its begin.
+            at = time.time() - 2
+            # The last scrape of each target was in time: after another one, no series has a value.
+            return (
+                len(server.query("up == 1", at)) == 2
+                and has_rates("perf_core_energy_joules_total", f'{{k8s_pod_uid="{WEB}"}}')
+                and has_rates("perf_core_energy_joules_total", f'{{k8s_pod_uid="{DATABASE}"}}')
+                and has_rates("node_resctrl_memory_bandwidth_bytes_total")
+            )
+
+        wait_until(has_data, interval_s=0.1, failure="Prometheus has no rates of two scrapes of each target")
         checked = 0
         for commit, dashboards in QUERIES.items():
             for dashboard, panels in dashboards.items():

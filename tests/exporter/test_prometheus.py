@@ -18,7 +18,7 @@ from resctrlmond.sim.profiles import PROFILES
 from tests.exporter.conftest import Exporter, machine_of, start
 from tests.exporter.prometheus import running_with
 from tests.exporter.test_figures import run_for
-from tests.wait import wait_until
+from tests.wait import wait_until, wait_until_equal
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "man" / "resctrlmon-exporter.8.scd"
@@ -81,10 +81,14 @@ def test_prometheus_scrapes_over_tls_with_the_files_of_the_page(tmp_path: Path) 
         server = stack.enter_context(running_with(tmp_path / "prometheus", configuration))
         wait_until(lambda: 1.0 in [value for one in server.series("resctrlmond_up") for _, value in one.samples])
         assert {value for one in server.series("up", job="resctrlmond") for _, value in one.samples} >= {1.0}
-        # The commands create certificates for 3650 days.
-        query = "round((resctrlmond_exporter_certificate_expiry_time_seconds - time()) / 86400)"
-        days = {labels["option"]: value for labels, value in server.query(query, time.time())}
-        assert days == {"certfile": 3650.0, "client-cafile": 3650.0}
+
+        def days() -> dict[str, float]:
+            query = "round((resctrlmond_exporter_certificate_expiry_time_seconds - time()) / 86400)"
+            return {labels["option"]: value for labels, value in server.query(query, time.time())}
+
+        # The commands create certificates for 3650 days. After a scrape that took longer than its time-out, no series
+        # has a value until the next one.
+        wait_until_equal(days, {"certfile": 3650.0, "client-cafile": 3650.0}, interval_s=0.5)
 
 
 def test_page_restricts_a_unix_socket() -> None:

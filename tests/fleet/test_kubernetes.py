@@ -134,8 +134,18 @@ def prometheus(folder: Path, job: dict[str, Any]) -> Iterator[Prometheus]:
 
 
 def now(server: Prometheus, query: str) -> list[tuple[dict[str, str], float]]:
-    """Return the result of a query at the present time of the machine."""
-    return server.query(query, time.time())
+    """Return the result of a query at the present time of the machine, as soon as it has one.
+
+    A series has no value before its first scrape, and after one that took longer than its time-out.
+    """
+    found: list[tuple[dict[str, str], float]] = []
+
+    def has_result() -> bool:
+        found[:] = server.query(query, time.time())
+        return bool(found)
+
+    wait_until(has_result, interval_s=0.2, failure=f"{query} has no result")
+    return found
 
 
 def start(machine: Machine) -> None:
@@ -186,8 +196,7 @@ def test_exporter_of_the_daemonset_is_scraped_with_the_labels_of_the_workloads(
         }
         server = stack.enter_context(prometheus(tmp_path / "prometheus", configuration))
         own = {"instance": NODE, "job": alerted_job()}
-        wait_until(lambda: now(server, "resctrlmond_up == 1"), interval_s=0.2)
-        assert now(server, "resctrlmond_up") == [({"__name__": "resctrlmond_up"} | own, 1.0)]
+        assert now(server, "resctrlmond_up == 1") == [({"__name__": "resctrlmond_up"} | own, 1.0)]
         [(of_pod, _)] = now(server, f'resctrlmond_workload_info{{key="{POD_KEY}"}}')
         assert own | {"namespace": "shop", "pod": "web-0"} == {
             name: of_pod.get(name) for name in ("instance", "job", "namespace", "pod")
@@ -197,7 +206,6 @@ def test_exporter_of_the_daemonset_is_scraped_with_the_labels_of_the_workloads(
         [(of_unit, _)] = now(server, 'resctrlmond_workload_info{unit="backup.service"}')
         assert not of_unit.keys() & {"namespace", "pod", "container", "service", "endpoint"}
         [query] = re.findall(r"```\n(sum by \(namespace, pod\).*?)```", EXPORTER_PAGE.read_text(), re.DOTALL)
-        wait_until(lambda: now(server, query), interval_s=0.2)
         assert [labels for labels, _ in now(server, query)] == [{"namespace": "shop", "pod": "web-0"}]
 
 
