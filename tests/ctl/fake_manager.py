@@ -105,6 +105,8 @@ class FakeManager:
     capacity: list[types.Capacity] = field(default_factory=lambda: ONLY_CACHE)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     refuse: dict[str, VarlinkError] = field(default_factory=dict)
+    # The error of each method that fails from its second call on.
+    refuse_later: dict[str, VarlinkError] = field(default_factory=dict)
     # The methods that never reply.
     hangs: set[str] = field(default_factory=set)
     # The next replies of methods, in their order; then those of ``replies``.
@@ -186,6 +188,8 @@ class FakeManager:
                 await asyncio.Event().wait()
             if name in self.refuse:
                 raise self.refuse[name]
+            if name in self.refuse_later:
+                self.refuse[name] = self.refuse_later.pop(name)
             if self.next_replies.get(name):
                 return self.next_replies[name].pop(0)
             if name in self.replies:

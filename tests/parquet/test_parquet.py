@@ -156,11 +156,9 @@ def test_exit_status_is_that_of_the_last_reading_with_parquet_too(
     manager: FakeManager, environment: dict[str, str], tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
-    lines = Path(f"{path}.jsonl")
+    manager.refuse_later["ReadAll"] = error("PermissionDenied", "access is denied")
     words = command(manager.socket, "record", "--parquet", "-d", "0.5", "-n", "3", "-o", str(path))
     with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        wait_until(lambda: lines.exists() and lines.read_text().count("\n") == 2)
-        manager.refuse["ReadAll"] = error("PermissionDenied", "access is denied")
         process.communicate(timeout=60)
     assert process.returncode == 77
     assert rows_of(path) == []

@@ -256,7 +256,10 @@ def test_dumb_terminal_gets_lines_without_control_characters(
     manager.add("k", attributes={"container.name": "\u6570\u636e"})
     shown = on_terminal("-n", "2", "-d", "0.5", term="dumb")
     assert shown.process.wait(60) == 0
-    wait_until(lambda: shown.written.count(b"RMIDs: ") == 2)
+    # The name is in the last line of each reading.
+    name = "\u6570\u636e".encode()
+    wait_until(lambda: shown.written.count(name) == 2 and shown.written.endswith(b"\n"))
+    assert shown.written.count(b"RMIDs: ") == 2
     assert b"\x1b" not in shown.written
     heading, row = shown.written.decode().replace("\r\n", "\n").splitlines()[-2:]
     # Each character of the name takes two columns.
