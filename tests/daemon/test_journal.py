@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -232,11 +231,10 @@ def test_large_entry_is_sent_in_a_sealed_memfd(to_journal: Journal) -> None:
 
 
 def test_full_socket_never_blocks_and_the_loss_is_reported(to_journal: Journal) -> None:
-    started = time.monotonic()
+    # A blocking socket would wait for ever, because nothing reads from the other one meanwhile.
     for number in range(2000):
         LOG.info("message %d", number)
     LOG.info("large %s", "x" * 3_000_000)
-    assert time.monotonic() - started < 5
     received = len(to_journal.entries())
     assert 0 < received < 2000
     LOG.info("after")
