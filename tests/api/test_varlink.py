@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import socket
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -210,9 +211,10 @@ def test_pipelined_calls_are_answered_in_order(server: RunningServer, client: Ra
 
 
 def test_connections_are_served_concurrently(server: RunningServer, client: RawClient) -> None:
-    client.call(f"{NAME}.Sleep", {"seconds": 1.0})
+    client.call(f"{NAME}.Sleep", {"seconds": 60.0})
     assert is_serving(server.path)
     assert server.handlers.slept == []
+    server.end_sleeps()
 
 
 def test_client_that_shut_down_writing_gets_its_replies(server: RunningServer) -> None:
@@ -244,15 +246,18 @@ def test_message_that_arrives_byte_by_byte_is_served(client: RawClient) -> None:
 
 def test_close_waits_for_the_running_call(server: RunningServer) -> None:
     with RawClient(server.path) as busy, RawClient(server.path) as idle, RawClient(server.path) as streaming:
-        busy.call(f"{NAME}.Sleep", {"seconds": 3.0})
+        busy.call(f"{NAME}.Sleep", {"seconds": 60.0})
         busy.call(f"{NAME}.Echo", {"text": "never started"})
         streaming.call(f"{NAME}.Count", {"to": 9, "pause": 60.0}, more=True)
         wait_until(lambda: server.handlers.begun == 2)
-        server.close(grace_s=60.0)
-        assert busy.reply() == {"parameters": {"slept": 3.0}}
-        assert busy.is_closed()
+        closing = threading.Thread(target=server.close, kwargs={"grace_s": 60.0})
+        closing.start()
         assert idle.is_closed()
         assert streaming.is_closed()
+        server.end_sleeps()
+        assert busy.reply() == {"parameters": {"slept": 60.0}}
+        assert busy.is_closed()
+        closing.join()
     assert server.handlers.echoed == []
     assert server.handlers.closed_streams == 1
 
@@ -285,7 +290,7 @@ def test_server_listens_on_several_sockets(tmp_path: Path) -> None:
 
     with running(str(tmp_path / "first")) as server:
         second = listen(str(tmp_path / "second"))
-        asyncio.run_coroutine_threadsafe(server.server.start(second), server.loop).result(5)
+        asyncio.run_coroutine_threadsafe(server.server.start(second), server.loop).result(60)
         assert is_serving(str(tmp_path / "first"))
         assert is_serving(str(tmp_path / "second"))
 

@@ -282,12 +282,13 @@ def test_full_server_closes_only_the_connection_that_is_idle_longest(tmp_path: P
         connections = server.server._connections
         # A client has its reply before the server marks the connection as idle.
         wait_until(lambda: all(connection.idle_since is not None for connection in list(connections.values())))
-        held[0].call(f"{NAME}.Sleep", {"seconds": 5.0})
+        held[0].call(f"{NAME}.Sleep", {"seconds": 60.0})
         wait_until(lambda: server.handlers.begun == 1)
         # A connection with a running call is not idle, however long the call has been running.
         assert is_serving(server.path)
         assert held[1].is_closed()
-        assert held[0].reply() == {"parameters": {"slept": 5.0}}
+        server.end_sleeps()
+        assert held[0].reply() == {"parameters": {"slept": 60.0}}
         held[2].call(f"{NAME}.Either")
         assert held[2].reply() == {"parameters": {"number": 1}}
 
@@ -379,7 +380,7 @@ WITHOUT_DESCRIPTORS = """
     client.connect(server.path)
     wait_until(lambda: len(events) >= 6)
     resource.setrlimit(resource.RLIMIT_NOFILE, (80, hard))
-    client.settimeout(10)
+    client.settimeout(60)
     client.sendall(b'{"method":"org.example.Test.Either"}' + bytes(1))
     print(client.recv(100).decode().strip(chr(0)))
     assert is_serving(server.path)

@@ -111,6 +111,7 @@ class Handlers:
         self.slept: list[float] = []
         # The number of calls of Sleep and Count that have begun.
         self.begun = 0
+        self.wake = asyncio.Event()
         self.closed_streams = 0
 
     async def echo(self, parameters: Echo, caller: Caller) -> Text:
@@ -144,7 +145,8 @@ class Handlers:
 
     async def sleep(self, parameters: Sleep, caller: Caller) -> Slept:
         self.begun += 1
-        await asyncio.sleep(parameters.seconds)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.wake.wait(), parameters.seconds)
         self.slept.append(parameters.seconds)
         return Slept(parameters.seconds)
 
@@ -225,13 +227,17 @@ class RunningServer:
         await self._stop.wait()
         await self.server.close(self._grace_s)
 
+    def end_sleeps(self) -> None:
+        """End the calls of Sleep before their time."""
+        self.loop.call_soon_threadsafe(self.handlers.wake.set)
+
     def close(self, grace_s: float = 5.0) -> float:
         """Stop the server, and return the seconds that this took."""
         before = time.monotonic()
         if self._thread.is_alive():
             self._grace_s = grace_s
             self.loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(20)
+            self._thread.join(120)
             assert not self._thread.is_alive()
         return time.monotonic() - before
 

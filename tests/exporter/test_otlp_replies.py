@@ -163,18 +163,23 @@ def test_reply_that_trickles_does_not_stop_the_pushes(monkeypatch: pytest.Monkey
         while not is_over.wait(0.05):
             request.wfile.write(piece)
 
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     done: list[SendFailure | None] = []
-    with answering(trickle) as url:
-        sender = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE)
-        pushed = threading.Thread(target=lambda: done.append(sender.send([part()])), daemon=True)
-        pushed.start()
-        pushed.join(20)
-        is_in_time = not pushed.is_alive()
-        is_over.set()
-    assert is_in_time
+    # Longer at the next attempt if the machine was too slow for the status to arrive within the time.
+    for limit_s in (1, 10):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(limit_s))
+        is_over.clear()
+        with answering(trickle) as url:
+            sender = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE)
+            pushed = threading.Thread(target=lambda sender=sender: done.append(sender.send([part()])), daemon=True)
+            pushed.start()
+            pushed.join(60)
+            is_in_time = not pushed.is_alive()
+            is_over.set()
+        assert is_in_time
+        if (done[-1] is None) == (part_of_reply == "headers"):
+            break
     # The status has arrived: a delta must not be sent again.
-    assert (done[0] is None) == (part_of_reply == "headers")
+    assert (done[-1] is None) == (part_of_reply == "headers")
 
 
 def test_time_that_passed_while_connecting_does_not_let_a_reply_trickle_for_ever(
@@ -201,7 +206,7 @@ def test_time_that_passed_while_connecting_does_not_let_a_reply_trickle_for_ever
 
         posted = threading.Thread(target=post, daemon=True)
         posted.start()
-        posted.join(20)
+        posted.join(60)
         is_in_time = not posted.is_alive()
         is_over.set()
     assert is_in_time
@@ -222,9 +227,9 @@ def test_attempt_without_time_leaves_the_reason_of_the_one_before() -> None:
         request.send_header("Content-Length", "0")
         request.end_headers()
 
-    replies = Replies(lambda _: None, 5)
+    replies = Replies(lambda _: None, 60)
     with answering(busy) as url:
-        Session(replies).post(url, b"x", timeout=3.0)
+        Session(replies).post(url, b"x", timeout=60.0)
         with pytest.raises(ValueError, match="timeout"):
             Session(replies).post(url, b"x", timeout=0.0)
     assert replies.failure == "it answered 503 Out of disk"
@@ -263,7 +268,6 @@ def test_reply_is_not_decompressed() -> None:
 
 def test_failure_names_the_status_or_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK logs "timeout, max retries or shutdown"."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
 
     def busy(request: Handler) -> None:
         request.send_response(503, "Out of disk")
@@ -274,6 +278,7 @@ def test_failure_names_the_status_or_the_time(monkeypatch: pytest.MonkeyPatch) -
     with answering(busy) as url:
         failure = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()])
     assert failure == SendFailure("it answered 503 Out of disk", is_refusal=False)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
     with silent() as url:
         failure = Sender(url, Protocol.HTTP, Temporality.CUMULATIVE).send([part()])
     assert failure == SendFailure("it did not answer within 0.5 s", is_refusal=False)
