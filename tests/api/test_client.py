@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import msgspec
 import pytest
 
 from resctrlmond.api.sockets import listen
+from resctrlmond.api.varlink.base_client import connect
 from resctrlmond.api.varlink.client import Client, DaemonUnavailable, ProtocolError
 from resctrlmond.api.varlink.frames import VarlinkError
 from tests.api.varlink_server import NAME, Count, Echo, Number, RunningServer, Text, public_directory, running
@@ -26,7 +28,7 @@ from tests.wait import wait_until
 
 @pytest.fixture
 def client(server: RunningServer) -> Iterator[Client]:
-    with Client(server.path, timeout_s=10) as client:
+    with Client(server.path, timeout_s=60) as client:
         yield client
 
 
@@ -158,13 +160,40 @@ def test_client_waits_while_the_backlog_is_full(tmp_path: Path) -> None:
         filler.connect(path)
         before = time.monotonic()
         with pytest.raises(TimeoutError, match="accepts no connections"):
-            Client(path, timeout_s=0.3).call("a.b")
+            connect(path, 0.3)
         assert time.monotonic() - before > 0.2
         # The client connects as soon as the backlog has room.
         timer = threading.Timer(0.2, lambda: stack.enter_context(listener.accept()[0]))
         timer.start()
         with Client(path, timeout_s=60):
             timer.join()
+
+
+def test_client_waits_on_after_a_signal_while_the_backlog_is_full(tmp_path: Path) -> None:
+    """After Ctrl-Z and fg, the call failed, because the socket was not connected: connect() had failed with EINTR."""
+    path = str(tmp_path / "socket")
+    signals = threading.Semaphore(0)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(0)
+        filler = stack.enter_context(socket.socket(socket.AF_UNIX))
+        filler.connect(path)
+
+        def accept_after_signals() -> None:
+            for _ in range(3):
+                assert signals.acquire(timeout=60)
+            stack.enter_context(listener.accept()[0])
+
+        before = signal.signal(signal.SIGALRM, lambda *_: signals.release())
+        stack.callback(signal.signal, signal.SIGALRM, before)
+        accepting = threading.Thread(target=accept_after_signals)
+        accepting.start()
+        stack.callback(signal.setitimer, signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        with contextlib.closing(connect(path, 60)) as connection:
+            assert connection.getpeername() == path
+        accepting.join()
 
 
 @contextlib.contextmanager

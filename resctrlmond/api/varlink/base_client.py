@@ -243,17 +243,32 @@ def _remaining(deadline: float) -> float:
 
 def connect(path: str, timeout_s: float) -> _socket.socket:
     """Connect to the varlink socket at ``path``. Raises the errors of BaseClient."""
-    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    connection, deadline = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM), time.monotonic() + timeout_s
     try:
-        # Only a blocking connect() waits for room in the backlog, up to SO_SNDTIMEO (net/unix/af_unix.c,
-        # unix_stream_connect()). With settimeout(), connect() fails at once.
-        timeval = struct.pack("ll", int(timeout_s), max(1, int(timeout_s % 1 * 1_000_000)))
-        connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, timeval)
-        connection.connect(path)
+        while timeout_s > 0:
+            # Only a blocking connect() waits for room in the backlog, up to SO_SNDTIMEO (net/unix/af_unix.c,
+            # unix_stream_connect()). With settimeout(), connect() fails at once.
+            timeval = struct.pack("ll", int(timeout_s), max(1, int(timeout_s % 1 * 1_000_000)))
+            connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, timeval)
+            connection.connect(path)
+            if _is_connected(connection):
+                return connection
+            timeout_s = deadline - time.monotonic()
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     except OSError as error:
         connection.close()
         raise _explained(error, path) from error
-    return connection
+
+
+def _is_connected(connection: _socket.socket) -> bool:
+    """Whether a connect() that reported success was not interrupted: Python waits after EINTR as for TCP."""
+    try:
+        connection.getpeername()
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise
+        return False
+    return True
 
 
 def _explained(error: OSError, path: str) -> OSError:
