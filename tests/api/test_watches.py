@@ -41,7 +41,7 @@ class Reader:
         self.replies: AsyncGenerator[types.Reply, None] = service.follow(VERBS["Watch"], types.NoParameters(), caller)
 
     async def reply(self) -> types.WatchReply:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             found = await anext(self.replies)
         # As a client gets it: the changes are encoded already.
         return msgspec.json.decode(msgspec.json.encode(found), type=types.WatchReply)

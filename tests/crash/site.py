@@ -24,7 +24,7 @@ from tests.workloads.conftest import MARK, Host
 # In the simulation, one second of CPU time adds exactly 1 GiB to mbm_total_bytes.
 SECOND_NS, GIB = 10**9, 2**30
 FOREIGN = GroupRef("", "foreign")
-_SETTLES_S = 20.0
+_SETTLES_S = 120.0
 
 
 class Outside(Host):

@@ -17,7 +17,7 @@ PLUGIN, RUNTIME = 1, 2
 REQUEST, RESPONSE = 1, 2
 # The default of bufio: the buffer of a Go reader for the beginning of a message.
 GO_READER = 4096
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 METHODS = {
     Event.RUN_POD_SANDBOX: "RunPodSandbox",

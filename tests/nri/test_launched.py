@@ -30,7 +30,7 @@ def launched(node: Node) -> Iterator[Plugin]:
     if node.adapter is not None:
         node.stop_adapter()
     own_end, other_end = socket.socketpair()
-    own_end.settimeout(30)
+    own_end.settimeout(60)
     environment = {"NRI_PLUGIN_NAME": "resctrlmond", "NRI_PLUGIN_IDX": "42", "NRI_PLUGIN_SOCKET": "3"}
     command = [
         sys.executable,
@@ -101,7 +101,7 @@ def test_wait_for_a_list_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         pod = Pod("a" * 64, UID)
         tested.handle_event(EventReport(Event.START_CONTAINER, pod, Container("c" * 64, pod.id)))
         assert pods._newer_ids
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while pods._newer_ids:
                 await asyncio.sleep(0.01)
         tested.handle_event(EventReport(Event.START_CONTAINER, pod, Container("d" * 64, pod.id)))

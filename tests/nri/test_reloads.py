@@ -72,7 +72,7 @@ class Recorder(adapter.Plugin):
 
     async def received(self, number: int) -> None:
         """Wait until so many events have arrived."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self.waiting) < number:
                 await asyncio.sleep(0.001)
 
@@ -84,7 +84,7 @@ async def connection(plugin: adapter.Plugin, **options: Any) -> AsyncIterator[tu
     reader, writer = await asyncio.open_unix_connection(sock=own_end)
     session = asyncio.create_task(Session(reader, writer, plugin, lambda _: None, **options).run("n", "00"))
     with Plugin(other_end) as peer:
-        other_end.settimeout(20)
+        other_end.settimeout(60)
         await asyncio.to_thread(peer.greet)
         yield peer, session
     await asyncio.gather(session, return_exceptions=True)
@@ -92,7 +92,7 @@ async def connection(plugin: adapter.Plugin, **options: Any) -> AsyncIterator[tu
 
 async def ended(session: asyncio.Task[None]) -> None:
     """Wait until the session has returned."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await session
 
 
@@ -240,7 +240,7 @@ def test_plugin_that_the_runtime_launched_keeps_its_only_connection(caplog: pyte
         plugin = Recorder()
         session = asyncio.create_task(Launched("n", "00", own_end.detach()).run(plugin, lambda _: None))
         with Plugin(other_end) as peer:
-            other_end.settimeout(20)
+            other_end.settimeout(60)
             assert await asyncio.to_thread(peer.greet) == MASK
             plugin.switch.is_wanted = True
             plugin.resubscribe()
@@ -264,7 +264,7 @@ def notifications(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s
     """Yield the socket of a service manager."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(20)
+        manager.settimeout(60)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         yield manager
 
@@ -315,7 +315,7 @@ def test_reload_ends_and_applies_the_profiles_later_if_a_disk_does_not_respond(
         await reloaded(plugin, notifications)
         assert not applied.is_set()
         plugin.switch.waits.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await applied.wait()
 
     asyncio.run(run())

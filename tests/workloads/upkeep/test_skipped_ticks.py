@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads.evidence.activity import activity
@@ -304,7 +305,8 @@ def wait_until_it_sleeps(pid: int) -> None:
 
     def sleeps() -> bool:
         known.append(Path(f"/proc/{pid}/schedstat").read_bytes())
-        return known[-5:] == [known[-1]] * 5
+        # On a busy machine, a process that could run may not run for long.
+        return known[-5:] == [known[-1]] * 5 and processes.stat_fields(pid)[0] == b"S"
 
     wait_until(sleeps)
 
