@@ -114,7 +114,7 @@ def start_slowly(node: Node, plugin: Plugin) -> nri_pb2.Container:
     """Start a container whose tasks the kernel moves after the adapter has answered."""
     pod = node.pod()
     plugin.send_event(Event.RUN_POD_SANDBOX, pod)
-    slow = Fault(on=Operation.TASKS, group=f"mon_groups/{UID}", milliseconds=2_500, times=1)
+    slow = Fault(on=Operation.TASKS, group=f"mon_groups/{UID}", milliseconds=5_000, times=1)
     Control(str(node.machine.top / "resctrl")).set_faults(slow)
     return node.start_container(plugin, pod)
 
