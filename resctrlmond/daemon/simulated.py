@@ -138,8 +138,7 @@ def _is_running(pid_file: str) -> bool:
             pid, start_time = map(int, file.read(64).split())
     except (OSError, ValueError):
         return False
-    found = processes.stat(pid)
-    return found is not None and found.start_time == start_time
+    return processes.is_same(pid, start_time)
 
 
 def _refuse_unsafe(top: str) -> None:

@@ -66,6 +66,18 @@ def stat(tid: int) -> Stat | None:
     return Stat(parent=int(fields[1]), flags=int(fields[6]), start_time=int(fields[19]))
 
 
+def is_same(tid: int, start_time: int) -> bool:
+    """Return whether this very thread still exists, perhaps as a zombie. Raises NotRead."""
+    found = stat(tid)
+    return found is not None and found.start_time == start_time
+
+
+def is_running(tid: int, start_time: int | None = None) -> bool:
+    """Return whether the thread can execute user code; with ``start_time``, only this very thread. Raises NotRead."""
+    found = stat(tid)
+    return found is not None and not found.is_exiting and start_time in (None, found.start_time)
+
+
 def stat_fields(tid: int) -> list[bytes]:
     """Return the fields of /proc/TID/stat from the third on; [] if there is no such thread. Raises NotRead."""
     path = f"/proc/{tid}/stat"

@@ -7,7 +7,7 @@ import contextlib
 import enum
 import functools
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +16,11 @@ import msgspec
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import (
     ClassMismatch,
+    KernelRefused,
+    NoSuchClass,
     NoSuchGroup,
     NoSuchProcess,
+    PermissionDenied,
     ProcessChanged,
     ResctrlError,
 )
@@ -30,6 +33,31 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 MAX_PASSES = 10
 # The start time of each thread that was moved, and where it was before, by its number: for put_back().
 Origins = dict[int, tuple[int, Membership]]
+
+
+def take_out(tree: Tree, ref: GroupRef, tids: Iterable[int]) -> int:
+    """Move threads out of a group, each to the default group of its class. Return how many were not skipped.
+
+    Skips a thread that has ended, is in another group by now, or cannot be moved.
+    """
+    moved = 0
+    for tid in tids:
+        with contextlib.suppress(NoSuchProcess, NoSuchClass, PermissionDenied, KernelRefused):
+            tree.take_out(ref, tid)
+            moved += 1
+    return moved
+
+
+def empty(tree: Tree, ref: GroupRef) -> tuple[int, int]:
+    """Move all threads out of a group, until none is left. Return how many were moved, and how many are left.
+
+    A thread that forks while it is moved leaves its child in the group.
+    """
+    moved, left, passes = 0, tree.tasks(ref), 0
+    while left and passes < MAX_PASSES:
+        moved += take_out(tree, ref, left)
+        left, passes = tree.tasks(ref), passes + 1
+    return moved, len(left)
 
 
 class Elsewhere(enum.Enum):
@@ -189,8 +217,7 @@ def put_back(tree: Tree, origins: Origins, own: Collection[Membership]) -> bool:
     for tid, (start_time, before) in origins.items():
         was_moved = True
         with contextlib.suppress(ResctrlError):
-            now = processes.stat(tid)
-            is_same = now is not None and now.start_time == start_time
+            is_same = processes.is_same(tid, start_time)
             where = tree.membership(tid)
             was_moved = not is_same or where != before
             is_ours = not where.group or where in own

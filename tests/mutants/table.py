@@ -250,8 +250,8 @@ MUTANTS = (
     Mutant(
         "tasks stay in the shared group after their unit has left it",
         _WORKLOADS + "rmids/overflow.py",
-        "                    ctx.tree.take_out(group.ref, tid)\n",
-        "                    pass\n",
+        "            tasks.take_out(ctx.tree, group.ref, cgroups.tasks(member.cgroup))\n",
+        "            pass\n",
         "tests/workloads/rmids/test_overflow.py",
     ),
     Mutant(
@@ -1029,8 +1029,8 @@ MUTANTS = (
     Mutant(
         "undoing moves does not check the start time",
         _RESCTRL + "tasks.py",
-        "is_same = now is not None and now.start_time == start_time",
-        "is_same = now is not None",
+        "is_same = processes.is_same(tid, start_time)",
+        "is_same = processes.stat(tid) is not None",
         "tests/resctrl/test_reused_numbers.py tests/resctrl",
     ),
     Mutant(
@@ -1057,8 +1057,8 @@ MUTANTS = (
     Mutant(
         "a process is the same if only its number is",
         _RESCTRL + "processes.py",
-        "and start_time in (None, found.start_time)",
-        "",
+        "if not process.has_ended() and start_time in (None, found.start_time):",
+        "if not process.has_ended():",
         "tests/resctrl/test_processes.py tests/resctrl",
     ),
     Mutant(

@@ -29,7 +29,7 @@ from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.evidence.downgrades import downgraded_and_logged
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.states import Quality
-from resctrlmond.workloads.model.workload import Group, Member, Workload
+from resctrlmond.workloads.model.workload import Group, Workload
 
 log = logging.getLogger(__name__)
 
@@ -135,9 +135,7 @@ class Inspector:
             except NoSuchProcess:
                 return False
             # The kernel may have reset the membership of a thread that is exiting.
-            thread = processes.stat(tid)
-            is_alive = thread is not None and not thread.is_exiting and start in (None, thread.start_time)
-            if where in own or not is_alive:
+            if where in own or not processes.is_running(tid, start):
                 return False
             self._on_departure(where)
             return True
@@ -154,16 +152,13 @@ class Inspector:
                 pids.update(
                     member.pid
                     for member in workload.living
-                    if _is_running(member) and workload.group_of(member) == group
+                    if member.pid
+                    and processes.is_same(member.pid, member.start_time)
+                    and workload.group_of(member) == group
                 )
                 if any(tid not in now.threads and has_left(tid) for tid in _threads_below(pids)):
                     left.add(group.folder)
         return left
-
-
-def _is_running(member: Member) -> bool:
-    first = processes.stat(member.pid) if member.pid else None
-    return first is not None and first.start_time == member.start_time
 
 
 def _threads_below(pids: Iterable[int]) -> Iterator[int]:

@@ -192,7 +192,7 @@ class Interference:
         """Inspect a workload, and downgrade it if its tasks were seen outside. Raises what ``inspect`` raises."""
         departed = self._departed.pop(txn.key, [])
         try:
-            if any(map(self._has_ended, departed)):
+            if not all(processes.is_running(arrival.tid, arrival.start_time) for arrival in departed):
                 self._add_downgrade(txn.key, Quality.LATE, Reason.MOVED_OUT.text())
             inspect()
         except Exception as error:
@@ -206,10 +206,6 @@ class Interference:
         if workload is not None and any(self._is_outside(workload, arrival) for arrival in departed):
             # The inspection has not found it, for example for lack of descriptors, and it may end soon.
             self._add_downgrade(txn.key, Quality.LATE, Reason.MOVED_OUT.text())
-
-    def _has_ended(self, arrival: Arrival) -> bool:
-        now = processes.stat(arrival.tid)
-        return now is None or now.is_exiting or now.start_time != arrival.start_time
 
     def _is_outside(self, workload: Workload, arrival: Arrival) -> bool:
         """Whether the thread is, or may be, in none of the workload's groups, although a total is still exact."""

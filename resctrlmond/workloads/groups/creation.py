@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
 import time
 from collections.abc import Sequence
 
+from resctrlmond.resctrl import tasks
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.errors import (
     GroupExists,
     KernelRefused,
-    NoSuchClass,
-    NoSuchProcess,
-    PermissionDenied,
     ResctrlError,
     RmidsExhausted,
     no_rmid_remedy,
@@ -34,9 +31,6 @@ from resctrlmond.workloads.model.states import Quality, worst
 from resctrlmond.workloads.model.validation import valid_class
 from resctrlmond.workloads.model.workload import ROOT_FOLDER, Group, GroupState, State, Workload, replace
 from resctrlmond.workloads.records.store import Limit, Transaction
-
-# A task that forks while it is moved out of a new group leaves its child there.
-_MAX_CLEARINGS = 10
 
 log = logging.getLogger(__name__)
 
@@ -253,20 +247,10 @@ def _cleared(ctx: Context, key: str, group: Group, quality: Quality) -> tuple[Gr
     An rmdir overlooks a task that is forked meanwhile (rdt_move_group_tasks()): it keeps the RMID, and is in the
     next group that gets this RMID. Its class stays the same.
     """
-    strangers, moved = [], 0
-    for _ in range(_MAX_CLEARINGS):
-        strangers = ctx.tree.tasks(group.ref)
-        if not strangers:
-            if moved:
-                time.sleep(counters.REPORTING_LAG_S)  # what it used until now is not of the group
-                log.info(
-                    "%s: tasks that do not belong to it were in the new group, and were moved out: %d", key, moved
-                )
-            return group, quality
-        for tid in strangers:
-            with contextlib.suppress(NoSuchProcess, NoSuchClass, PermissionDenied, KernelRefused):
-                # Not one that another call has moved to its own group since it was listed.
-                ctx.tree.take_out(group.ref, tid)
-                moved += 1
-    why = Reason.STRANGERS.text(count=len(strangers))
-    return group.downgraded(quality, why), worst(quality, Quality.ESTIMATED)
+    moved, left = tasks.empty(ctx.tree, group.ref)
+    if left:
+        return group.downgraded(quality, Reason.STRANGERS.text(count=left)), worst(quality, Quality.ESTIMATED)
+    if moved:
+        time.sleep(counters.REPORTING_LAG_S)  # what they used until now is not of the group
+        log.info("%s: tasks that do not belong to it were in the new group, and were moved out: %d", key, moved)
+    return group, quality

@@ -141,7 +141,9 @@ def has_tasks_to_return(ctx: Context, workload: Workload) -> bool:
     if not outers(ctx, workload):
         return False
     with suppress(NoSuchGroup, NotMounted):
-        return any(_runs(tid) for group in workload.existing_groups for tid in ctx.tree.tasks(group.ref))
+        return any(
+            processes.is_running(tid) for group in workload.existing_groups for tid in ctx.tree.tasks(group.ref)
+        )
     return True
 
 
@@ -172,7 +174,7 @@ def _move_all(ctx: Context, group: Group, homes: list[Group], *, is_nearest: boo
     """Move all tasks of a group, until none is left. Return whether none is left, and all are in the nearest home."""
     here = Membership(group.class_, group.name)
     for number in range(_MAX_PASSES):
-        tids = [tid for tid in ctx.tree.tasks(group.ref) if _runs(tid)]
+        tids = [tid for tid in ctx.tree.tasks(group.ref) if processes.is_running(tid)]
         if not tids:
             return is_nearest or number == 0
         if not homes:
@@ -188,18 +190,13 @@ def _move_all(ctx: Context, group: Group, homes: list[Group], *, is_nearest: boo
     return False
 
 
-def _runs(tid: int) -> bool:
-    found = processes.stat(tid)
-    return found is not None and not found.is_exiting
-
-
 def may_leave_tasks(ctx: Context, workload: Workload, group: Group, *, is_again: bool) -> bool:
     """Whether tasks have run in a group of a nested workload since its end: they were being forked meanwhile.
 
     ``is_again``: an earlier call has written its end values. Tasks may have ended since then.
     """
     with suppress(NoSuchGroup, NotMounted):
-        return bool(outers(ctx, workload)) and (any(map(_runs, ctx.tree.tasks(group.ref))) or is_again)
+        return bool(outers(ctx, workload)) and (any(map(processes.is_running, ctx.tree.tasks(group.ref))) or is_again)
     return False
 
 

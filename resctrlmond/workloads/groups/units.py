@@ -9,19 +9,14 @@ elsewhere. Any other workload may take such a task, without a take-over, and a s
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
-from resctrlmond.resctrl import cgroups, processes
+from resctrlmond.resctrl import cgroups, processes, tasks
 from resctrlmond.resctrl.errors import (
-    KernelRefused,
-    NoSuchClass,
     NoSuchGroup,
-    NoSuchProcess,
     NotMounted,
     NotRead,
-    PermissionDenied,
     printable,
 )
 from resctrlmond.resctrl.membership import Membership
@@ -123,10 +118,8 @@ def drop_strays(ctx: Context, txn: Transaction) -> None:
         why = Reason.LEFT_CGROUP.text(member=members[0].id if members else txn.key)
         txn.save(txn.workload.downgraded(group, Quality.ESTIMATED, why))
         log.info("%s: moved tasks out of the group that have left the control group: %d", txn.key, len(strays))
-        for tid in strays:
-            with contextlib.suppress(NoSuchProcess, NoSuchClass, PermissionDenied, KernelRefused):
-                # Not one that another workload takes meanwhile: its runtime may just have called the hook.
-                ctx.tree.take_out(group.ref, tid)
+        # Not one that another workload takes meanwhile: its runtime may just have called the hook.
+        tasks.take_out(ctx.tree, group.ref, strays)
 
 
 def _has_group(ctx: Context, key: str) -> bool:
@@ -140,12 +133,7 @@ def _strays(ctx: Context, group: Group, members: Sequence[Member]) -> list[int]:
     strays = [tid for tid in ctx.tree.tasks(group.ref) if tid not in inside]
     # Created only for a task that is not in the list: it may have been started since then.
     tests = [cgroups.member_test(member.cgroup) for member in members] if strays else []
-    return [tid for tid in strays if _runs(tid) and not any(holds(tid) for holds in tests)]
-
-
-def _runs(tid: int) -> bool:
-    found = processes.stat(tid)
-    return found is not None and not found.is_exiting
+    return [tid for tid in strays if processes.is_running(tid) and not any(holds(tid) for holds in tests)]
 
 
 def owner(ctx: Context, key: str, where: Membership) -> Workload | None:

@@ -41,8 +41,7 @@ class UnwatchedContainer(msgspec.Struct, frozen=True):
         """Whether its first process has ended or, if that is not known, its control group is empty."""
         try:
             if self.pid:
-                found = processes.stat(self.pid)
-                return found is None or found.start_time != self.start_time
+                return not processes.is_same(self.pid, self.start_time)
             return not cgroups.is_populated(self.cgroup)
         except ResctrlError:
             return False

@@ -17,17 +17,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
-from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl import cgroups, tasks
 from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import (
-    KernelRefused,
-    NoSuchClass,
     NoSuchProcess,
-    PermissionDenied,
     ResctrlError,
     RmidsExhausted,
 )
-from resctrlmond.resctrl.membership import Membership
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups import creation, ends, placement, removal, target
@@ -235,9 +231,6 @@ def _remove(ctx: Context, txn: Transaction, member: Member) -> None:
     unit = ctx.store.get(member.id)
     if unit is not None and unit.state.has_group:
         return  # its sweeps take what was forked while its tasks were moved
-    groups = {Membership(group.class_, group.name): group for group in txn.workload.existing_groups}
     with contextlib.suppress(ResctrlError):
-        for tid in cgroups.tasks(member.cgroup):
-            with contextlib.suppress(NoSuchProcess, NoSuchClass, PermissionDenied, KernelRefused):
-                if (group := groups.get(ctx.tree.membership(tid))) is not None:
-                    ctx.tree.take_out(group.ref, tid)
+        for group in txn.workload.existing_groups:
+            tasks.take_out(ctx.tree, group.ref, cgroups.tasks(member.cgroup))

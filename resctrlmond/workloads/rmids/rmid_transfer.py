@@ -14,17 +14,12 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
-from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl import cgroups, tasks
 from resctrlmond.resctrl.errors import (
-    KernelRefused,
-    NoSuchClass,
     NoSuchGroup,
-    NoSuchProcess,
     NotMounted,
-    PermissionDenied,
     RmidsExhausted,
 )
-from resctrlmond.resctrl.tasks import MAX_PASSES
 from resctrlmond.workloads.groups import creation, placement, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import InWorkload
@@ -93,15 +88,8 @@ def _take_out(ctx: Context, workload: Workload) -> None:
     What a task uses between that reading and the removal of the group would be in no pool of the machine.
     """
     for group in workload.existing_groups:
-        for _ in range(MAX_PASSES):
-            with contextlib.suppress(NoSuchGroup, NotMounted):  # its loss is recorded by the end of the run
-                tids = ctx.tree.tasks(group.ref)
-                for tid in tids:
-                    with contextlib.suppress(NoSuchProcess, NoSuchClass, PermissionDenied, KernelRefused):
-                        ctx.tree.take_out(group.ref, tid)
-                if tids:
-                    continue
-            break
+        with contextlib.suppress(NoSuchGroup, NotMounted):  # its loss is recorded by the end of the run
+            tasks.empty(ctx.tree, group.ref)
 
 
 def _is_freed_soon(queued: InWorkload) -> bool:

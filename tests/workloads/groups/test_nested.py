@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
@@ -552,14 +553,14 @@ def test_task_that_a_container_takes_meanwhile_stays_there(family: Family, monke
     family.assign("inner", inner)
     init = family.start(by=inner)
     family.host.manager.create("container", owner="oci")
-    is_running = nested._runs
+    is_running = processes.is_running
 
-    def runs(tid: int) -> bool:
+    def moved_meanwhile(tid: int, start_time: int | None = None) -> bool:
         if tid == init:  # listed, and not moved yet
             family.host.tree.write_task(GroupRef("", "container").path, init)
-        return is_running(tid)
+        return is_running(tid, start_time)
 
-    monkeypatch.setattr(nested, "_runs", runs)
+    monkeypatch.setattr(processes, "is_running", moved_meanwhile)
     family.release("inner")
     assert (family.group(inner), family.group(init)) == ("outer", "container")
 
