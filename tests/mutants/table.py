@@ -37,22 +37,22 @@ MUTANTS = (
     Mutant(
         "a group that ended is counted again while its directory exists",
         _WORKLOADS + "machine/pools.py",
-        "            ours[nonce] = _largest(ours.get(nonce, {}), closed)\n",
+        "            ours[nonce] = _largest(ours.get(nonce, {}), counted)\n",
         "            ours[-nonce] = closed\n",
         "tests/workloads/machine/test_machine.py",
     ),
     Mutant(
         "the use of groups that ended is not kept",
         _WORKLOADS + "machine/pools.py",
-        "        _add(self._state.ended[Pool.TRACKED], self._state.closed.pop(nonce))\n",
-        "        self._state.closed.pop(nonce)\n",
+        "        _add(self._state.ended[Pool.TRACKED], self._state.counted.pop(nonce))\n",
+        "        self._state.counted.pop(nonce)\n",
         "tests/workloads/machine/test_machine.py",
     ),
     Mutant(
         "the last use of a group is not in the file before the group is removed",
         _WORKLOADS + "machine/pools.py",
-        "            self._state.closed[group.nonce] = sums\n        self._save()\n",
-        "            self._state.closed[group.nonce] = sums\n",
+        "            self._state.counted[group.nonce] = sums\n        self._save()\n",
+        "            self._state.counted[group.nonce] = sums\n",
         "tests/workloads/machine/test_machine_file.py",
     ),
     Mutant(
@@ -541,11 +541,11 @@ MUTANTS = (
         "ENDING is saved after the further groups end",
         _WORKLOADS + "groups/removal.py",
         """\
-        workload = closed(ctx, change(txn.workload))
+        workload = _summed(ctx, change(txn.workload))
 """,
         """\
         _end_others(ctx, txn, reason)
-        workload = closed(ctx, change(txn.workload))
+        workload = _summed(ctx, change(txn.workload))
 """,
         "tests/workloads/groups/test_cut.py tests/workloads",
     ),
@@ -710,13 +710,15 @@ MUTANTS = (
         "the group is removed before its end is written",
         _WORKLOADS + "groups/removal.py",
         """\
-    if not is_again:
+    else:
         try:
+            group = location.follow_group(ctx, txn, group)
 """,
         """\
-    if not is_again:
+    else:
         ctx.tree.remove(group.ref)
         try:
+            group = location.follow_group(ctx, txn, group)
 """,
         "tests/workloads/test_manager.py tests/workloads",
     ),
@@ -852,8 +854,8 @@ MUTANTS = (
     Mutant(
         "an error of the last sweep leaves the totals exact",
         _WORKLOADS + "groups/placement.py",
-        "        if is_last:\n            workload = workload.with_late(member,",
-        "        if not is_last:\n            workload = workload.with_late(member,",
+        "        txn.save(workload.with_late(member, Reason.NOT_SWEPT_AT_END.text(member=member.id, error=error)))\n",
+        "        txn.save(workload)\n",
         "tests/workloads/evidence/test_joiners.py tests/workloads",
     ),
     Mutant(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from resctrlmond.resctrl.errors import (
     NoSuchGroup,
@@ -103,22 +104,20 @@ def follow_group(ctx: Context, txn: Transaction, group: Group) -> Group:
         return group
     path = printable(found.ref.path)
     log.info("%s: another program renamed its group to %s, and the workload continues in it", txn.key, path)
-    return relocated(ctx, txn, txn.workload, group, found.ref, is_done=True)
+    # Another program has renamed it already, so the path is kept in memory if it cannot be written.
+    return relocated(ctx, txn.workload, group, found.ref, txn.restore)
 
 
 def relocated(
-    ctx: Context, txn: Transaction, workload: Workload, group: Group, ref: GroupRef, *, is_done: bool = False
+    ctx: Context, workload: Workload, group: Group, ref: GroupRef, save: Callable[[Workload], Workload]
 ) -> Group:
-    """Save the workload with its group at another path.
-
-    ``is_done``: another program renamed the group, so the path is kept in memory if it cannot be written.
-    """
+    """Save the workload with its group at another path, by ``Transaction.save`` or ``Transaction.restore``."""
     group = replace(group, class_=ref.class_, name=ref.name)
     try:
         relink(ctx, workload, group)
     finally:
         # Also if the links cannot be changed: a group that is not at the path in its record would count as lost.
-        group = txn.save(workload.with_group(group), is_undo=is_done).group(group.folder) or group
+        group = save(workload.with_group(group)).group(group.folder) or group
     return group
 
 

@@ -118,7 +118,7 @@ def undo_enter(ctx: Context, txn: Transaction, *, has_run: bool) -> None:
             if has_run:
                 late = workload.first.downgraded(Quality.LATE, Reason.TAKEN_OVER.text(key=begun.key))
                 workload = workload.with_group(late)
-            outer.save(workload, is_undo=True)
+            outer.restore(workload)
 
 
 # -- relation
@@ -190,14 +190,16 @@ def _move_all(ctx: Context, group: Group, homes: list[Group], *, is_nearest: boo
     return False
 
 
-def may_leave_tasks(ctx: Context, workload: Workload, group: Group, *, is_again: bool) -> bool:
-    """Whether tasks have run in a group of a nested workload since its end: they were being forked meanwhile.
-
-    ``is_again``: an earlier call has written its end values. Tasks may have ended since then.
-    """
+def has_new_tasks(ctx: Context, workload: Workload, group: Group) -> bool:
+    """Whether tasks run in a group of a nested workload after its end: they were being forked meanwhile."""
     with suppress(NoSuchGroup, NotMounted):
-        return bool(outers(ctx, workload)) and (any(map(processes.is_running, ctx.tree.tasks(group.ref))) or is_again)
+        return bool(outers(ctx, workload)) and any(map(processes.is_running, ctx.tree.tasks(group.ref)))
     return False
+
+
+def may_have_had_tasks(ctx: Context, workload: Workload, group: Group) -> bool:
+    """Whether tasks may have run in a group of a nested workload since an earlier call wrote its end values."""
+    return bool(outers(ctx, workload)) and ctx.tree.find(group.ref) is not None
 
 
 def report_end(ctx: Context, workload: Workload) -> None:
@@ -267,7 +269,7 @@ def with_ended(snapshots: Snapshots, find: Find, workload: Workload) -> Workload
     return workload
 
 
-def closed(ctx: Context, workload: Workload, own_now: OwnTotals) -> Workload:
+def summed(ctx: Context, workload: Workload, own_now: OwnTotals) -> Workload:
     """Return the workload with what each nested workload used until now. It has none from now on.
 
     ``own_now`` returns the current totals of a workload without its nested ones.
@@ -281,17 +283,17 @@ def closed(ctx: Context, workload: Workload, own_now: OwnTotals) -> Workload:
 def totals(ctx: Context, workload: Workload, own: Iterable[Total], own_now: OwnTotals) -> list[Total]:
     """Return what all workloads nested in this run used since it began; [] if there were none.
 
-    ``own`` are the totals of the workload itself. ``own_now``: see ``closed``.
+    ``own`` are the totals of the workload itself. ``own_now``: see ``summed``.
     """
     names = [total.event.name for total in own]
     while True:
         now = ctx.store.get(workload.key)
         if now is None or now.generation != workload.generation:
             now = workload
-        summed = now if now.state.is_over and not now.is_interrupted else closed(ctx, now, own_now)
+        whole = now if now.state.is_over and not now.is_interrupted else summed(ctx, now, own_now)
         later = ctx.store.get(workload.key)
         if later is None or later.generation != now.generation or later.nested == now.nested:
-            return totals_on_disk(summed, names)
+            return totals_on_disk(whole, names)
 
 
 def totals_on_disk(workload: Workload, names: Iterable[str]) -> list[Total]:

@@ -37,12 +37,22 @@ from resctrlmond.workloads.records.store import Transaction
 log = logging.getLogger(__name__)
 
 
-def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bool = False) -> None:
-    """Search the members for tasks outside the workload's groups, and move these into the group of their class.
+def sweep(ctx: Context, txn: Transaction) -> None:
+    """Search the members for tasks outside the workload's groups, and move these into the group of their class."""
+    _sweep(ctx, txn, _sweep_and_record)
 
-    ``is_found``: the caller has just found the groups (``location.follow``). ``is_last``: the workload ends now, so
-    no later sweep finds the tasks that this one misses.
+
+def sweep_last(ctx: Context, txn: Transaction) -> None:
+    """Move tasks that have joined since the last sweep, because the workload ends now. Its totals become late.
+
+    No later sweep finds the tasks that this one misses.
     """
+    _wake(ctx, txn, lambda _member: False)
+    if txn.workload.living or units.is_unit(txn.workload):
+        _sweep(ctx, txn, _sweep_last_and_record)
+
+
+def _sweep(ctx: Context, txn: Transaction, sweep_member: Callable[[Context, Transaction, Member], None]) -> None:
     workload = txn.find()
     # An idle workload has members if their adoption failed.
     if workload is None or workload.state not in (State.ACTIVE, State.IDLE):
@@ -50,8 +60,7 @@ def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bo
     unsaved = None
     try:
         # The tasks of a group that another program has just renamed are not outside.
-        if not is_found:
-            location.follow(ctx, txn)
+        location.follow(ctx, txn)
     except (NoSuchGroup, NotMounted):
         return  # its loss is about to be recorded
     except NotWritten as error:
@@ -62,7 +71,7 @@ def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bo
     _mark_missing_callers(ctx, txn)
     for member in txn.workload.living:
         try:
-            _sweep_and_record(ctx, txn, member, is_last=is_last)
+            sweep_member(ctx, txn, member)
         except NotWritten as error:
             unsaved = error  # the others are searched nevertheless
     if unsaved is not None:
@@ -77,18 +86,15 @@ def _mark_missing_callers(ctx: Context, txn: Transaction) -> None:
         txn.save(txn.workload.with_late(services[0], Reason.WERE_OUTSIDE.text(member=services[0].id)))
 
 
-def sweep_last(ctx: Context, txn: Transaction) -> None:
-    """Move tasks that have joined since the last sweep, because the workload ends now. Its totals become late."""
-    wake_dormant(ctx, txn, is_last=True)
-    if txn.workload.living or units.is_unit(txn.workload):
-        sweep(ctx, txn, is_last=True)
-
-
-def wake_dormant(ctx: Context, txn: Transaction, *, is_last: bool = False) -> None:
+def wake_dormant(ctx: Context, txn: Transaction) -> None:
     """Let members continue whose control group has tasks again, for example after the restart of a service.
 
-    ``is_last``: the workload ends now.
+    A service waits while the process of a command of it is about to call.
     """
+    _wake(ctx, txn, lambda member: bool(member.commands) and not _has_waited(ctx, txn, member))
+
+
+def _wake(ctx: Context, txn: Transaction, must_wait: Callable[[Member], bool]) -> None:
     workload = txn.find()
     if workload is None or workload.state not in (State.PENDING, State.ACTIVE, State.IDLE):
         return
@@ -103,8 +109,8 @@ def wake_dormant(ctx: Context, txn: Transaction, *, is_last: bool = False) -> No
         if not is_populated:
             txn.save(ctx.joiners.look_at_empty(txn.workload, member))
             continue
-        if member.commands and not is_last and not _has_waited(ctx, txn, member):
-            continue  # a command of the service, whose process is about to call
+        if must_wait(member):
+            continue
         # Its tasks have run outside until now. This is on disk before the first of them is moved.
         back = replace(
             member, ended_at="", dormant=False, started_at=utc_now(), late=True, tasks_outside=0, reason=""
@@ -237,49 +243,76 @@ def spread(
     return moved
 
 
-def _sweep_and_record(ctx: Context, txn: Transaction, member: Member, *, is_last: bool = False) -> None:
+def _sweep_and_record(ctx: Context, txn: Transaction, member: Member) -> None:
     try:
-        moved = _sweep_member(ctx, txn, member, is_last=is_last)
+        moved = _sweep_member(ctx, txn, member)
     except NoSuchProcess:
         return  # its end is about to be recorded
     except ResctrlError as error:
-        member = replace(_saved(txn, member), reason=str(error))
-        workload = txn.workload.with_member(member)
-        if is_last:
-            workload = workload.with_late(member, Reason.NOT_SWEPT_AT_END.text(member=member.id, error=error))
-        elif member.cgroup and isinstance(error, NotRead) and error.errno not in LACKS:
+        workload, member = _with_error(txn, member, error)
+        if member.cgroup and isinstance(error, NotRead) and error.errno not in LACKS:
             # For example EACCES, or too many control groups: no later sweep will find them either.
             workload = workload.with_late(member, Reason.CANNOT_FIND_JOINERS.text(member=member.id, error=error))
         txn.save(workload)
         return
+    if (found := _with_outside(txn, member, moved)) is not None:
+        workload, member = found
+        with contextlib.suppress(NotRead):  # the next sweep looks again
+            workload = ctx.joiners.look(workload, member)
+        txn.save(workload)
+
+
+def _sweep_last_and_record(ctx: Context, txn: Transaction, member: Member) -> None:
+    """Sweep a member whose workload ends now, so an error makes it late."""
+    try:
+        moved = _sweep_member(ctx, txn, member, leaves_callers=False)
+    except NoSuchProcess:
+        return  # its end is about to be recorded
+    except ResctrlError as error:
+        workload, member = _with_error(txn, member, error)
+        txn.save(workload.with_late(member, Reason.NOT_SWEPT_AT_END.text(member=member.id, error=error)))
+        return
+    if (found := _with_outside(txn, member, moved)) is not None:
+        workload, member = found
+        try:
+            workload = ctx.joiners.look(workload, member)
+        except NotRead as error:
+            workload = workload.with_late(member, Reason.NOT_SWEPT_AT_END.text(member=member.id, error=error))
+        txn.save(workload)
+
+
+def _with_error(txn: Transaction, member: Member, error: ResctrlError) -> tuple[Workload, Member]:
+    """Return the workload with the error of a member that could not be swept, and the member."""
+    member = replace(_saved(txn, member), reason=str(error))
+    return txn.workload.with_member(member), member
+
+
+def _with_outside(txn: Transaction, member: Member, moved: Moved) -> tuple[Workload, Member] | None:
+    """Return the workload with the tasks of a member that are still outside, and the member; None if it has ended."""
     if moved.moved:
         tasks = "1 task" if moved.moved == 1 else f"{moved.moved} tasks"
         log.info("%s: moved %s of member %s into the group", txn.key, tasks, member.id)
     workload = txn.workload
     swept = workload.member(member.id)
     if swept is None or not swept.has_tasks or not workload.group_of(swept).state.has_directory:
-        return
-    # Clear the previous error, and record how many tasks are still outside the group.
+        return None
+    # This clears the previous error.
     swept = replace(_without_assign_options(swept), reason=why_outside(workload, moved), tasks_outside=moved.outside)
-    workload = workload.with_member(swept)
+    workload = replace(workload.with_member(swept), is_active=True)
     if swept.tasks_outside:
         # They may end before they are moved.
         workload = workload.with_late(swept, Reason.WERE_OUTSIDE.text(member=swept.id))
-    try:
-        workload = ctx.joiners.look(workload, swept)
-    except NotRead as error:
-        if is_last:
-            workload = workload.with_late(swept, Reason.NOT_SWEPT_AT_END.text(member=swept.id, error=error))
-    txn.save(replace(workload, is_active=True))
+    return workload, swept
 
 
-def _sweep_member(ctx: Context, txn: Transaction, member: Member, *, is_last: bool = False) -> Moved:
+def _sweep_member(ctx: Context, txn: Transaction, member: Member, *, leaves_callers: bool = True) -> Moved:
+    """Move the tasks of a member into its groups. ``leaves_callers``: as in ``spread``, if it has commands."""
     if not txn.workload.group_of(member).state.has_directory or not member.has_tasks:
         return Moved(0, 0)
     if txn.workload.is_observed:
         return Moved(0, 0, not_moved=_threads_outside(ctx, txn.workload, member))
     if member.cgroup:
-        leaves_callers = bool(member.commands) and not is_last
+        leaves_callers = leaves_callers and bool(member.commands)
         return spread(ctx, txn, member, CgroupTasks(member.cgroup), late=True, leaves_callers=leaves_callers)
     with Process.open(member.pid, member.start_time) as process:
         return spread(ctx, txn, member, ProcessTasks(process, member.include_descendants), late=True)

@@ -70,7 +70,7 @@ def relocate(ctx: Context, txn: Transaction, class_: str) -> Workload:
         creation.create(ctx, txn, txn.workload, moving)
         return txn.workload
     try:
-        location.relocated(ctx, txn, in_fixed_class, group, target)
+        location.relocated(ctx, in_fixed_class, group, target, txn.save)
     except NotWritten:
         saved = txn.workload.group(group.folder)
         if saved is None or saved.ref != target:

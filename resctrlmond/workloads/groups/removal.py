@@ -46,7 +46,7 @@ def finish(
         txn.save(change(txn.workload))
     elif first.state is not GroupState.ENDING:
         ctx.interference.before_end(txn)
-        workload = closed(ctx, change(txn.workload))
+        workload = _summed(ctx, change(txn.workload))
         ending = replace(workload.first, state=GroupState.ENDING, reason=reason)
         # Until its tasks have returned.
         may_leave = nested.has_tasks_to_return(ctx, workload)
@@ -83,8 +83,11 @@ def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> Non
     if group.state is not GroupState.ENDING:
         group = txn.save_group(replace(group, state=GroupState.ENDING, reason=reason))
     subfolder = txn.workload.subfolder(group)
-    is_again = ctx.snapshots.is_complete(subfolder)
-    if not is_again:
+    if ctx.snapshots.is_complete(subfolder):
+        # The removal failed, or the daemon was killed: tasks may have used something since the end values.
+        _close_in_pool(ctx, txn, group)
+        may_have_left = nested.may_have_had_tasks(ctx, txn.workload, group)
+    else:
         try:
             group = location.follow_group(ctx, txn, group)
             if ctx.snapshots.is_bare(subfolder):
@@ -98,10 +101,8 @@ def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> Non
         except (NoSuchGroup, NotMounted) as error:
             _lose_group(ctx, txn, group, str(error))
             return
-    if is_again:
-        # The removal failed, or the daemon was killed: tasks may have used something since the end values.
-        _close_in_pool(ctx, txn, group)
-    if nested.may_leave_tasks(ctx, txn.workload, group, is_again=is_again):
+        may_have_left = nested.has_new_tasks(ctx, txn.workload, group)
+    if may_have_left:
         # Forked while the others were moved. What they have used since the end values were read is not counted.
         txn.save(replace(txn.workload, left_tasks=True))
         nested.give_back(ctx, txn.workload)
@@ -118,7 +119,7 @@ def _close_in_pool(ctx: Context, txn: Transaction, group: Group) -> bool:
         found = location.find(ctx, group)
         # Another program may have renamed it.
         ctx.machine.ending(txn.workload, replace(group, class_=found.ref.class_, name=found.ref.name))
-        ctx.machine.closed(txn.workload.subfolder(group), group, ctx.tree.read(found.ref))
+        ctx.machine.count_last(txn.workload.subfolder(group), group, ctx.tree.read(found.ref))
     except (NoSuchGroup, NotMounted):
         return False
     except ResctrlError as error:
@@ -132,7 +133,7 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
     ctx.snapshots.keep_no_more(subfolder)
     ctx.machine.ending(txn.workload, group)
     readings, now = ctx.tree.read(group.ref), utc_now()
-    ctx.machine.closed(subfolder, group, readings)
+    ctx.machine.count_last(subfolder, group, readings)
     group = counters.save_caveats(txn, counters.with_caveats(ctx, group, readings))
     group, is_written = ctx.interference.after_last_reading(txn, group)
     if group.baseline not in (Quality.EXACT, Quality.LATE):
@@ -174,7 +175,7 @@ def _lose_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> No
             now, last = utc_now(), readings_of(ctx.snapshots.last_read(subfolder))
             # With another mount, the pools begin again.
             if not location.went_with_mount(ctx, group):
-                ctx.machine.closed(subfolder, group, last, are_last=False)
+                ctx.machine.count_last(subfolder, group, last, are_last=False)
                 if not group.observed:
                     ctx.machine.lost(REMOVED_BY_OTHERS)
             over = replace(group, state=GroupState.LOST, reason=reason)
@@ -196,7 +197,7 @@ def _close(ctx: Context, txn: Transaction, group: Group, state: GroupState, reas
     workload = txn.workload.with_group(group)
     if not group.folder:
         workload = _with_ended_claims(ctx, workload)
-        workload = workload if workload.is_interrupted else closed(ctx, workload)
+        workload = workload if workload.is_interrupted else _summed(ctx, workload)
         nested.report_end(ctx, workload)
     txn.save(workload)
     forgotten = [group] if group.folder else workload.groups
@@ -208,9 +209,9 @@ def _close(ctx: Context, txn: Transaction, group: Group, state: GroupState, reas
     ctx.memory.returns.pop(txn.key, None)
 
 
-def closed(ctx: Context, workload: Workload) -> Workload:
+def _summed(ctx: Context, workload: Workload) -> Workload:
     """Return the workload, which ends, with what its nested workloads used until now."""
-    return nested.closed(ctx, workload, functools.partial(counters.own_now, ctx))
+    return nested.summed(ctx, workload, functools.partial(counters.own_now, ctx))
 
 
 def _with_ended_claims(ctx: Context, workload: Workload) -> Workload:
@@ -278,7 +279,7 @@ def discard_run(ctx: Context, txn: Transaction, ended: Workload | None) -> None:
         txn.drop()
     else:
         ctx.snapshots.bring_back(ended.key, ended.generation)
-        txn.save(ended, is_undo=True)
+        txn.restore(ended)
 
 
 def _discard_files(ctx: Context, txn: Transaction, group: Group) -> None:

@@ -230,7 +230,7 @@ class Machine:
         if is_known:
             self._save()
 
-    def closed(self, subfolder: str, group: Group, readings: Sequence[Reading], *, are_last: bool = True) -> None:
+    def count_last(self, subfolder: str, group: Group, readings: Sequence[Reading], *, are_last: bool = True) -> None:
         """Count the use of a group up to these readings, and keep it. Its removal follows. Can be called again.
 
         ``are_last``: no earlier call had newer readings.
@@ -250,9 +250,9 @@ class Machine:
             self.lost(f"the values of an ended workload cannot be read: {error}")
             return
         with self._guard:
-            if group.nonce in self._state.removed or (not are_last and group.nonce in self._state.closed):
+            if group.nonce in self._state.removed or (not are_last and group.nonce in self._state.counted):
                 return
-            self._state.closed[group.nonce] = sums
+            self._state.counted[group.nonce] = sums
         self._save()
 
     def removed(self, group: Group, *, is_own: bool) -> None:
@@ -266,11 +266,11 @@ class Machine:
         is_flaw = False
         with self._guard, localcontext(EXACTLY):
             base = self._state.base.pop(group.nonce, None)
-            if base is not None and group.nonce not in self._state.closed:
+            if base is not None and group.nonce not in self._state.counted:
                 # Its last values were written before ``since``, and then its removal failed.
                 why = "a group that ended before the start was removed later"
                 is_flaw = add_reason(self._state.flaws[Pool.TRACKED], why)
-            if group.nonce in self._state.closed:
+            if group.nonce in self._state.counted:
                 if not is_own and REMOVED_BY_OTHERS not in self._state.flaws[Pool.TRACKED]:
                     is_flaw = add_reason(self._state.flaws[Pool.TRACKED], _GONE)
                 self._fold(group.nonce)
@@ -278,12 +278,12 @@ class Machine:
             self._save()
 
     def fold(self) -> None:
-        """Add the use of groups that a kill left as closed: they were removed, and their records state that.
+        """Add the use of groups that a kill left as counted: they were removed, and their records state that.
 
         Call this after the start. Raises NotRead, NotMounted.
         """
         with self._guard:
-            left = self._state.closed.keys() - {
+            left = self._state.counted.keys() - {
                 group.nonce
                 for workload in self._store.unfinished()
                 for group in workload.groups
@@ -294,16 +294,16 @@ class Machine:
         # One without a record that still exists may be used further.
         left -= {found.nonce for found in self._tree.scan() if found.gid == self._gid}
         with self._guard, localcontext(EXACTLY):
-            left &= self._state.closed.keys()
+            left &= self._state.counted.keys()
             for nonce in left:
                 self._fold(nonce)
         if left:
             self._save()
 
     def _fold(self, nonce: int) -> None:
-        """Add the use of a closed group to that of the others that are gone. The guard must be held."""
+        """Add the use of a counted group to that of the others that are gone. The guard must be held."""
         self._state.base.pop(nonce, None)
-        _add(self._state.ended[Pool.TRACKED], self._state.closed.pop(nonce))
+        _add(self._state.ended[Pool.TRACKED], self._state.counted.pop(nonce))
         self._state.removed[nonce] = None
         if len(self._state.removed) > _MAX_REMOVED:
             del self._state.removed[next(iter(self._state.removed))]
@@ -500,7 +500,7 @@ class Machine:
             }
             is_once = len(groups) == len({inode for found in classes.values() for inode in found.groups})
             with self._guard:
-                gone = self._state.closed.keys() | self._state.removed.keys()
+                gone = self._state.counted.keys() | self._state.removed.keys()
                 missing = before & self._recorded().keys() - seen - gone
                 if is_once and not missing:
                     return classes, True
@@ -540,7 +540,7 @@ class Machine:
             except (ResctrlError, OSError):
                 reasons = {"its begin values cannot be read": None}
                 found[group.nonce] = {counter: Sum(reasons=dict(reasons)) for counter in group.values}
-        if unrecorded & self._unrecorded - self._state.closed.keys() - self._state.removed.keys():
+        if unrecorded & self._unrecorded - self._state.counted.keys() - self._state.removed.keys():
             self._add_flaw(Pool.TRACKED, "a group with the mark of resctrlmond has no record")
         self._unrecorded = unrecorded
         return found
@@ -656,9 +656,9 @@ class Machine:
                         ours[group.nonce] = live.get(group.nonce, {})
                 else:
                     self._see_other(inode, group, sums[pool], is_whole=found.is_whole(group))
-        for nonce, closed in self._state.closed.items():
+        for nonce, counted in self._state.counted.items():
             # If the removal of a group fails, it may be used further.
-            ours[nonce] = _largest(ours.get(nonce, {}), closed)
+            ours[nonce] = _largest(ours.get(nonce, {}), counted)
         for sums_of in ours.values():
             _add(sums[Pool.TRACKED], sums_of)
         here = {inode for found in classes.values() for inode in found.groups}

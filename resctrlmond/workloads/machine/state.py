@@ -106,7 +106,7 @@ class MachineState(msgspec.Struct):
     directories, and ``base`` the readings from which the groups of workloads count that existed at that time, by
     nonce. ``ended`` is the use of what is gone.
 
-    ``closed`` has the groups of workloads, by nonce, that were read for the last time, and are about to be removed.
+    ``counted`` has the groups of workloads, by nonce, that were read for the last time, and are about to be removed.
     Those that were removed since are in ``removed``: a reading may have found them before.
 
     ``flaws``, ``domain_flaws`` and ``event_flaws`` say why all figures of a pool, of a domain or of an event are not
@@ -125,7 +125,7 @@ class MachineState(msgspec.Struct):
     others: dict[int, OtherGroup] = {}
     base: dict[int, Packed] = {}
     ended: dict[Pool, Sums] = msgspec.field(default_factory=lambda: {pool: {} for pool in Pool})
-    closed: dict[int, Sums] = {}
+    counted: dict[int, Sums] = {}
     removed: dict[int, None] = {}
     flaws: dict[Pool, Reasons] = msgspec.field(default_factory=lambda: {pool: {} for pool in Pool})
     domain_flaws: dict[str, str] = {}
@@ -278,7 +278,7 @@ class _File(msgspec.Struct, rename="camel"):
     others: dict[int, OtherGroup]
     base: dict[int, Packed]
     ended: dict[Pool, _Pairs]
-    closed: dict[int, _Pairs]
+    counted: dict[int, _Pairs]
     removed: list[int]
     flaws: dict[Pool, list[str]]
     domain_flaws: dict[str, str]
@@ -304,7 +304,7 @@ class _File(msgspec.Struct, rename="camel"):
             others=state.others,
             base=state.base,
             ended=_listed(state.ended),
-            closed=_listed(state.closed),
+            counted=_listed(state.counted),
             removed=list(state.removed)[-_MAX_KEPT_REMOVED:],
             flaws={pool: list(reasons) for pool, reasons in state.flaws.items()},
             domain_flaws=state.domain_flaws,
@@ -325,7 +325,7 @@ class _File(msgspec.Struct, rename="camel"):
             others=self.others,
             base=self.base,
             ended={pool: dict(self.ended.get(pool, ())) for pool in Pool},
-            closed={nonce: dict(sums) for nonce, sums in self.closed.items()},
+            counted={nonce: dict(sums) for nonce, sums in self.counted.items()},
             removed=dict.fromkeys(self.removed),
             flaws={pool: dict.fromkeys(self.flaws.get(pool, ())) for pool in Pool},
             domain_flaws=self.domain_flaws,
@@ -340,7 +340,7 @@ class _File(msgspec.Struct, rename="camel"):
         for of_class in self.classes.values():
             for _, own in of_class.own:
                 yield from (own.base, own.base_width, own.highest, own.width)
-        for pairs in (*self.ended.values(), *self.closed.values()):
+        for pairs in (*self.ended.values(), *self.counted.values()):
             for _, of in pairs:
                 yield from (of.number, of.skew)
         for packed in self._readings():

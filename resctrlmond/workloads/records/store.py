@@ -79,15 +79,24 @@ class Transaction(msgspec.Struct, frozen=True, eq=False):
         """The workload. Raises NoSuchWorkload."""
         return self.find() or self._store.known(self.key)
 
-    def save(self, workload: Workload, limit: Limit | None = None, *, is_undo: bool = False) -> Workload:
+    def save(self, workload: Workload, limit: Limit | None = None) -> Workload:
         """Write the workload's record. Does nothing if it is unchanged. Raises NotWritten.
 
         Return the workload as written: with the downgrades that could not be written before. When this returns, the
         change survives a crash. ``limit``: raise LimitExceeded if a caller has added too much. What the daemon adds
-        itself, such as an end, has no limit. ``is_undo``: the workload as it was before a call that fails now, or
-        with the path that another program gave to its group. It is kept in memory if it cannot be written: the record
-        has what the call saved first, or the former path, and must not be acted on.
+        itself, such as an end, has no limit.
         """
+        return self._save(workload, limit, is_undo=False)
+
+    def restore(self, workload: Workload) -> Workload:
+        """Write the workload as it was before a call that fails now, or as another program renamed its group.
+
+        As ``save``, but the workload is kept in memory if it cannot be written: the record has what the call saved
+        first, or the former path, and must not be acted on.
+        """
+        return self._save(workload, None, is_undo=True)
+
+    def _save(self, workload: Workload, limit: Limit | None, *, is_undo: bool) -> Workload:
         assert workload.key == self.key
         store, before, unsaved = self._store, self.find(), self._store._unsaved.get(self.key)
         if unsaved is not None:

@@ -252,7 +252,7 @@ class Maintenance:
         # Before the search: a task that runs meanwhile may fork after it.
         before = activity(workload, threads) if workload is not None else None
         self._sleeping.pop(txn.key, None)
-        placement.sweep(self._ctx, txn, is_found=True)
+        placement.sweep(self._ctx, txn)
         self._inspect(txn, is_found=True)
         is_due_again = apart.mark_unassigned(self._ctx, txn)
         has_found_all = txn.find() is workload and self._ctx.interference.threads(txn.key) == threads

@@ -308,7 +308,7 @@ def _undo(
     for group in restored.existing_groups:
         if group.nonce in used:
             restored = restored.downgraded(group, Quality.ESTIMATED, Reason.REJECTED.text(member=member.id))
-    txn.save(restored, is_undo=True)
+    txn.restore(restored)
 
 
 def _with_baseline_of(before: Workload, group: Group) -> Group:

@@ -84,7 +84,7 @@ def observe(ctx: Context, txn: Transaction, found: Found, target: Target, assign
         if member.late or not assignment.is_awaited():
             workload, group = _late(workload, group)
         txn.save(workload.with_group(group))
-        placement.sweep(ctx, txn, is_found=True)
+        placement.sweep(ctx, txn)
         return Assigned(txn.workload, Moved(0, 0))
     except Exception:
         with undoing(txn.key):
@@ -101,7 +101,7 @@ def continue_beginning(ctx: Context, txn: Transaction, group: Group) -> None:
         return
     workload, group = _late(txn.workload, creation.with_baseline(ctx, txn.workload, group))
     txn.save(workload.with_group(group))
-    placement.sweep(ctx, txn, is_found=True)
+    placement.sweep(ctx, txn)
 
 
 def _late(workload: Workload, group: Group) -> tuple[Workload, Group]:

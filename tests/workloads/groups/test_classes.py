@@ -235,9 +235,9 @@ def test_group_with_a_name_that_records_cannot_have_is_lost(
     saved: list[str] = []
     save = Transaction.save
 
-    def keep(txn: Transaction, workload: Workload, limit: Limit | None = None, *, is_undo: bool = False) -> Workload:
+    def keep(txn: Transaction, workload: Workload, limit: Limit | None = None) -> Workload:
         saved.extend(group.name for group in workload.groups)
-        return save(txn, workload, limit, is_undo=is_undo)
+        return save(txn, workload, limit)
 
     monkeypatch.setattr(Transaction, "save", keep)
     with host.manager.context.store.transaction(UID) as txn:

@@ -55,15 +55,13 @@ def test_a_mark_that_arrives_while_the_write_of_another_fails_is_kept(
     save = Transaction.save
     failed: list[Workload] = []
 
-    def refuse(
-        txn: Transaction, workload: Workload, limit: Limit | None = None, *, is_undo: bool = False
-    ) -> Workload:
+    def refuse(txn: Transaction, workload: Workload, limit: Limit | None = None) -> Workload:
         if txn.key == "k" and not failed:
             failed.append(workload)
             write(host, f"{record.first.ref.path}/cpus", "1")
             host.manager.create("other", owner="test")  # reads the event of that write
             raise NotWritten("cannot write", errno=errno.ENOSPC)
-        return save(txn, workload, limit, is_undo=is_undo)
+        return save(txn, workload, limit)
 
     monkeypatch.setattr(Transaction, "save", refuse)
     write(host, f"{record.first.ref.path}/tasks", process().pid)
@@ -82,13 +80,11 @@ def test_a_mark_that_cannot_be_written_at_the_end_keeps_the_workload_from_ending
     save = Transaction.save
     failed: list[Workload] = []
 
-    def refuse(
-        txn: Transaction, workload: Workload, limit: Limit | None = None, *, is_undo: bool = False
-    ) -> Workload:
+    def refuse(txn: Transaction, workload: Workload, limit: Limit | None = None) -> Workload:
         if workload.first.baseline_reasons and not failed:
             failed.append(workload)
             raise NotWritten("cannot write", errno=errno.ENOSPC)
-        return save(txn, workload, limit, is_undo=is_undo)
+        return save(txn, workload, limit)
 
     monkeypatch.setattr(Transaction, "save", refuse)
     with pytest.raises(NotWritten):

@@ -457,7 +457,7 @@ def test_end_that_is_completed_later_makes_the_outer_run_late(
         raise NotWritten("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(nested, "may_leave_tasks", fail)
+        patch.setattr(nested, "has_new_tasks", fail)
         with pytest.raises(NotWritten):
             family.host.manager.release("inner", owner="test")
     family.host.manager.maintenance.tick()

@@ -902,15 +902,15 @@ def test_task_that_came_after_the_last_reading_and_has_ended_is_estimated(
     first.kill()
     first.wait()
     context = host.manager.context
-    closed = context.machine.closed
+    count_last = context.machine.count_last
 
-    def close_and_move(*args: Any, **options: Any) -> None:
-        closed(*args, **options)
+    def count_and_move(*args: Any, **options: Any) -> None:
+        count_last(*args, **options)
         (Path(host.mountpoint) / "mon_groups/a/tasks").write_text(f"{other.pid}\n")
         control.run(other.pid, SECOND)
         control.exit(other.pid)
 
-    monkeypatch.setattr(context.machine, "closed", close_and_move)
+    monkeypatch.setattr(context.machine, "count_last", count_and_move)
     host.manager.release("a", owner="test")
     assert reasons(pools.read(), Pool.TRACKED) == {"a workload ended while its tasks ran"}
 

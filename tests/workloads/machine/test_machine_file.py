@@ -49,10 +49,10 @@ def file_of(host: Host) -> Path:
 
 
 def closed_in(host: Host) -> dict[str, Any]:
-    """Return the groups that the file has as closed."""
-    closed = json.loads(file_of(host).read_bytes())["closed"]
-    assert isinstance(closed, dict)
-    return closed
+    """Return the groups that the file has as counted."""
+    counted = json.loads(file_of(host).read_bytes())["counted"]
+    assert isinstance(counted, dict)
+    return counted
 
 
 def test_another_daemon_continues(pools: Pools, process: Start) -> None:
@@ -203,7 +203,7 @@ def test_group_whose_removal_failed_is_counted_while_it_is_used(pools: Pools, pr
     tid = control.spawn(tid=process().pid)
     host.manager.assign(assignment("k", tid))
     group, readings = host.manager.get("k").first, host.tree.read(host.manager.get("k").first.ref)
-    host.manager.context.machine.closed("k", group, readings)
+    host.manager.context.machine.count_last("k", group, readings)
     for number in range(1, 3):
         host.restart()
         control.run(tid, SECOND)
@@ -315,7 +315,7 @@ def test_closed_group_of_another_version_is_counted_while_it_is_used(pools: Pool
     control.run(tid, SECOND)
     pools.read()
     group = host.manager.get("k").first
-    host.manager.context.machine.closed("k", group, host.tree.read(group.ref))
+    host.manager.context.machine.count_last("k", group, host.tree.read(group.ref))
     record = Path(host.manager.context.store.path("k"))
     record.write_text(json.dumps(json.loads(record.read_bytes()) | {"version": 10**6}))
     host.restart()
@@ -331,7 +331,7 @@ def test_older_reading_does_not_replace_the_last_one(pools: Pools, process: Star
     control.run(tid, SECOND)
     control.exit(tid)
     group = host.manager.get("k").first
-    host.manager.context.machine.closed("k", group, host.tree.read(group.ref))
+    host.manager.context.machine.count_last("k", group, host.tree.read(group.ref))
     # By another program, after a kill.
     os.rmdir(host.tree.full_path(group.ref))
     host.restart()
@@ -725,7 +725,7 @@ STORED = (
     '0,{"why":null}]]]}},"counters":[["mon_L3_00","mbm_total_bytes"],["mon_PERF_PKG_00","core_energy"]],"'
     'others":{"9":[[5],["Unavailable"]]},"base":{"1700000000000000001":[null,"2.000000"]},"ended":{"track'
     'ed":[[["mon_L3_00","mbm_total_bytes"],[7,1,true,{"lost":null}]]],"foreign":[],"untracked":[],"uncore'
-    '":[]},"closed":{"1700000000000000002":[[["mon_L3_00","mbm_total_bytes"],[3,0,true,{}]]]},"removed":['
+    '":[]},"counted":{"1700000000000000002":[[["mon_L3_00","mbm_total_bytes"],[3,0,true,{}]]]},"removed":['
     '1700000000000000003],"flaws":{"tracked":[],"foreign":["flaw"],"untracked":[],"uncore":[]},"domainFla'
     'ws":{"mon_L3_01":"was offline"},"eventFlaws":{"mbm_local_bytes":"changed"},"transactions":{"L3_MON/m'
     'bm_total_bytes_config":"0=0x7f"},"shown":[["tracked","mon_L3_00","mbm_total_bytes",12],["uncore","mo'

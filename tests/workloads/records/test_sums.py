@@ -468,7 +468,7 @@ def test_the_next_run_of_a_key_does_not_lose_an_end_that_is_not_in_the_file(
     host.tick()
     # The Assign of the next run fails: the ended run is the current one again.
     with host.store.transaction("a") as txn:
-        assert not txn.save(ended, is_undo=True).uncounted
+        assert not txn.restore(ended).uncounted
     host.start()
     assert (amount(host.read()), of(host.read()).ends) == (7, {Quality.EXACT: 1})
 
@@ -568,7 +568,7 @@ def test_a_kill_loses_no_sum_if_the_next_run_is_undone(host: Machine, full: Call
     with host.store.transaction("a") as txn:
         before = txn.workload
         txn.save(workload("a", State.ACTIVE, nonce=2, generation=2))
-        txn.save(before, is_undo=True)
+        txn.restore(before)
     assert host.start() == ""
     assert amount(host.read()) == 15
 
@@ -583,7 +583,7 @@ def test_a_record_that_is_kept_in_memory_only_does_not_stand_for_the_one_that_is
         txn.save(workload("a", State.ACTIVE, nonce=2, generation=2))
         patched.setattr("resctrlmond.workloads.records.store.write_file", no_space)
         with contextlib.suppress(NotWritten):
-            txn.save(before, is_undo=True)
+            txn.restore(before)
         with contextlib.suppress(NotWritten):
             txn.save(txn.workload)
     assert "it lacks a run whose record was replaced or removed" in host.start()

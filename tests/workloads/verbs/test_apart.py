@@ -170,9 +170,9 @@ def test_full_disk_does_not_keep_other_members_from_being_searched(
     searched = []
     real = placement._sweep_member
 
-    def noted(ctx: Context, txn: Transaction, member: Member, *, is_last: bool = False) -> Moved:
+    def noted(ctx: Context, txn: Transaction, member: Member) -> Moved:
         searched.append(member.id)
-        return real(ctx, txn, member, is_last=is_last)
+        return real(ctx, txn, member)
 
     with monkeypatch.context() as patch:
         # The record of each member changes, because its last search failed.

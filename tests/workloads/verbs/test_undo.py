@@ -133,12 +133,12 @@ def test_a_failed_assign_of_a_member_whose_threads_were_outside_leaves_its_basel
         if failure == "the process ends":
             puppet.kill()
 
-    def refuse(txn: Transaction, record: Workload, limit: Limit | None = None, *, is_undo: bool = False) -> Workload:
+    def refuse(txn: Transaction, record: Workload, limit: Limit | None = None) -> Workload:
         # Nothing but a full /run between two writes does this.
         if has_moved and failure == "the last write fails" and record.state is State.ACTIVE and not failed:
             failed.append(record)
             raise NotWritten("cannot write", errno=errno.ENOSPC)
-        return save(txn, record, limit, is_undo=is_undo)
+        return save(txn, record, limit)
 
     failed: list[Workload] = []
     monkeypatch.setattr(host.tree, "write_task", moved)
@@ -216,11 +216,11 @@ def test_a_new_member_that_is_put_back_makes_the_totals_estimated(
         write_task(directory, tid)
         has_moved = True
 
-    def refuse(txn: Transaction, record: Workload, limit: Limit | None = None, *, is_undo: bool = False) -> Workload:
+    def refuse(txn: Transaction, record: Workload, limit: Limit | None = None) -> Workload:
         # Nothing but a full /run between two writes does this.
         if has_moved and record.member("other") is not None:
             raise NotWritten("cannot write", errno=errno.ENOSPC)
-        return save(txn, record, limit, is_undo=is_undo)
+        return save(txn, record, limit)
 
     monkeypatch.setattr(host.tree, "write_task", moved)
     monkeypatch.setattr(Transaction, "save", refuse)
@@ -237,11 +237,11 @@ def test_task_that_a_container_takes_from_a_failing_assign_stays_in_its_group(
     host.manager.create("container", owner="oci")
     save = Transaction.save
 
-    def refuse(txn: Transaction, record: Workload, limit: Limit | None = None, *, is_undo: bool = False) -> Workload:
+    def refuse(txn: Transaction, record: Workload, limit: Limit | None = None) -> Workload:
         if record.key == "k" and record.is_active:
             host.tree.write_task(GroupRef("", "container").path, puppet.pid)  # as its hook does
             raise NotWritten("cannot write", errno=errno.ENOSPC)
-        return save(txn, record, limit, is_undo=is_undo)
+        return save(txn, record, limit)
 
     monkeypatch.setattr(Transaction, "save", refuse)
     with pytest.raises(NotWritten):
