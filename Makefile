@@ -293,9 +293,6 @@ INSTALLED_PAGES = $(filter-out %/resctrlmond-sim.1,$(PAGES))
 UNITS = $(wildcard systemd/*.service systemd/*.socket systemd/*.mount)
 CATALOGS = $(wildcard systemd/*.catalog)
 HOOKS = $(wildcard systemd/*.json)
-# Earlier versions had this file. Its link is removed first: Podman starts no container while a hook file cannot be read.
-OLD_HOOK = resctrlmon-poststop.json
-HOOK_LINKS = $(DESTDIR)/usr/share/containers/oci/hooks.d
 SYSUSERS = $(DESTDIR)$(PREFIX)/lib/sysusers.d/resctrlmond.conf
 INSTALLED_HOOK = $(DESTDIR)$(PREFIX)/libexec/resctrlmon-oci-hook
 INSTALLED_UNIT_EXEC = $(DESTDIR)$(PREFIX)/libexec/resctrlmon-unit-exec
@@ -338,9 +335,6 @@ endif
 	$(INSTALL) -D -m 644 systemd/org.resctrlmon1.dbus-service $(ACTIVATION)
 	for name in $(notdir $(HOOKS)); do $(INSTALL) -D -m 644 systemd/$$name $(SHARED)/hooks.d/$$name.new && \
 	  mv -f $(SHARED)/hooks.d/$$name.new $(SHARED)/hooks.d/$$name || exit 1; done
-	if [ "$$(readlink $(HOOK_LINKS)/$(OLD_HOOK))" = $(PREFIX)/share/resctrlmond/hooks.d/$(OLD_HOOK) ]; then \
-	  rm $(HOOK_LINKS)/$(OLD_HOOK); fi
-	rm -f $(SHARED)/hooks.d/$(OLD_HOOK)
 	for name in resctrlmond nri; do [ -e $(DESTDIR)/etc/resctrlmond/$$name.yaml ] || \
 	  $(INSTALL) -D -m 644 systemd/$$name.yaml $(DESTDIR)/etc/resctrlmond/$$name.yaml || exit 1; done
 	$(INSTALL) -d $(DESTDIR)/etc/resctrlmond/profiles.d

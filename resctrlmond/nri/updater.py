@@ -7,7 +7,6 @@ import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any, TypeVar
 
 from resctrlmond.api import types
 from resctrlmond.api.varlink.messages import prepare
@@ -17,7 +16,6 @@ from resctrlmond.nri.manager import CLAIM, Manager, Refused, Unavailable
 from resctrlmond.nri.pods import Member, Pods, Sandbox, attributes, container_names, facts
 from resctrlmond.service import journal
 from resctrlmond.workloads.model.pods import Sandbox as ReportedSandbox
-from resctrlmond.workloads.model.reports import Facts
 from resctrlmond.workloads.model.validation import attribute_value
 
 log = logging.getLogger(__name__)
@@ -26,8 +24,6 @@ log = logging.getLogger(__name__)
 _ALREADY = frozenset({"NoSuchWorkload", "NoSuchGroup", "NoSuchClaim"})
 _GONE = frozenset({"NoSuchProcess", "NoSuchCgroup", "ProcessChanged"})
 _NOT_WATCHED = "NotWatched"
-# The error of an earlier version of resctrlmond for a parameter that it does not know.
-_INVALID_PARAMETER = "org.varlink.service.InvalidParameter"
 # Kata Containers and gVisor report the process of the sandbox for each container: the virtual machine, or the kernel
 # of the containers.
 _COUNTED_AS_SANDBOX = {"pod.counted": "as a whole: its containers run within the sandbox's process"}
@@ -49,7 +45,6 @@ prepare(
 )
 
 _Target = dict[str, int | str]
-_Reply = TypeVar("_Reply")
 
 
 class _NotFound(Exception):
@@ -97,10 +92,10 @@ class Updater:
         if sandbox is None or sandbox.is_settled or sandbox.unselected:
             return
         try:
-            await self._ask_with_facts(
+            await self._manager.ask(
                 "Create",
                 types.WorkloadReply,
-                facts(sandbox),
+                facts=facts(sandbox),
                 key=sandbox.key,
                 claim=CLAIM,
                 attributes=attributes(sandbox),
@@ -156,11 +151,11 @@ class Updater:
             named |= _COUNTED_AS_SANDBOX
         self._is_vouching = not is_late
         try:
-            reply = await self._ask_with_facts(
+            reply = await self._manager.ask(
                 "Assign",
                 types.AssignReply,
-                facts(sandbox, member.container),
                 functools.partial(target, member),
+                facts=facts(sandbox, member.container),
                 key=sandbox.key,
                 member=member.container.id,
                 kind="container",
@@ -173,26 +168,6 @@ class Updater:
             self._is_vouching = False
         if not reply.workload.observed:
             member.key = reply.workload.key
-
-    async def _ask_with_facts(
-        self,
-        verb: str,
-        reply: type[_Reply],
-        facts: Facts,
-        lookup: Callable[[], _Target] | None = None,
-        **parameters: Any,
-    ) -> _Reply:
-        """Make a call with facts; without parameters that an earlier version of resctrlmond does not know."""
-        given = parameters | {"facts": facts}
-        # The parameter that was added last comes first.
-        for newer in [name for name in ("exposed", "facts") if name in given]:
-            try:
-                return await self._manager.ask(verb, reply, lookup, **given)
-            except Refused as error:
-                if error.name != _INVALID_PARAMETER:
-                    raise
-            del given[newer]
-        return await self._manager.ask(verb, reply, lookup, **given)
 
     async def end(self, key: str, member: str) -> None:
         """End a member of the workload."""

@@ -291,7 +291,7 @@ class Tree:
         try:
             return os.getxattr(self.path, INEXACT_ATTRIBUTE).decode("utf-8", "replace")
         except OSError:
-            return ""  # unmounted, which the next reading reports, or a simulator of an earlier version
+            return ""  # unmounted, which the next reading reports
 
     def last_cmd_status(self) -> str:
         """Return the kernel's text about the last command, "" if it cannot be read."""

@@ -167,22 +167,6 @@ def test_hook_is_replaced_by_a_rename(tmp_path: Path) -> None:
     assert not written & {str(hook), str(links), *map(str, links.iterdir())}
 
 
-@pytest.mark.parametrize("target", ["/usr/share/resctrlmond/hooks.d", "/opt"])
-def test_hook_file_of_an_earlier_version_is_removed_with_its_link(tmp_path: Path, target: str) -> None:
-    """A link of another program remains."""
-    name = "resctrlmon-poststop.json"
-    links, files = tmp_path / "usr/share/containers/oci/hooks.d", tmp_path / "usr/share/resctrlmond/hooks.d"
-    for folder in (links, files):
-        folder.mkdir(parents=True)
-    (files / name).touch()
-    (links / name).symlink_to(f"{target}/{name}")
-    command = ["make", "-C", str(ROOT), "install-files", f"DESTDIR={tmp_path}"]
-    subprocess.run(command, capture_output=True, timeout=300, check=True)
-    assert [path.name for path in links.iterdir()] == ([name] if target == "/opt" else [])
-    assert not (files / name).exists()
-    assert list(files.iterdir())
-
-
 def test_make_uninstall_stops_if_the_hooks_stay_enabled(tmp_path: Path) -> None:
     """A runtime that calls a hook that is missing starts no container."""
     commands = tmp_path / "bin"

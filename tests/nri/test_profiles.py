@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.api import types
 from resctrlmond.nri import nri_pb2
-from resctrlmond.nri.manager import Manager, Refused
-from resctrlmond.nri.messages import Container, Event, EventReport, Pod, decode
+from resctrlmond.nri.messages import Event, EventReport, decode
 from resctrlmond.nri.pods import Pods, facts
-from resctrlmond.nri.updater import Updater
-from resctrlmond.workloads.model.pods import ContainerState
 from resctrlmond.workloads.model.reports import Facts
 from resctrlmond.workloads.profiles.profile import Profile, Profiles, select
 from tests.nri.conftest import UID, Node
@@ -264,59 +259,7 @@ def test_any_annotations_only_choose_among_the_profiles(annotations: list[tuple[
     assert choice.source.isprintable()
 
 
-class EarlierManager(Manager):
-    """resctrlmond before it knew these parameters."""
-
-    def __init__(self, *unknown: str) -> None:
-        super().__init__("/nowhere")
-        self._unknown = set(unknown)
-        self.calls: list[tuple[str, set[str]]] = []
-
-    async def ask(self, verb: str, reply: type[Any], lookup: Any = None, **parameters: Any) -> Any:
-        self.calls.append((verb, set(parameters)))
-        if self._unknown & parameters.keys():
-            raise Refused("org.varlink.service.InvalidParameter", "unknown")
-        workload = types.Workload(
-            key=parameters["key"],
-            class_="",
-            state="active",  # type: ignore[arg-type]
-            generation=1,
-            baseline="exact",  # type: ignore[arg-type]
-            claims=(),
-            members=(),
-            attributes={},
-        )
-        if reply is types.AssignReply:
-            return types.AssignReply(workload=workload, moved=1, passes=1, tasks_outside=0, descendants_outside=0)
-        return types.WorkloadReply(workload=workload)
-
-
-def test_earlier_daemon_is_called_without_the_parameter_about_the_mount() -> None:
-    manager, pods = EarlierManager("exposed"), Pods()
-    pods.add_sandbox(Pod("p", uid=UID))
-    pods.add_member(Container("c", "p", state=ContainerState.RUNNING, pid=1))
-    updater = Updater(manager, pods)
-    updater.exposed = {"c": "mounted"}
-    asyncio.run(updater.assign("c", is_late=False))
-    tried = [parameters & {"facts", "exposed"} for verb, parameters in manager.calls if verb == "Assign"]
-    assert tried == [{"facts", "exposed"}, {"facts"}]
-
-
-def test_earlier_daemon_is_called_without_facts() -> None:
-    manager, pods = EarlierManager("facts", "exposed"), Pods()
-    pods.add_sandbox(Pod("p", uid=UID))
-    pods.add_member(Container("c", "p", state=ContainerState.RUNNING, pid=1))
-    asyncio.run(Updater(manager, pods).assign("c", is_late=False))
-    assert [verb for verb, parameters in manager.calls if "facts" not in parameters] == [
-        "Create",
-        "AddMember",
-        "Assign",
-    ]
-    assert pods.members["c"].is_settled
-    assert pods.members["c"].key == UID
-
-
-def test_earlier_adapter_sends_no_facts_and_its_pods_are_watched(profiled: Node) -> None:
+def test_workload_of_a_call_without_facts_is_watched_without_a_profile(profiled: Node) -> None:
     profiled.machine.call("Create", key=UID, claim="nri", attributes={"pod.namespace": "kube-system"})
     pid = profiled.process()
     profiled.machine.call("Assign", key=UID, pid=pid, member="c", kind="container", claim="nri", late=False)

@@ -14,10 +14,9 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
-from functools import partial
 
 import msgspec
 
@@ -112,8 +111,7 @@ class _File(msgspec.Struct):
     temporality: Temporality
     runs: list[_Entry]
     host: dict[str, Counted]
-    # Absent in files of earlier versions.
-    ends: list[_End] = []
+    ends: list[_End]
 
 
 class _Header(msgspec.Struct):
@@ -263,6 +261,7 @@ class Ledger:
             found = msgspec.json.decode(content, type=_File)
             if found.temporality is not self.temporality:
                 raise ValueError(f"it has the temporality {found.temporality}")
+            _check(found)
         except FileNotFoundError:
             return
         except (OSError, ValueError, RecursionError) as error:
@@ -271,26 +270,9 @@ class Ledger:
                 f"cannot use the state {path}: {text}. Remove it to push all use since the starts of the counters "
                 f"again{_loss(content)}"
             ) from error
-        self._take(path, found)
-
-    def _take(self, path: str, found: _File) -> None:
-        """Take over the content of a file, without the figures that no point can have. Log them."""
-        filtered = _Filter()
-        self.host = filtered.counters("the host", found.host)
-        for entry in found.runs:
-            if filtered.accepts(entry.key, partial(nanoseconds, entry.known.start)):
-                entry.known.counters = filtered.counters(entry.key, entry.known.counters)
-                self.runs[Run(entry.key, entry.created_at)] = entry.known
-        ends = {of.run: of for of in map(_figures, found.ends)}
-        self.ends = [of for of in ends.values() if filtered.accepts(of.run.key, partial(check, of))]
-        self.give_up(dict.fromkeys(ends.keys() - {of.run for of in self.ends}, Omission.INVALID))
-        if filtered.wrong:
-            log.warning(
-                "the state %s has figures that cannot be pushed (%d); their counters begin anew. The first: %s",
-                path,
-                len(filtered.wrong),
-                filtered.wrong[0],
-            )
+        self.host = found.host
+        self.runs = {Run(entry.key, entry.created_at): entry.known for entry in found.runs}
+        self.ends = list({of.run: of for of in map(_figures, found.ends)}.values())
 
     def save(self, ends: Sequence[Figures] = ()) -> None:
         """Write the file, if there is one, with the ends that wait. Raises OSError that names the file."""
@@ -340,27 +322,16 @@ def _loss(content: bytes) -> str:
     return f", without the final figures of the {ends} runs that wait in it" if ends else ""
 
 
-class _Filter:
-    """Finds the entries of a file that no point can have. ``wrong``: whose they are, and why.
-
-    An earlier version kept figures before it converted them: those of a daemon of another version.
-    """
-
-    def __init__(self) -> None:
-        self.wrong: list[str] = []
-
-    def accepts(self, whose: str, check_entry: Callable[[], object]) -> bool:
-        """Return whether the check of an entry raises no ValueError."""
-        try:
-            check_entry()
-        except ValueError as error:
-            self.wrong.append(f"{whose}: {error}")
-            return False
-        return True
-
-    def counters(self, whose: str, counters: Mapping[str, Counted]) -> dict[str, Counted]:
-        """Return the counters that a point can have."""
-        return {name: of for name, of in counters.items() if self.accepts(whose, partial(_check_counted, of))}
+def _check(found: _File) -> None:
+    """Raise ValueError if the file has a figure that no point can have."""
+    for known in (entry.known for entry in found.runs):
+        nanoseconds(known.start)
+        for counted in known.counters.values():
+            _check_counted(counted)
+    for counted in found.host.values():
+        _check_counted(counted)
+    for end in found.ends:
+        check(_figures(end))
 
 
 def _check_counted(counted: Counted) -> None:

@@ -28,7 +28,7 @@ from resctrlmond.workloads.records.atomic_files import read_file, write_file, wr
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 1
 _MODE = 0o640
 # The largest machine known has 4096 RMIDs and 32 L3 caches with two counters each. If other programs have all groups,
 # their first and last readings are 524160 numbers: 8 MiB with 15 digits each.

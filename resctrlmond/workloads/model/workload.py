@@ -15,10 +15,6 @@ from resctrlmond.workloads.model.states import EndRule, Quality, State, worst
 # Declared in a module that clients can import without this one.
 __all__ = ["EndRule", "State"]
 
-# The format of records with nested workloads is of its own, so that a daemon that does not know them leaves these
-# records alone: it would report the outer one without the others, and end the others without it.
-VERSION = 2
-VERSION_WITHOUT_NESTED = 1
 # The folder of a group in the root class, which has no name: resctrl has a directory of this name itself, so no class
 # is called so.
 ROOT_FOLDER = "mon_groups"
@@ -35,7 +31,7 @@ class GroupState(enum.StrEnum):
 
     PENDING = "pending"
     """The directory has not been created, or its begin values have not been written."""
-    CREATED = "standing"  # the word in records
+    CREATED = "created"
     """The directory exists, and the begin values are written."""
     ENDING = "ending"
     """The end values are being written."""
@@ -210,7 +206,7 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     observed: bool = False
     boot_id: str = ""
     baseline: Quality = Quality.UNKNOWN
-    baseline_reasons: tuple[str, ...] = msgspec.field(default=(), name="lateReasons")
+    baseline_reasons: tuple[str, ...] = ()
     caveats: dict[str, str] = msgspec.field(default_factory=dict)
     is_reallocated: bool = False
     inodes: dict[str, int] = msgspec.field(default_factory=dict)
@@ -305,11 +301,6 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     def shows(self, event: str) -> bool:
         """Whether the files and figures of the workload have the event of that name."""
         return not self.events or selects(self.events, event)
-
-    @property
-    def is_nested(self) -> bool:
-        """Whether the workload is, or was, in another one, or other ones in it."""
-        return bool(self.part_of or self.nested.count)
 
     @property
     def is_observed(self) -> bool:

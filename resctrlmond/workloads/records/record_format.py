@@ -9,8 +9,10 @@ import msgspec
 
 from resctrlmond.workloads.model.errors import InvalidClass, InvalidKey
 from resctrlmond.workloads.model.validation import canonical_key, valid_class
-from resctrlmond.workloads.model.workload import ROOT_FOLDER, VERSION, VERSION_WITHOUT_NESTED, Workload
+from resctrlmond.workloads.model.workload import ROOT_FOLDER, Workload
 
+# A record of another version is not changed.
+VERSION = 1
 # The end of a record's file name.
 SUFFIX = ".json"
 
@@ -27,8 +29,7 @@ class UnreadableRecord(Exception):
 
 def encode(workload: Workload) -> bytes:
     """Return the content of a record file: one JSON object and a newline."""
-    version = VERSION if workload.is_nested else VERSION_WITHOUT_NESTED
-    data = b'{"version":%d,%b' % (version, msgspec.json.encode(workload)[1:])
+    data = b'{"version":%d,%b' % (VERSION, msgspec.json.encode(workload)[1:])
     return msgspec.json.format(data, indent=1) + b"\n"
 
 
@@ -39,7 +40,7 @@ def decode(data: bytes, path: str) -> Workload:
     """
     try:
         version = _VERSION_DECODER.decode(data).version
-        if version not in (VERSION, VERSION_WITHOUT_NESTED):
+        if version != VERSION:
             raise UnreadableRecord(
                 path,
                 f"written by another version of resctrlmond (record format {version}, not {VERSION}), and not "

@@ -720,7 +720,7 @@ def test_the_file_of_this_version_is_read(tmp_path: Path) -> None:
 
 
 STORED = (
-    '{"version":2,"bootId":"b","root":[5,6],"since":"2026-11-27T07:09:04.978616Z","domains":{"mon_L3_00":'
+    '{"version":1,"bootId":"b","root":[5,6],"since":"2026-11-27T07:09:04.978616Z","domains":{"mon_L3_00":'
     '7},"classes":{"":{"inode":1,"own":[[["mon_PERF_PKG_00","core_energy"],["-0.000001","0.000002","1.5",'
     '0,{"why":null}]]]}},"counters":[["mon_L3_00","mbm_total_bytes"],["mon_PERF_PKG_00","core_energy"]],"'
     'others":{"9":[[5],["Unavailable"]]},"base":{"1700000000000000001":[null,"2.000000"]},"ended":{"track'

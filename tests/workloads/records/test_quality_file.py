@@ -214,7 +214,7 @@ def test_final_qualities_are_computed_once(
 
 @pytest.mark.parametrize("damage", ["missing", "better", "nonsense"])
 def test_start_corrects_an_outdated_file(host: Host, spawn: Callable[[], int], damage: str) -> None:
-    """An older version wrote no file; a kill may come between the file and the record."""
+    """A kill may come between the file and the record."""
     host.manager.assign(assignment("k", spawn(), late=True))
     path, true = Path(host.run, "groups", "k", "quality"), written(host)
     if damage == "missing":

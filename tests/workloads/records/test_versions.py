@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of other versions: those of each released one are read, those of a later one wait for it, untouched."""
+"""The format of records. Those of a later version wait for it, untouched."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import (
-    VERSION,
-    VERSION_WITHOUT_NESTED,
     Claim,
     EndRule,
     Group,
@@ -27,23 +24,21 @@ from resctrlmond.workloads.model.workload import (
     Workload,
     replace,
 )
-from resctrlmond.workloads.records.record_format import decode, encode
+from resctrlmond.workloads.records.record_format import VERSION, decode
 from tests.workloads.builders import workload
 from tests.workloads.conftest import Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
-# Files as versions wrote them, to the byte: one here for each version of the format, never to be edited. A new
-# version of the format brings the code that reads these.
-WHOLE_1 = """\
+WHOLE = """\
 {
  "version": 1,
  "key": "0f8fad5b-d9cb-469f-a165-70867728950e",
  "groups": [
   {
-   "class": "gold", "name": "0f8fad5b-d9cb-469f-a165-70867728950e", "state": "standing", "reason": "why",
+   "class": "gold", "name": "0f8fad5b-d9cb-469f-a165-70867728950e", "state": "created", "reason": "why",
    "inLimbo": true, "nonce": 1795190400123456789, "bootId": "b1946ac9-2492-4d23-8f0e-0123456789ab",
-   "baseline": "late", "lateReasons": ["c1 ran before it was put in"], "caveats": {"mbm_total_bytes": "why"},
+   "baseline": "late", "baselineReasons": ["c1 ran before it was put in"], "caveats": {"mbm_total_bytes": "why"},
    "inodes": {"mon_L3_00": 7}, "transactions": {"L3_MON/EVENT_config": "0=0x7f"},
    "unassigned": [["mon_L3_00", "mbm_local_bytes"]], "createdAt": "2026-11-21T10:00:00Z",
    "createdNs": 3600000000000, "completedAt": "2026-11-21T11:00:00Z", "completedNs": 7200000000000
@@ -67,15 +62,7 @@ WHOLE_1 = """\
  "attributeOwners": {"pod": "oci"},
  "otherCpuNs": {"c1": 5},
  "idleNs": 77,
- "priorRuns": {"totals": {"mbm_total_bytes": "12"}, "reason": "its group was lost", "losses": 2}
-}
-"""
-# The format of a workload in another one, or with others in it. Version 1 lacks nothing else of it.
-WHOLE_2 = """\
-{
- "version": 2,
- "key": "middle",
- "groups": [{"name": "middle", "state": "standing", "nonce": 5, "baseline": "exact"}],
+ "priorRuns": {"totals": {"mbm_total_bytes": "12"}, "reason": "its group was lost", "losses": 2},
  "partOf": ["outer", "outermost"],
  "leftTasks": true,
  "nested": {
@@ -87,10 +74,10 @@ WHOLE_2 = """\
  }
 }
 """
-LEAST_1 = '{"version": 1, "key": "k", "groups": [{"name": "k"}]}\n'
+LEAST = '{"version": 1, "key": "k", "groups": [{"name": "k"}]}\n'
 
 
-def test_every_field_of_version_1_is_read() -> None:
+def test_every_field_is_read() -> None:
     uid = "0f8fad5b-d9cb-469f-a165-70867728950e"
     time = "2026-11-21T10:00:00Z"
     first = Group(
@@ -126,7 +113,7 @@ def test_every_field_of_version_1_is_read() -> None:
         reason="ended",
         folder="silver",
     )
-    assert decode(WHOLE_1.encode(), "file") == Workload(
+    assert decode(WHOLE.encode(), "file") == Workload(
         key=uid,
         groups=(first, Group(folder="silver", class_="silver", name="g")),
         generation=2,
@@ -141,14 +128,6 @@ def test_every_field_of_version_1_is_read() -> None:
         other_cpu_ns={"c1": 5},
         idle_ns=77,
         prior_runs=PriorRuns({"mbm_total_bytes": "12"}, "its group was lost", 2),
-    )
-    assert decode(LEAST_1.encode(), "file") == workload("k", State.PENDING)
-
-
-def test_every_field_of_version_2_is_read() -> None:
-    assert decode(WHOLE_2.encode(), "file") == Workload(
-        key="middle",
-        groups=(Group(name="middle", state=GroupState.CREATED, nonce=5, baseline=Quality.EXACT),),
         part_of=("outer", "outermost"),
         left_tasks=True,
         nested=Nested(
@@ -159,26 +138,7 @@ def test_every_field_of_version_2_is_read() -> None:
             has_gap=True,
         ),
     )
-
-
-def test_record_has_version_2_only_with_nested_workloads() -> None:
-    """A daemon that does not know them would report the outer workload as exact without the others."""
-    plain = workload("k", State.PENDING)
-    records = {
-        "plain": plain,
-        "inner": replace(plain, part_of=("outer",)),
-        "outer": replace(plain, nested=Nested(living=(Part("inner", 7),), count=1)),
-        "outer after the end": replace(plain, nested=Nested(count=1)),
-        "lost": replace(plain, nested=Nested(has_gap=True)),
-    }
-    written = {name: msgspec.json.decode(encode(record))["version"] for name, record in records.items()}
-    assert written == {"plain": 1, "inner": 2, "outer": 2, "outer after the end": 2, "lost": 1}
-    assert [decode(encode(record), "file") for record in records.values()] == list(records.values())
-
-
-def test_there_is_a_file_of_every_version() -> None:
-    kept = {int(name.removeprefix("WHOLE_")) for name in globals() if name.startswith("WHOLE_")}
-    assert kept == set(range(1, VERSION + 1))
+    assert decode(LEAST.encode(), "file") == workload("k", State.PENDING)
 
 
 def rewritten(host: Host, old: int, new: int) -> bytes:
@@ -194,7 +154,7 @@ def test_records_of_a_later_version_are_not_changed(host: Host, process: Start, 
     else:
         host.manager.create("k", owner="a")
     before, files, group = host.manager.get("k"), host.files("k"), host.marked_groups()
-    later = rewritten(host, VERSION_WITHOUT_NESTED, VERSION + 1)
+    later = rewritten(host, VERSION, VERSION + 1)
 
     manager = host.restart()
     problems = [problem for problem in manager.problems if f"format {VERSION + 1}, not {VERSION}" in problem]
@@ -207,7 +167,7 @@ def test_records_of_a_later_version_are_not_changed(host: Host, process: Start, 
     assert Path(host.run, "records", "k.json").read_bytes() == later
     assert (host.files("k"), host.marked_groups()) == (files, group)
 
-    rewritten(host, VERSION + 1, VERSION_WITHOUT_NESTED)
+    rewritten(host, VERSION + 1, VERSION)
     assert host.restart().get("k") == before
     host.check()
 
@@ -215,7 +175,7 @@ def test_records_of_a_later_version_are_not_changed(host: Host, process: Start, 
 def test_call_for_the_key_gets_a_new_run_and_the_later_record_is_kept(host: Host, process: Start) -> None:
     child = process()
     host.manager.assign(assignment("k", child.pid))
-    later = rewritten(host, VERSION_WITHOUT_NESTED, VERSION + 1)
+    later = rewritten(host, VERSION, VERSION + 1)
     manager = host.restart()
     assert manager.create("k", owner="a").first.baseline is Quality.UNKNOWN
     assert manager.assign(assignment("k", child.pid)).workload.state is State.ACTIVE
@@ -229,12 +189,12 @@ def test_take_over_from_a_workload_of_a_later_version_is_marked(host: Host, proc
     host.settings = host.manager.settings = replace(host.settings, group_prefix=prefix)
     child = process()
     host.manager.assign(assignment("k", child.pid))
-    rewritten(host, VERSION_WITHOUT_NESTED, VERSION + 1)
+    rewritten(host, VERSION, VERSION + 1)
     host.restart()
     host.manager.assign(assignment("another", child.pid, take_over=True))
     child.kill()
     child.wait()
-    rewritten(host, VERSION + 1, VERSION_WITHOUT_NESTED)
+    rewritten(host, VERSION + 1, VERSION)
     host.restart()
     assert host.manager.get("k").first.baseline is Quality.ESTIMATED
 
@@ -243,10 +203,10 @@ def test_take_over_marks_no_other_workload_of_a_later_version(host: Host, proces
     host.manager.assign(assignment("k", process().pid))
     child = process()
     host.manager.assign(assignment("other", child.pid))
-    rewritten(host, VERSION_WITHOUT_NESTED, VERSION + 1)
+    rewritten(host, VERSION, VERSION + 1)
     host.restart()
     host.manager.assign(assignment("another", child.pid, take_over=True))
-    rewritten(host, VERSION + 1, VERSION_WITHOUT_NESTED)
+    rewritten(host, VERSION + 1, VERSION)
     host.restart()
     assert host.manager.get("k").first.baseline is Quality.EXACT
     assert host.manager.get("other").first.baseline is Quality.LATE
