@@ -49,6 +49,8 @@ from resctrlmond.workloads.records.store import Store, Transaction
 log = logging.getLogger(__name__)
 
 Guard = Callable[[str], AbstractContextManager[None]]
+# Inspects one workload: ``Interference.inspect`` or ``Interference.inspect_with_cpus``.
+Inspect = Callable[[Transaction], None]
 
 # The end of a workload in another state saves its downgrades.
 _UNFINISHED = (State.PENDING, State.ACTIVE, State.IDLE)
@@ -127,11 +129,11 @@ class Interference:
             self._foreign.close()
             self._foreign = None
 
-    def react(self, guard: Guard, inspect: Callable[[Transaction, bool], None]) -> float:
+    def react(self, guard: Guard, inspect: Callable[[Transaction, Inspect], None]) -> float:
         """Downgrade the groups that were written to, and inspect all workloads after a write to a tasks file.
 
-        ``guard`` handles the errors of one workload, by its key. ``inspect`` gets a transaction, and whether events
-        were missed. Returns the seconds until the next call; 0 if it is due only after the next write. For ``rest_s``
+        ``guard`` handles the errors of one workload, by its key. ``inspect`` gets a transaction, and what inspects
+        the groups. Returns the seconds until the next call; 0 if it is due only after the next write. For ``rest_s``
         the caller should not call it again.
         """
         if self._foreign is None:
@@ -173,16 +175,17 @@ class Interference:
                     self._downgrades.save(txn)
         return is_busy
 
-    def _inspect_all(self, guard: Guard, inspect: Callable[[Transaction, bool], None]) -> None:
+    def _inspect_all(self, guard: Guard, inspect: Callable[[Transaction, Inspect], None]) -> None:
         # First the workloads with a task that was seen outside, because the task may end.
         due = sorted(self._to_inspect.copy().items(), key=lambda item: (item[0] not in self._departed, item[0]))
-        for key, is_thorough in due:
+        for key, has_missed_events in due:
             # A task that another program moves meanwhile may end soon.
             self._process_writes()
             with guard(key), self._store.transaction_if_free(key) as txn:
                 if txn is not None:
                     self._to_inspect.pop(key, None)
-                    self._inspect_one(txn, functools.partial(inspect, txn, is_thorough))
+                    inspect_groups = self.inspect_with_cpus if has_missed_events else self.inspect
+                    self._inspect_one(txn, functools.partial(inspect, txn, inspect_groups))
         with self._guard:
             unexplained = self._attribution.pop_unexplained()
         for writes in unexplained:
@@ -221,19 +224,29 @@ class Interference:
         """Return the threads in the groups of a workload at its last inspection; None if there was none."""
         return self._inspector.threads(key)
 
-    def must_inspect(self, workload: Workload) -> bool:
-        """Whether tasks of the workload can leave its groups without an event or another check."""
+    def inspect(self, txn: Transaction) -> None:
+        """Inspect the workload's groups if its tasks can leave them without an event or another check.
+
+        Downgrades groups whose tasks another program has moved. Raises NoSuchGroup, NotMounted.
+        """
+        if self.has_trouble:
+            self.inspect_with_cpus(txn)
         # A task that is in no control group of a member is found only in a group's list of tasks.
-        return self.has_trouble or any(member.pid and not member.cgroup for member in workload.members)
+        elif any(member.pid and not member.cgroup for member in txn.workload.members):
+            self._inspect(txn, txn.workload)
 
-    def inspect(self, txn: Transaction, *, is_thorough: bool = False) -> None:
-        """Inspect the workload's groups, and downgrade those whose tasks another program has moved.
+    def inspect_with_cpus(self, txn: Transaction) -> None:
+        """Inspect the tasks and the CPUs of the workload's groups, because events were missed.
 
-        ``is_thorough``: events were missed, so inspect the CPUs of the groups too. Raises NoSuchGroup, NotMounted.
+        Downgrades groups whose tasks another program has moved, or to which it gave CPUs. Raises NoSuchGroup,
+        NotMounted.
         """
         workload = txn.workload
-        for group in workload.existing_groups if is_thorough or self.has_trouble else ():
+        for group in workload.existing_groups:
             workload = self._with_cpus(workload, group)
+        self._inspect(txn, workload)
+
+    def _inspect(self, txn: Transaction, workload: Workload) -> None:
         txn.save(self._inspector.inspect(workload, self._store.nested_memberships(workload)))
 
     def forget(self, key: str) -> None:
@@ -300,8 +313,7 @@ class Interference:
             self._add_downgrade(txn.key, Quality.LATE, Reason.MOVED_OUT.text())
         if txn.key in self._to_inspect or self.has_trouble:
             with contextlib.suppress(NoSuchGroup, NotMounted):  # the caller records the loss
-                inside = self._store.nested_memberships(txn.workload)
-                txn.save(self._inspector.inspect(txn.workload, inside))
+                self._inspect(txn, txn.workload)
         # Those that come later are of writes after the last reading, or shortly before it (``after_last_reading``).
         self._downgrades.save(txn)
 
@@ -456,8 +468,8 @@ class Interference:
             # A task that was moved to one group has left another.
             for workload in self._store.unfinished():
                 if workload.existing_groups:
-                    is_thorough = written.is_incomplete or self._to_inspect.get(workload.key, False)
-                    self._to_inspect[workload.key] = is_thorough
+                    has_missed_events = written.is_incomplete or self._to_inspect.get(workload.key, False)
+                    self._to_inspect[workload.key] = has_missed_events
 
     def _process_resets(self, written: Written) -> None:
         """Add downgrades of the events whose counters these writes may have reset.

@@ -33,6 +33,7 @@ from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.evidence.activity import Activity, activity
+from resctrlmond.workloads.evidence.interference import Inspect
 from resctrlmond.workloads.evidence.watched import Members, may_end_unseen
 from resctrlmond.workloads.groups import counters, ends, location, placement, removal
 from resctrlmond.workloads.groups.context import Context
@@ -188,9 +189,9 @@ class Maintenance:
     def react(self) -> float:
         """Downgrade workloads after writes of other programs to resctrl; see ``Interference.react``."""
 
-        def inspect(txn: Transaction, is_thorough: bool) -> None:
+        def inspect(txn: Transaction, inspect_groups: Inspect) -> None:
             placement.sweep(self._ctx, txn)
-            self._inspect(txn, is_thorough=is_thorough)
+            self._inspect(txn, inspect_groups)
 
         return self._ctx.interference.react(lambda key: self._guarded(key, "inspecting", is_tick=False), inspect)
 
@@ -199,7 +200,7 @@ class Maintenance:
         for workload in self._store.unfinished():
             with self._guarded(workload.key, "inspecting"), self._store.transaction(workload.key) as txn:
                 # The recovery has just found the groups.
-                self._inspect(txn, is_found=True, is_thorough=True)
+                self._inspect(txn, self._ctx.interference.inspect_with_cpus)
 
     def search_left_out(self) -> None:
         """Make pods late with containers outside. Ticks do this for the pods that a call has locked now."""
@@ -210,11 +211,6 @@ class Maintenance:
         """Move tasks that joined the workload's members from outside into its groups."""
         with self._store.transaction(key) as txn:
             placement.sweep(self._ctx, txn)
-
-    def inspect(self, key: str, *, is_thorough: bool = False) -> None:
-        """Inspect the workload's groups for moved tasks; see ``Interference.inspect``."""
-        with self._store.transaction(key) as txn:
-            self._inspect(txn, is_thorough=is_thorough)
 
     def record_ends(self, key: str) -> None:
         """Record which members have ended, and end the claims that end with them."""
@@ -253,25 +249,23 @@ class Maintenance:
         before = activity(workload, threads) if workload is not None else None
         self._sleeping.pop(txn.key, None)
         placement.sweep(self._ctx, txn)
-        self._inspect(txn, is_found=True)
+        self._inspect(txn, self._ctx.interference.inspect)
         is_due_again = apart.mark_unassigned(self._ctx, txn)
         has_found_all = txn.find() is workload and self._ctx.interference.threads(txn.key) == threads
         if workload is not None and before is not None and has_found_all and not is_due_again:
             self._sleeping[txn.key] = workload, before
 
-    def _inspect(self, txn: Transaction, *, is_found: bool = False, is_thorough: bool = False) -> None:
+    def _inspect(self, txn: Transaction, inspect_groups: Inspect) -> None:
+        """Inspect the workload's groups, which were just found."""
         workload = txn.find()
         if workload is None or workload.state not in (State.ACTIVE, State.IDLE):
             return
-        if not is_thorough and not self._ctx.interference.must_inspect(workload):
-            return
         with contextlib.suppress(NoSuchGroup, NotMounted):  # its loss is about to be recorded
-            if is_found:
-                with contextlib.suppress(NoSuchGroup):  # another program may have renamed it since
-                    self._ctx.interference.inspect(txn, is_thorough=is_thorough)
-                    return
-            location.follow(self._ctx, txn)
-            self._ctx.interference.inspect(txn, is_thorough=is_thorough)
+            try:
+                inspect_groups(txn)
+            except NoSuchGroup:  # another program may have renamed it since
+                location.follow(self._ctx, txn)
+                inspect_groups(txn)
 
     @contextlib.contextmanager
     def _guarded(self, key: str, work: str = "", *, is_tick: bool = True) -> Iterator[None]:

@@ -106,6 +106,11 @@ def react(host: Host) -> None:
         time.sleep(pause)
 
 
+def inspect(host: Host, key: str) -> None:
+    with host.manager.context.store.transaction(key) as txn:
+        host.manager.context.interference.inspect(txn)
+
+
 def expect_reason(host: Host, quality: Quality, reason: str, key: str = "k") -> None:
     """That quality, with that reason, is in the record, in the file and in each total."""
     react(host)
@@ -122,7 +127,7 @@ def found(host: Host, quality: Quality, reason: str, key: str = "k") -> None:
 
 def is_exact(host: Host, key: str = "k") -> None:
     react(host)
-    host.manager.maintenance.inspect(key)
+    inspect(host, key)
     record = host.manager.get(key)
     assert (record.first.baseline, record.first.baseline_reasons) == (Quality.EXACT, ())
 
@@ -137,7 +142,7 @@ def test_a_descendant_that_is_moved_to_another_class_makes_its_workload_late(
     child = ask(puppet, "fork")
     write(host, f"{class_}/tasks", child)
     expect_reason(host, Quality.LATE, TAKEN)
-    host.manager.maintenance.inspect("k")
+    inspect(host, "k")
     assert len(host.manager.get("k").first.baseline_reasons) == 1
 
 
@@ -173,7 +178,7 @@ def test_a_process_whose_parent_has_ended_is_missed_as_well(
     host: Host, class_: str, workload: Workload, puppet: Puppet
 ) -> None:
     orphan = ask(puppet, "orphan")
-    host.manager.maintenance.inspect("k")
+    inspect(host, "k")
     write(host, f"{class_}/tasks", orphan)
     expect_reason(host, Quality.LATE, TAKEN)
 
@@ -211,7 +216,7 @@ def test_without_inotify_the_next_sweep_finds_a_descendant_outside(
     host: Host, class_: str, workload: Workload, puppet: Puppet
 ) -> None:
     write(host, f"{class_}/tasks", ask(puppet, "fork"))
-    host.manager.maintenance.inspect("k")
+    inspect(host, "k")
     found(host, Quality.LATE, TAKEN)
 
 
@@ -498,11 +503,11 @@ def test_without_inotify_a_sweep_finds_a_task_that_ran_elsewhere(
 ) -> None:
     pid = process().pid
     wait_a_tick()
-    host.manager.maintenance.inspect("k")
+    inspect(host, "k")
     # The process started within a second, so the list might have missed it.
     monkeypatch.setattr(inspection, "_FORK_TICKS", 0)
     write(host, f"{workload.first.ref.path}/tasks", pid)
-    host.manager.maintenance.inspect("k")
+    inspect(host, "k")
     found(host, Quality.ESTIMATED, "another program moved tasks into the group")
 
 
@@ -827,7 +832,7 @@ def test_write_to_a_renamed_group_is_detected(host: Host, workload: Workload, pr
     os.rename(host.tree.full_path(workload.first.ref), os.path.join(host.mountpoint, "mon_groups/renamed"))
     write(host, "mon_groups/renamed/tasks", process().pid)
     react(host)
-    host.manager.maintenance.inspect("k")
+    inspect(host, "k")
     expect_reason(host, Quality.ESTIMATED, WROTE.format("tasks"))
 
 

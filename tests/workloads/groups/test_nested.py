@@ -44,6 +44,11 @@ PIECE_NS = 31_250_000  # as in tests/truth: the simulator's counters represent i
 PICO = 10**12
 
 
+def inspect(host: Host, key: str) -> None:
+    with host.manager.context.store.transaction(key) as txn:
+        host.manager.context.interference.inspect_with_cpus(txn)
+
+
 class Family:
     """A machine with virtual tasks, of which some start others."""
 
@@ -82,8 +87,7 @@ class Family:
             sweep(self.host.manager.context, txn)
 
     def inspect(self, key: str) -> None:
-        with self.host.manager.context.store.transaction(key) as txn:
-            self.host.manager.context.interference.inspect(txn)
+        inspect(self.host, key)
 
     def release(self, key: str) -> tuple[Total, Total | None]:
         """Release a workload. Return its energy, and that of the workloads inside it: Read returns the same later."""
@@ -149,7 +153,7 @@ def test_both_runs_are_exact_and_the_outer_one_includes_the_inner_one(family: Fa
     assert summed(family.read("outer")) == family.used(outer, inner, child)
     for _ in range(2):
         family.host.manager.maintenance.sweep("outer")
-        family.host.manager.maintenance.inspect("outer", is_thorough=True)
+        family.inspect("outer")
     found = family.release("outer")
     assert exact(found[1]) == exact(own)
     assert summed(found) == family.used(outer, inner, child)
@@ -287,7 +291,7 @@ def test_sweep_of_the_outer_workload_leaves_the_tasks_of_the_inner_one(
     host.manager.assign(assignment("inner", inner.pid, nested=True))
     for _ in range(2):
         host.manager.maintenance.sweep("ctr")
-        host.manager.maintenance.inspect("ctr", is_thorough=True)
+        inspect(host, "ctr")
     assert host.tree.membership(inner.pid).group == "inner"
     now = host.manager.get("ctr")
     assert (now.groups, now.members) == (before.groups, before.members)
@@ -302,7 +306,7 @@ def test_child_in_a_nested_run_does_not_look_as_if_it_was_moved_out(host: Host, 
     host.manager.assign(assignment("inner", child, nested=True))
     host.restart()
     for _ in range(2):
-        host.manager.maintenance.inspect("outer", is_thorough=True)
+        inspect(host, "outer")
     assert host.tree.membership(child).group == "inner"
     assert host.manager.get("outer").first.baseline is Quality.EXACT
 
