@@ -125,7 +125,6 @@ def _unit(metric: Metric) -> str:
     return _UNITS[metric.unit] if metric.unit else _OTHER_UNITS.get(metric.name, "")
 
 
-@functools.cache
 def of_workload(row: EventMetrics) -> Name:
     """Return the name of the metric of an event of a workload."""
     metric = row.workload
