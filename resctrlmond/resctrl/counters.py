@@ -116,7 +116,7 @@ _WORDS = {
 }
 # A value has up to 20 digits and 9 decimals. The default of 28 digits would round a sum.
 EXACTLY = Context(prec=64)
-_DECIMAL = re.compile(r"[0-9]{1,20}\.[0-9]{1,9}", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,9})?", re.ASCII)
 
 
 def parse_value(text: str) -> Value:
@@ -125,14 +125,12 @@ def parse_value(text: str) -> Value:
     For any other text, return ``Status.ERROR`` with the first 100 characters of the text.
     """
     text = text.removesuffix("\n")
-    # Most counters are integers, for which this takes half the time of the pattern.
-    if text.isdecimal() and text.isascii() and len(text) <= 20:
-        return Value(Status.OK, text, int(text))
     if word := _WORDS.get(text):
         return Value(word, text)
-    if not _DECIMAL.fullmatch(text):
+    number = _NUMBER.fullmatch(text)
+    if not number:
         return Value(Status.ERROR, text[:100])
-    return Value(Status.OK, text, Decimal(text))
+    return Value(Status.OK, text, Decimal(text) if number[1] else int(text))
 
 
 def added_values(values: Sequence[Value]) -> Value:
