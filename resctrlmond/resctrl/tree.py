@@ -92,7 +92,6 @@ class Tree:
         # operation and the read of its text. The kernel serializes operations anyway (rdtgroup_mutex).
         self._command_lock = threading.Lock()
         self.own_writes = OwnWrites()
-        self._modalias: str | None = None
         # Both in one tuple, because threads read groups at the same time.
         self._layout: tuple[Mounting, counters.Layout] = ((0, 0), ())
         # The configuration of the bandwidth events on a mount whose configuration cannot change.
@@ -495,17 +494,14 @@ class Tree:
             raise self._error(error, "read how bandwidth is counted", path) from error
 
     def _read_modalias(self) -> str:
-        """Return the type and vendor of the processors, "" if they cannot be read. Read once."""
-        if self._modalias is None:
-            try:
-                if self.simulation is None:
-                    with open(MODALIAS, encoding="utf-8", errors="replace") as opened:
-                        self._modalias = opened.read()
-                else:
-                    self._modalias = os.getxattr(self.path, MODALIAS_ATTRIBUTE).decode("utf-8", "replace")
-            except OSError:
-                self._modalias = ""
-        return self._modalias
+        """Return the type and vendor of the processors, "" if they cannot be read."""
+        try:
+            if self.simulation is not None:
+                return os.getxattr(self.path, MODALIAS_ATTRIBUTE).decode("utf-8", "replace")
+            with open(MODALIAS, encoding="utf-8", errors="replace") as opened:
+                return opened.read()
+        except OSError:
+            return ""
 
     def _read_text(self, file: str, what: str) -> str:
         path = f"{self.path}/{file}"
