@@ -172,14 +172,13 @@ class Snapshots:
                 self._only_begun.discard(subfolder)
                 _remove(new)
                 raise
-        self._keep_begin(subfolder, self._begin_identity(subfolder), readings, time.time_ns())
+        self._keep_begin(subfolder, self._begin_identity(subfolder), readings)
 
     def load_begin(self, subfolder: str) -> None:
         """Keep the begin values of a run that the last daemon began. Raises NotRead."""
-        now_ns = time.time_ns()
         # Before the values: a thread without a transaction may read them while the next run begins.
         folder = self._begin_identity(subfolder)
-        self._keep_begin(subfolder, folder, self._values(subfolder, _BEGIN), now_ns)
+        self._keep_begin(subfolder, folder, self._values(subfolder, _BEGIN))
         self._begin_later.discard(subfolder)
 
     def load_begin_later(self, subfolder: str) -> None:
@@ -189,11 +188,8 @@ class Snapshots:
     def _begin_identity(self, subfolder: str) -> tuple[int, int]:
         return _identity(f"{self.path(subfolder)}/mon_data")
 
-    def _keep_begin(
-        self, subfolder: str, folder: tuple[int, int], readings: Sequence[Reading], written_ns: int
-    ) -> None:
-        values = checkpoint.encode(checkpoint.of_baseline(readings, {}))
-        begin = _Begin(folder, written_ns, values)
+    def _keep_begin(self, subfolder: str, folder: tuple[int, int], readings: Sequence[Reading]) -> None:
+        begin = _Begin(folder, checkpoint.encode(checkpoint.of_baseline(readings, {})))
         self._begin[subfolder] = begin
         ordered = sorted(readings, key=IN_ORDER)
         self._keep_decoded(subfolder, begin, [Reading(one.domain, one.event, one.value) for one in ordered])
@@ -202,22 +198,6 @@ class Snapshots:
         self._decoded[subfolder] = begin, readings
         for other in list(self._decoded)[:-_MOST_DECODED]:
             self._decoded.pop(other, None)
-
-    def _has_begin(self, subfolder: str, begin: Sequence[Reading], *, has_unlisted: bool) -> bool:
-        """Whether the files of the listed ``begin`` values and the links beside them are unchanged since they were
-        written, and the file of the other begin values too.
-
-        A file that is replaced or removed changes its folder. Files with the same text are links to one file.
-        """
-        kept = self._begin.get(subfolder)
-        if kept is None:
-            return False
-        top = f"{self.path(subfolder)}/mon_data"
-        paths = {top, *(f"{top}/{reading.domain}" for reading in begin)}
-        paths.update({one.value.text: f"{top}/{one.domain}/{one.event}{_BEGIN}" for one in begin}.values())
-        if has_unlisted:
-            paths.add(f"{self.path(subfolder)}/{_UNLISTED}{_BEGIN}")
-        return all(0 < _identity(path)[1] <= kept.written_ns for path in paths)
 
     def _forget(self, subfolder: str) -> None:
         for known in (self._begin, self._decoded, self._read_until, self._kept):
@@ -345,13 +325,10 @@ class Snapshots:
         ``completed_at`` is written within the context ``sealing``. Raises NotWritten.
         """
         top = self.path(subfolder)
-        # The totals at the end are those of the files.
-        values = self.begin_values(subfolder)
-        begin = [reading for reading in values if is_listed(reading.event)]
-        has_begin = self._has_begin(subfolder, begin, has_unlisted=len(begin) < len(values))
         listed = [reading for reading in readings if is_listed(reading.event)]
-        if not has_begin:
-            self._begin.pop(subfolder, None)
+        # The totals at the end are those of the files.
+        self._begin.pop(subfolder, None)
+        self._begin_later.discard(subfolder)
         self._only_begun.discard(subfolder)
         with writing(top):
             folders = {reading.domain: os.path.join(top, "mon_data", reading.domain) for reading in listed}
@@ -362,12 +339,8 @@ class Snapshots:
             written: dict[str, str] = {}
             for reading in listed:
                 _write_value(folders[reading.domain], reading, _END, written)
-            if has_begin:
-                links = [f"{top}/mon_data/{reading.domain}/{reading.event}" for reading in begin]
-            else:
-                entries = [entry for _, entry in _entries(os.path.join(top, "mon_data"))]
-                links = [entry.path for entry in entries if entry.is_symlink()]
-            for link in links:
+            entries = [entry for _, entry in _entries(os.path.join(top, "mon_data"))]
+            for link in [entry.path for entry in entries if entry.is_symlink()]:
                 os.unlink(link)
             self._make_folder(top, there)
             with sealing or contextlib.nullcontext():
@@ -587,11 +560,10 @@ class Snapshots:
 class _Begin:
     """Begin values in memory: encoded, because decoded ones take several times as much.
 
-    ``folder`` is the identity of the folder mon_data. No file or folder in it was changed later than ``written_ns``.
+    ``folder`` is the identity of the folder mon_data.
     """
 
     folder: tuple[int, int]
-    written_ns: int
     values: bytes
 
 
