@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable
@@ -25,12 +26,17 @@ from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess, NotRead
 from resctrlmond.service.rate_limit import RateLimit
 from resctrlmond.workloads.evidence.pod_cgroups import pod_cgroup
+from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.errors import NotWatched
 from resctrlmond.workloads.model.owners import OCI
 from resctrlmond.workloads.model.validation import attribute_value, is_pod_uid
 from resctrlmond.workloads.model.workload import EndRule
 from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.verbs.apart import mark_rejected, mark_separate
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.members import remove_member
+from resctrlmond.workloads.verbs.read import get
 
 log = logging.getLogger(__name__)
 # A container that crashes in a loop repeats its message each time.
@@ -58,13 +64,13 @@ def run(manager: Manager, request: RunRequest, caller: Caller) -> RunReply:
     """Handle one stage of a container. Raises InvalidOciState, PermissionDenied, and the errors of Assign."""
     state = parse_state(request.state)
     if request.stage in _BEFORE_EXEC:
-        return _assign(manager, state, caller)
+        return _assign(manager.context, state, caller)
     if request.stage == _AFTER_END:
-        return _end(manager, state)
+        return _end(manager.context, state)
     return RunReply(key=claimed_container(state)[0].key)
 
 
-def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
+def _assign(ctx: Context, state: State, caller: Caller) -> RunReply:
     # The PID namespace of a hook that had given up before its connection was accepted is unknown.
     if caller.pid_namespaces or not _is_in_own_cgroup(state):
         caller.check_pid(state.pid, remedy="Run the container engine in the host's PID namespace")
@@ -73,11 +79,11 @@ def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
     if not caller.waits():
         _check_start(state.pid, caller)
     try:
-        container, own, pod = _placement(state, manager.note_left_out)
+        container, own, pod = _placement(state, functools.partial(mark_separate, ctx))
     except NotRead as error:
         # The runtime starts the container all the same.
         named, _ = claimed_container(state)
-        manager.note_rejected(named.key, named.member, state.pid, error)
+        mark_rejected(ctx, named.key, named.member, state.pid, error)
         raise
     assignment = Assignment(
         key=container.key,
@@ -96,22 +102,22 @@ def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
         facts=facts_of(state, container),
     )
     try:
-        done = manager.assign(assignment)
+        done = assign(ctx, assignment)
     except NotWatched as error:
         log.debug("container %s: %s", container.member, error.message)
         return RunReply(key=container.key)
     return RunReply(key=done.workload.key, state=done.workload.state, moved=done.moved.moved)
 
 
-def _end(manager: Manager, state: State) -> RunReply:
+def _end(ctx: Context, state: State) -> RunReply:
     container, _ = claimed_container(state)
-    manager.unwatched.remove(container.member)
-    if is_pod_uid(container.key) and not _is_member(manager, container):
+    ctx.unwatched.remove(container.member)
+    if is_pod_uid(container.key) and not _is_member(ctx, container):
         # At its start, the control group of the container was not in that pod.
         container = container_without_pod(state)
     try:
-        ended = manager.remove_member(
-            container.key, container.member, reason="its runtime reported that it has stopped", confirms=True
+        ended = remove_member(
+            ctx, container.key, container.member, reason="its runtime reported that it has stopped", confirms=True
         )
     except NoSuchGroup:
         # Started before the daemon, or refused at its start: no member to remove.
@@ -142,9 +148,9 @@ def _is_in_own_cgroup(state: State) -> bool:
         return False
 
 
-def _is_member(manager: Manager, container: OciContainer) -> bool:
+def _is_member(ctx: Context, container: OciContainer) -> bool:
     try:
-        return manager.get(container.key).member(container.member) is not None
+        return get(ctx, container.key).member(container.member) is not None
     except NoSuchGroup:
         return False
 

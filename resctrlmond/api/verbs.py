@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs of all interfaces. Each is declared once: its request, the call of the manager, its reply and errors."""
+"""The verbs of all interfaces. Each is declared once: its request, its function, its reply and errors."""
 
 from __future__ import annotations
 
@@ -65,6 +65,12 @@ from resctrlmond.workloads.model.errors import (
 from resctrlmond.workloads.model.states import FOLLOW, CallKind, NameKind, Quality
 from resctrlmond.workloads.model.workload import EndRule, State, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.members import add_member, remove_member
+from resctrlmond.workloads.verbs.move import move
+from resctrlmond.workloads.verbs.read import get, nested_totals, read
+from resctrlmond.workloads.verbs.release import reconcile, release
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -136,10 +142,10 @@ class Verb(msgspec.Struct, frozen=True):
 
 
 class Service:
-    """Runs verbs for the interfaces: waits for a thread, and calls the manager.
+    """Runs verbs for the interfaces: waits for a thread, and calls the function of the verb.
 
     Each interface checks the access of the caller, in one place (``varlink.connection.Connection._resolve`` and
-    ``dbus.objects.Objects.resolve``), before it calls a method of this class or of the manager.
+    ``dbus.objects.Objects.resolve``), before it calls a method of this class.
     """
 
     def __init__(self, manager: Manager, policy: Policy, workers: Workers) -> None:
@@ -148,13 +154,13 @@ class Service:
         self.workers = workers
         self.budget = ReplyBudget()
         self.hooks = HookQueue(
-            lambda: manager.settings.hook_queue_timeout_s,
+            lambda: manager.context.config.settings.hook_queue_timeout_s,
             on_end=partial(manager.latencies.add, CallKind.HOOK),
         )
-        manager.postpone_checkpoints(lambda: self.hooks.has_waiting)
+        manager.maintenance.has_queued_calls = lambda: self.hooks.has_waiting
         # Set by the daemon if it watches units: put the process of a caller into the workload of its unit.
         self.assign_unit: Callable[[Caller], Awaitable[Workload]] | None = None
-        self.watches = Watches(manager, workers, partial(reported, manager))
+        self.watches = Watches(manager.context, workers, partial(reported, manager))
         self._readers = asyncio.Semaphore(_READERS)
         # A semaphore exists as long as a call of its user runs.
         self._by_uid: weakref.WeakValueDictionary[int, asyncio.Semaphore] = weakref.WeakValueDictionary()
@@ -199,8 +205,9 @@ class Service:
 
 def reported(manager: Manager, workload: Workload) -> types.Workload:
     """Convert a workload to the type of the interfaces, with its current path and snapshot."""
-    path = manager.tree.full_path(workload.first.ref) if workload.state.has_group else None
-    snapshot, companion = manager.snapshot_path(workload), manager.companions.get(workload.key)
+    ctx = manager.context
+    path = ctx.tree.full_path(workload.first.ref) if workload.state.has_group else None
+    snapshot, companion = ctx.snapshots.path_if_exists(workload.key), manager.companions.get(workload.key)
     return translate.workload_of(workload, path, snapshot, companion, manager.unit_memory.get(workload.key, ""))
 
 
@@ -221,7 +228,8 @@ def _owner(claim: str | None, caller: Caller, ends: EndRule | None = None, *, ma
 
 
 def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> types.WorkloadReply:
-    workload = manager.create(
+    workload = create(
+        manager.context,
         request.key,
         owner=_owner(request.claim, caller, request.end_rule),
         ends=request.end_rule,
@@ -249,7 +257,8 @@ def _pidfd(request: types.AssignRequest, caller: Caller) -> Descriptor | None:
 
 
 def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> types.AssignReply:
-    done = manager.assign(
+    done = assign(
+        manager.context,
         Assignment(
             key=request.key,
             owner=_owner(request.claim, caller, request.end_rule),
@@ -272,7 +281,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
             priority=request.priority,
             facts=request.facts,
             exposed=request.exposed or "",
-        )
+        ),
     )
     return types.AssignReply(
         workload=reported(manager, done.workload),
@@ -286,7 +295,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
 def _release(manager: Manager, request: types.ReleaseRequest, caller: Caller) -> types.ReleaseReply:
     # Reserved names are accepted too, so that root can end a claim of the daemon.
     owner = _owner(request.claim, caller, may_be_reserved=True)
-    done = manager.release(request.key, owner=owner, reason=request.reason or "released")
+    done = release(manager.context, request.key, owner=owner, reason=request.reason or "released")
     return types.ReleaseReply(
         workload=reported(manager, done.workload),
         completed=done.completed,
@@ -297,21 +306,21 @@ def _release(manager: Manager, request: types.ReleaseRequest, caller: Caller) ->
 
 def _add_member(manager: Manager, request: types.AddMemberRequest, caller: Caller) -> types.WorkloadReply:
     owner = _owner(request.claim, caller)
-    workload = manager.add_member(request.key, request.member, owner=owner, kind=request.kind or "sandbox")
+    workload = add_member(manager.context, request.key, request.member, owner=owner, kind=request.kind or "sandbox")
     return types.WorkloadReply(workload=reported(manager, workload))
 
 
 def _remove_member(manager: Manager, request: types.RemoveMemberRequest, _caller: Caller) -> types.WorkloadReply:
-    workload = manager.remove_member(request.key, request.member, reason=request.reason or "removed")
+    workload = remove_member(manager.context, request.key, request.member, reason=request.reason or "removed")
     return types.WorkloadReply(workload=reported(manager, workload))
 
 
 def _expose(manager: Manager, request: types.ExposeRequest, _caller: Caller) -> types.ExposeReply:
-    return types.ExposeReply(path=manager.expose(request.key, request.member, request.cgroup or ""))
+    return types.ExposeReply(path=manager.exposures.expose(request.key, request.member, request.cgroup or ""))
 
 
 def _reconcile(manager: Manager, request: types.ReconcileRequest, caller: Caller) -> types.ReconcileReply:
-    done = manager.reconcile(_owner(request.claim, caller), request.keys)
+    done = reconcile(manager.context, _owner(request.claim, caller), request.keys)
     failures = [
         types.Failure(key=key, error=name_of(error).name, message=str(error)) for key, error in done.failures.items()
     ]
@@ -319,7 +328,7 @@ def _reconcile(manager: Manager, request: types.ReconcileRequest, caller: Caller
 
 
 def _move(manager: Manager, request: types.MoveRequest, _caller: Caller) -> types.WorkloadReply:
-    return types.WorkloadReply(workload=reported(manager, manager.move(request.key, request.class_)))
+    return types.WorkloadReply(workload=reported(manager, move(manager.context, request.key, request.class_)))
 
 
 def _list(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.ListReply:
@@ -334,15 +343,15 @@ def _list_pages(manager: Manager, _request: types.NoParameters) -> Iterator[type
 
 
 def _workloads(manager: Manager) -> Iterator[types.Workload]:
-    return (reported(manager, workload) for workload in manager.workloads())
+    return (reported(manager, workload) for workload in manager.context.store.all())
 
 
 def _foreign(manager: Manager) -> list[types.Foreign]:
-    return [translate.foreign(found) for found in manager.tree_status().foreign]
+    return [translate.foreign(found) for found in manager.watcher.look().foreign]
 
 
 def _list_unwatched(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.ListUnwatchedReply:
-    return types.ListUnwatchedReply(containers=bounded(map(translate.unwatched, manager.unwatched.all())))
+    return types.ListUnwatchedReply(containers=bounded(map(translate.unwatched, manager.context.unwatched.all())))
 
 
 def _report_pods(manager: Manager, request: types.ReportPodsRequest, caller: Caller) -> types.ReportPodsReply:
@@ -370,17 +379,17 @@ def _pod_pages(manager: Manager, _request: types.NoParameters) -> Iterator[types
 
 
 def _get(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.WorkloadReply:
-    return types.WorkloadReply(workload=reported(manager, manager.get(request.key)))
+    return types.WorkloadReply(workload=reported(manager, get(manager.context, request.key)))
 
 
 def _read(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.ReadReply:
-    workload, readings, totals = manager.read(request.key)
+    workload, readings, totals = read(manager.context, request.key)
     return types.ReadReply(
         workload=reported(manager, workload),
         readings=[translate.reading(reading) for reading in readings],
         totals=[translate.total(total) for total in totals],
         domains=translate.domain_uses(totals, readings) or None,
-        nested=[translate.total(total) for total in manager.nested_totals(workload, totals)] or None,
+        nested=[translate.total(total) for total in nested_totals(manager.context, workload, totals)] or None,
     )
 
 
@@ -394,20 +403,20 @@ def _read_all_pages(manager: Manager, request: types.ReadAllRequest) -> Iterator
 
 
 def _usages(manager: Manager, request: types.ReadAllRequest) -> Iterator[types.Usage]:
-    for usage in manager.read_all(with_ended=bool(request.with_ended)):
+    for usage in manager.usages.read_all(with_ended=bool(request.with_ended)):
         if request.after is None or usage.workload.key > request.after:
             yield translate.usage(usage, reported(manager, usage.workload), with_domains=bool(request.domains))
 
 
 def _machine(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.MachineReply:
-    found = manager.read_machine()
+    found = manager.machine.get()
     return types.MachineReply(
         since=found.since, read_at=found.read_at, pools=list(map(translate.pool_use, found.pools))
     )
 
 
 def _sums(manager: Manager, request: types.SumsRequest, _caller: Caller) -> types.SumsReply:
-    found = manager.read_sums(NameKind if request.by is None else [request.by])
+    found = manager.usages.read_sums(NameKind if request.by is None else [request.by])
     names = (translate.name_sums(grouping, of) for grouping, of_grouping in found.names.items() for of in of_grouping)
     return types.SumsReply(
         since=found.since,
@@ -423,7 +432,7 @@ def _watch(_manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
 
 
 def _read_foreign(manager: Manager, request: types.ForeignRequest, _caller: Caller) -> types.ReadForeignReply:
-    found, readings = manager.read_foreign(GroupRef(request.class_, request.name))
+    found, readings = manager.watcher.read_foreign(GroupRef(request.class_, request.name))
     return types.ReadForeignReply(
         foreign=translate.foreign(found), readings=[translate.reading(reading) for reading in readings]
     )
@@ -442,12 +451,12 @@ async def _assign_unit(service: Service, caller: Caller) -> types.AssignSelfRepl
 
 
 def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.StatusReply:
-    workloads = manager.workloads()
+    workloads = manager.context.store.all()
     waiting = plan.waiting(workloads)
     pending = sum(workload.state is State.PENDING for workload in workloads)
     # Only a failed request for an RMID shows whether RMIDs are in limbo.
     in_limbo = any(queued.group.in_limbo for queued in waiting) if waiting else None
-    seen = manager.tree_status()
+    seen = manager.watcher.look()
     unmounted = str(seen.unmounted) if seen.unmounted else ""
     lacking = lacking_sentence(lacking.workload.key for lacking in plan.lacking_counters(workloads))
     inexact = f"no figure of this simulation is exact: {seen.inexact}" if seen.inexact else ""
@@ -455,9 +464,9 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
     problems = [*manager.problems, *filter(None, alerts)]
     return types.StatusReply(
         version=__version__,
-        mount=manager.tree.path,
+        mount=manager.context.tree.path,
         mounted=seen.unmounted is None,
-        simulation=manager.tree.simulation,
+        simulation=manager.context.tree.simulation,
         rmids=min((resource.rmids for resource in seen.capacity), default=0),
         rmids_used=seen.used,
         pending=pending,
@@ -510,8 +519,8 @@ _ASSIGN_ERRORS: tuple[type[ResctrlError], ...] = (
     ProcessChanged,
 )
 
-# To add a verb, add a row and a function here, its request and reply in types.py, and a method of the manager. "make
-# interfaces" generates the rest.
+# To add a verb, add a row and a function here, its request and reply in types.py, and a function in workloads/verbs.
+# "make interfaces" generates the rest.
 _TABLE = (
     Verb(
         "Create",

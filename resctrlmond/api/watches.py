@@ -22,12 +22,13 @@ from resctrlmond.api.lists import PAGE_BYTES
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.workloads.figures.accounting import Total
-from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.changes import ChangeKind
 from resctrlmond.workloads.model.clock import utc_now
 from resctrlmond.workloads.model.errors import LimitExceeded, TooSlow
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.records.totals import shown
+from resctrlmond.workloads.verbs.read import read
 
 # As ``verbs.Service.run``.
 Run: TypeAlias = Callable[..., Awaitable[Any]]
@@ -108,8 +109,8 @@ class Watches:
     ``report`` converts a workload to the type of the interfaces. It may read files.
     """
 
-    def __init__(self, manager: Manager, workers: Workers, report: Callable[[Workload], types.Workload]) -> None:
-        self._manager = manager
+    def __init__(self, ctx: Context, workers: Workers, report: Callable[[Workload], types.Workload]) -> None:
+        self._ctx = ctx
         self._workers = workers
         self._report = report
         # With their user ids.
@@ -128,7 +129,7 @@ class Watches:
     def changed(self, key: str, workload: Workload | None, *, has_new_status: bool = False) -> None:
         """Record that a workload was added or changed, or removed (None).
 
-        ``has_new_status``: what the manager keeps about it beside its record has changed.
+        ``has_new_status``: what the daemon keeps about it beside its record has changed.
         """
         if not self._watchers:
             return
@@ -150,7 +151,7 @@ class Watches:
             return
         item = _Item(workload.key, utc_now(), workload)
         try:
-            item.end = self._end(item, lambda over: shown(over, self._manager.final_totals(over)))
+            item.end = self._end(item, lambda over: shown(over, self._ctx.quality.final_totals(over)))
         except Exception:
             # A defect here must not keep a workload from ending.
             _log.exception("%s: the end cannot be reported to the clients that watch", workload.key)
@@ -215,7 +216,7 @@ class Watches:
 
     def _start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._known = self._manager.by_key()
+        self._known = self._ctx.store.by_key()
         self._sender = self._loop.create_task(self._send())
 
     def _stop(self) -> None:
@@ -236,7 +237,7 @@ class Watches:
             except Exception as error:
                 _log.exception("cannot report changes to the clients that watch")
                 # Later streams begin with the workloads as they are now.
-                self._known = self._manager.by_key()
+                self._known = self._ctx.store.by_key()
                 for watcher in self._watchers:
                     watcher.fail(NotRead(f"changes could not be reported: {error}", remedy="Call Watch again"))
                 continue
@@ -307,9 +308,9 @@ class Watches:
 
     def _totals(self, ended: Workload) -> Sequence[Total]:
         """Return the totals of a run after its transaction: its key may have been used again. Raises NotRead."""
-        now = self._manager.find(ended.key)
+        now = self._ctx.store.get(ended.key)
         if now is not None and now.generation == ended.generation:
-            workload, _, totals = self._manager.read(ended.key)
+            workload, _, totals = read(self._ctx, ended.key)
             if workload.generation == ended.generation:
                 return totals
         raise NotRead("the key has been used again")

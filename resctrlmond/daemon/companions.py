@@ -71,6 +71,7 @@ class Companions:
         address: str | None = None,
         on_status: Callable[[str], None] = lambda _key: None,
     ) -> None:
+        self._ctx = manager.context
         self._manager = manager
         self._workers = workers
         self._folder = folder
@@ -93,14 +94,14 @@ class Companions:
 
     def configure(self) -> None:
         """Apply the profiles, which may have changed, to all workloads."""
-        has_some = any(profile.companion for profile in self._manager.profiles.by_name.values())
+        has_some = any(profile.companion for profile in self._ctx.config.profiles.by_name.values())
         self._is_any_changed = True
         if self._loop.has_started or has_some or self._files.exists:
             self._loop.start()
 
     def changed(self, key: str, workload: Workload | None) -> None:
         """Start or stop the companion of a workload that has changed, soon."""
-        if self._loop.has_started and (self._is_known(key) or companion_of(workload, self._manager.profiles)):
+        if self._loop.has_started and (self._is_known(key) or companion_of(workload, self._ctx.config.profiles)):
             self._look_at(key)
 
     async def close(self) -> None:
@@ -159,8 +160,8 @@ class Companions:
 
     def _wanted(self) -> list[str]:
         """Return the keys of the workloads that are to have a companion."""
-        profiles = self._manager.profiles
-        return [of.key for of in self._manager.unfinished() if companion_of(of, profiles)]
+        profiles = self._ctx.config.profiles
+        return [of.key for of in self._ctx.store.unfinished() if companion_of(of, profiles)]
 
     async def _settle_all(self, systemd: Systemd) -> None:
         """Start and stop companions so that each workload has its own. Raises BusUnavailable, DBusError."""
@@ -211,8 +212,8 @@ class Companions:
     async def _settle_one(self, systemd: Systemd, key: str, unit: Unit | None) -> None:
         """Do the next step for one workload. ``unit`` is its unit as it is loaded now."""
         assert self._runs is not None
-        workload = self._manager.find(key)
-        companion = companion_of(workload, self._manager.profiles)
+        workload = self._ctx.store.get(key)
+        companion = companion_of(workload, self._ctx.config.profiles)
         run = run_of(workload) if workload is not None and companion else ""
         if unit is not None:
             if run and self._runs.get(key) == run:
@@ -262,11 +263,11 @@ class Companions:
 
     def _prepare(self, workload: Workload, companion: Companion) -> Rendered:
         """Write the files of a companion. Raises TemplateError, ResctrlError, OSError."""
-        key, manager = workload.key, self._manager
+        key, ctx = workload.key, self._ctx
         values = values_of(
             workload,
-            group=manager.tree.full_path(workload.first.ref),
-            snapshot=manager.snapshot_path(workload) or "",
+            group=ctx.tree.full_path(workload.first.ref),
+            snapshot=ctx.snapshots.path_if_exists(key) or "",
             folder=self._files.path(key),
         )
         rendered = render(companion, values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import resource
@@ -40,9 +41,11 @@ from resctrlmond.service import journal
 from resctrlmond.service.message_ids import MessageId
 from resctrlmond.service.notify import Notify, watchdog_interval_s
 from resctrlmond.service.start_lock import StartLock
+from resctrlmond.workloads.groups import location
 from resctrlmond.workloads.model.event_globs import unmatched
 from resctrlmond.workloads.model.workload import Workload
 from resctrlmond.workloads.profiles.profile import Profiles, missing_classes
+from resctrlmond.workloads.upkeep import quality_stamps
 
 if TYPE_CHECKING:
     from resctrlmond.api.dbus.server import DBusServer
@@ -86,13 +89,16 @@ class Daemon:
         self._setup = setup
         self._reload, self._profiles = reload, profiles
         self._manager = setup.manager
+        self._ctx = setup.manager.context
         self._notify = notify or Notify()
         self._workers = Workers()
         self._service = Service(self._manager, Policy(*config.reader_ids(setup.gid)), self._workers)
-        self._notices = Notices(setup.manager.tree, setup.manager.went_with_mount)
+        self._notices = Notices(self._ctx.tree, functools.partial(location.went_with_mount, self._ctx))
         self._ledger = ledger
         self._losses = GroupLosses(lambda folder: is_within(config.groups_dir, folder))
-        self._ticker = Ticker(self._workers, self._tick, last_progress=lambda: self._manager.last_progress)
+        self._ticker = Ticker(
+            self._workers, self._tick, last_progress=lambda: self._manager.maintenance.last_progress
+        )
         self._units: UnitWatch | None = None
         self._companions: Companions | None = None
         self._unit_memory: UnitMemory | None = None
@@ -122,13 +128,15 @@ class Daemon:
             opened.push(self._stop_workers)
             if not await self._recovered():
                 return
-            watch = Watch(lambda key: self._start(self._record_ends(key, watch)), self._manager.report_watched)
+            watch = Watch(lambda key: self._start(self._record_ends(key, watch)), self._ctx.watched.report)
             opened.callback(watch.close)
             dbus = self._dbus_server()
             self._follow_changes(loop, watch, dbus)
-            manager = self._manager
-            reaction = Reaction(self._workers, manager.react, lambda: manager.react_rest_s, manager.events_fd)
-            manager.on_event(reaction.wake)
+            interference = self._ctx.interference
+            reaction = Reaction(
+                self._workers, self._manager.maintenance.react, lambda: interference.rest_s, interference.fd
+            )
+            interference.wake = reaction.wake
             opened.callback(reaction.close)
             varlink = varlink_interfaces.server(self._service)
             if dbus is not None:
@@ -142,7 +150,7 @@ class Daemon:
             self._watch_units()
             await self._start_unit_server(opened)
             if is_own:
-                await self._workers.run(Lane.UPKEEP, self._manager.search_left_out)
+                await self._workers.run(Lane.UPKEEP, self._manager.maintenance.search_left_out)
             if dbus is not None:
                 await self._start_dbus(dbus)
             opened.push_async_callback(self._close_companions)
@@ -154,8 +162,8 @@ class Daemon:
             self._notify.ready(self._status())
             log.info("ready: %s", self._status())
             opened.callback(self._notify.stopping)
-            await self._tick_until_stopped(lambda: reaction.wait_for(manager.events_fd))
-            manager.stop()
+            await self._tick_until_stopped(lambda: reaction.wait_for(interference.fd))
+            self._manager.maintenance.is_stopping = True
             # A caller that comes from now on wakes the next daemon.
             self._start_lock.take()
             self._start_lock.release_after(PROGRESS_S)
@@ -178,10 +186,10 @@ class Daemon:
             self._start_lock.release()
             os._exit(os.EX_OK if error is None else os.EX_SOFTWARE)
         if error is None:
-            self._manager.leave_stamps()
+            quality_stamps.save(self._ctx)
         _ignore_signals()
         # The groups of a simulation go with its simulator, which is stopped later.
-        is_simulation = self._manager.tree.simulation is not None
+        is_simulation = self._ctx.tree.simulation is not None
         log.info("stopped" if is_simulation else "stopped; groups stay, and the next start continues with them")
 
     async def _recovered(self) -> bool:
@@ -199,7 +207,7 @@ class Daemon:
                     self._notify.stopping()
                     recovering.cancel()
                     return False
-                place = self._manager.recovering_at
+                place = self._manager.recovery.at
                 if place != reported and not recovering.done():
                     self._notify.extend_start()
                     self._start_lock.release_after(PROGRESS_S)
@@ -213,10 +221,11 @@ class Daemon:
     def _recover(self) -> None:
         manager = self._manager
         self._load_profiles("the daemon runs without profiles")
-        manager.subscribe(self._notices.changed, on_failure=self._notices.unfinished)
-        manager.on_finish(self._before_finish)
+        store = self._ctx.store
+        store.on_change, store.before_finish = self._notices.changed, self._before_finish
+        manager.maintenance.on_failure = self._notices.unfinished
         manager.recover()
-        unreadable = manager.unreadable
+        unreadable = manager.recovery.unreadable
         for record in unreadable:
             self._notices.unreadable(record)
         for problem in manager.problems[len(unreadable) :]:
@@ -303,7 +312,7 @@ class Daemon:
             self._units = watch = UnitWatch(
                 self._manager, self._workers, folder=self._config.runtime_dir, address=self._bus
             )
-            starts = UnitStarts(self._manager, self._workers, watch.connection, watch.assignment, watch.seen)
+            starts = UnitStarts(self._ctx, self._workers, watch.connection, watch.assignment, watch.seen)
             self._service.assign_unit = starts.assign
         if self._units is not None:
             self._units.configure(globs)
@@ -313,7 +322,7 @@ class Daemon:
         if self._bus == "":
             return  # a simulation without a session bus must not start programs of the host
         if self._companions is None:
-            has_some = any(profile.companion for profile in self._manager.profiles.by_name.values())
+            has_some = any(profile.companion for profile in self._ctx.config.profiles.by_name.values())
             if not has_some and not CompanionFiles(self._config.runtime_dir).exists:
                 return
             try:
@@ -340,7 +349,7 @@ class Daemon:
         if self._bus == "":
             return  # a simulation without a session bus must not change units of the host
         if self._unit_memory is None:
-            has_some = any(profile.memory for profile in self._manager.profiles.by_name.values())
+            has_some = any(profile.memory for profile in self._ctx.config.profiles.by_name.values())
             if not has_some and not UnitMemoryFile(self._config.runtime_dir).exists:
                 return
             try:
@@ -372,7 +381,7 @@ class Daemon:
 
         def changed(key: str, workload: Workload | None) -> None:
             # The workload may be outdated by now: the watch needs the newest one.
-            watch.update(key, self._manager.find(key))
+            watch.update(key, self._ctx.store.get(key))
             self._service.watches.changed(key, workload)
             if self._units is not None:
                 self._units.changed(key, workload)
@@ -384,7 +393,7 @@ class Daemon:
                 dbus.changed(key, workload)
 
         def report(key: str) -> None:
-            workload = self._manager.find(key)
+            workload = self._ctx.store.get(key)
             self._service.watches.changed(key, workload, has_new_status=True)
             if dbus is not None:
                 dbus.changed(key, workload)
@@ -405,9 +414,10 @@ class Daemon:
             if key in unseen:
                 self._workers.call_later(loop, take, key)
 
-        self._manager.subscribe(from_worker, at_end)
-        self._manager.on_assigned = watch.offer
-        for workload in self._manager.workloads():
+        store = self._ctx.store
+        store.on_change, store.on_end = from_worker, at_end
+        self._ctx.callbacks.on_assigned = watch.offer
+        for workload in store.all():
             changed(workload.key, workload)
 
     # -- ends and ticks
@@ -415,7 +425,7 @@ class Daemon:
     async def _record_ends(self, key: str, watch: Watch) -> None:
         has_failed = True
         try:
-            await self._workers.run_in_turn(Lane.ENDS, self._manager.record_ends, key)
+            await self._workers.run_in_turn(Lane.ENDS, self._manager.maintenance.record_ends, key)
             has_failed = False
         except ResctrlError as error:
             self._notices.unfinished(key, error)
@@ -433,7 +443,7 @@ class Daemon:
             self._manager.alerts["upkeep"] = self._ticker.problem
             if watchdog_s is not None and not self._ticker.is_stuck:
                 self._notify.watchdog()
-            if (changes := self._manager.changes) != known:
+            if (changes := self._ctx.store.changes) != known:
                 known, status = changes, self._status()
                 if status != reported:
                     self._notify.status(status)
@@ -450,7 +460,7 @@ class Daemon:
             self._manager.alerts["ledger"] = self._ledger.describe()
 
     def _status(self) -> str:
-        workloads = self._manager.unfinished()
+        workloads = self._ctx.store.unfinished()
         groups = sum(workload.state.has_group for workload in workloads)
         pending = sum(workload.state == "pending" for workload in workloads)
         text = f"{groups} group" if groups == 1 else f"{groups} groups"
@@ -493,7 +503,7 @@ class Daemon:
         """Read the profiles. ``otherwise`` is the part of the message for files that are wrong."""
         problem = ""
         try:
-            self._manager.profiles = self._profiles()
+            self._ctx.config.profiles = self._profiles()
         except ConfigError as error:
             problem = f"the profiles are wrong, and {otherwise}: {error}"
             log.error("%s", problem, extra=journal.fields(error, message_id=MessageId.CONFIG_REFUSED))
@@ -504,11 +514,11 @@ class Daemon:
 
     def _warn_of_missing_classes(self) -> None:
         """Log the profiles whose class does not exist. They are used: another program may create the class later."""
-        profiles = self._manager.profiles
+        profiles = self._ctx.config.profiles
         if not any(profile.class_ for profile in profiles.by_name.values()):
             return
         try:
-            existing = self._manager.tree.classes()
+            existing = self._ctx.tree.classes()
         except ResctrlError:
             return  # not mounted now
         for problem in missing_classes(profiles.by_name.values(), existing):
@@ -516,13 +526,13 @@ class Daemon:
 
     def _warn_of_unknown_events(self) -> None:
         """Log the globs of events that match no event of this machine: hosts with the same profiles differ."""
-        if not any(profile.events for profile in self._manager.profiles.by_name.values()):
+        if not any(profile.events for profile in self._ctx.config.profiles.by_name.values()):
             return
         try:
-            known = [name for of in self._manager.tree.capacity() for name in of.events]
+            known = [name for of in self._ctx.tree.capacity() for name in of.events]
         except ResctrlError:
             return  # not mounted now
-        for profile in self._manager.profiles.by_name.values():
+        for profile in self._ctx.config.profiles.by_name.values():
             if missing := unmatched(profile.events, known):
                 text = "%s: events of profile %s match no event of this machine: %s. See: resctrlctl status"
                 log.warning(text, profile.origin, profile.name, ", ".join(missing))
@@ -539,7 +549,7 @@ class Daemon:
                 os.chmod(os.path.join(new.runtime_dir, "exposed"), int(new.groups_mode, 8))
             except (ResctrlError, OSError) as error:
                 log.error("cannot apply groups_mode to every folder: %s", error)
-        self._manager.settings = group_settings(new)
+        self._ctx.config.settings = group_settings(new)
         journal.set_level(new.log_level)
         self._watch_units()
 

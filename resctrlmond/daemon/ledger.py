@@ -210,9 +210,9 @@ class Ledger:
 
 def ledger_of(config: Config, setup: Setup, journal: Journal) -> Ledger:
     """Return the ledger of a daemon, with its files in the daemon's folder."""
-    manager = setup.manager
+    ctx = setup.manager.context
     folder = os.path.join(config.runtime_dir, "ledger")
-    return Ledger(folder, manager.context.mark.boot_id, journal, manager.final_totals)
+    return Ledger(folder, ctx.mark.boot_id, journal, ctx.quality.final_totals)
 
 
 def run_of(workload: Workload, boot_id: str) -> str:

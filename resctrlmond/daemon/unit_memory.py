@@ -130,6 +130,7 @@ class UnitMemory:
         address: str | None = None,
         on_status: Callable[[str], None] = lambda _key: None,
     ) -> None:
+        self._ctx = manager.context
         self._manager = manager
         self._workers = workers
         self._folder = folder
@@ -151,8 +152,8 @@ class UnitMemory:
     def configure(self) -> None:
         """Apply the profiles, which may have changed, to all workloads."""
         for key in {key for key, _ in self._wanted.values()}:
-            self._follow(key, self._manager.find(key))
-        for workload in self._manager.unfinished():
+            self._follow(key, self._ctx.store.get(key))
+        for workload in self._ctx.store.unfinished():
             self._follow(workload.key, workload)
         self._loop.start()
 
@@ -167,7 +168,7 @@ class UnitMemory:
 
     def _follow(self, key: str, workload: Workload | None) -> bool:
         """Note what a workload wants now; return whether a unit is to be settled for that."""
-        wanted = {one.unit: one for one in wanted_by(workload, self._manager.profiles)}
+        wanted = {one.unit: one for one in wanted_by(workload, self._ctx.config.profiles)}
         before = {unit: one for unit, (of, one) in self._wanted.items() if of == key}
         if wanted == before:
             return False

@@ -30,10 +30,11 @@ from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied, ResctrlError, printable
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.workloads.figures.reasons import Reason
-from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.errors import LimitExceeded, NotWatched
 from resctrlmond.workloads.model.workload import Workload
 from resctrlmond.workloads.profiles.requests import Assignment, UnitCommand
+from resctrlmond.workloads.verbs.assign import assign
 
 # The control group of commands other than ExecStart= in a service with Delegate= (systemd.exec(5)).
 _CONTROL = "/.control"
@@ -58,13 +59,13 @@ class UnitStarts:
 
     def __init__(
         self,
-        manager: Manager,
+        ctx: Context,
         workers: Workers,
         connection: Callable[[], Awaitable[Systemd | None]],
         assignment: Callable[[str, str], Awaitable[Assignment | None]],
         seen: CallsSeen,
     ) -> None:
-        self._manager = manager
+        self._ctx = ctx
         self._workers = workers
         self._connection = connection
         self._assignment = assignment
@@ -88,13 +89,13 @@ class UnitStarts:
             )
         lock = self._locks.setdefault(name, asyncio.Lock())
         async with lock:
-            workload = self._manager.find(name)
+            workload = self._ctx.store.get(name)
             member = workload.member(name) if workload is not None and not workload.state.is_over else None
             is_known = member is not None and _is_known(member.commands, caller.pid)
             if workload is not None and is_known and await self._is_inside(workload, caller.pid):
                 return workload
             if len(self._seen) >= _MOST_SEEN:
-                self._seen.keep({one.key for one in self._manager.unfinished()})
+                self._seen.keep({one.key for one in self._ctx.store.unfinished()})
             has_all = name in self._seen
             self._seen.watch(name)
             self._seen.remove(name)
@@ -127,7 +128,7 @@ class UnitStarts:
 
         Raises NoSuchProcess.
         """
-        where = await self._workers.run(Lane.COMMANDS, self._manager.tree.membership, pid)
+        where = await self._workers.run(Lane.COMMANDS, self._ctx.tree.membership, pid)
         return where in workload.memberships
 
     async def _stated(self, name: str, inner: str, caller: Caller) -> tuple[Service, Command]:
@@ -164,11 +165,11 @@ class UnitStarts:
         ``jobs`` are those of its service that have ended, and those that have not, if no process of them has called.
         """
         now, name = time.monotonic(), service.name
-        running = self._manager.find(name)
+        running = self._ctx.store.get(name)
         is_first = running is None or running.state.is_over
         reasons: list[str] = []
         if unit_commands.is_other_start(service, known):
-            previous = self._manager.get(name).member(name)
+            previous = self._ctx.store.known(name).member(name)
             reasons += unit_commands.reasons_of_stop(previous) if previous is not None else []
             # The job of this start has ended before the call, with Type=simple, or it has not.
             if not has_all or sum(map(len, jobs)) > 1:
@@ -193,7 +194,7 @@ class UnitStarts:
                 reasons=tuple(reasons),
             ),
         )
-        return await self._workers.run(Lane.COMMANDS, _assign_held, self._manager, request, caller, is_first)
+        return await self._workers.run(Lane.COMMANDS, _assign_held, self._ctx, request, caller, is_first)
 
     def _check_refusals(self, name: str) -> None:
         since, count = self._refusals.get(name, (0.0, 0))
@@ -228,7 +229,7 @@ def _is_below_a_unit(inner: str) -> bool:
     return any(part.endswith((".service", ".scope")) for part in os.path.dirname(inner).split("/"))
 
 
-def _assign_held(manager: Manager, request: Assignment, caller: Caller, is_first: bool) -> Workload:
+def _assign_held(ctx: Context, request: Assignment, caller: Caller, is_first: bool) -> Workload:
     """Assign the caller. ``is_first``: no process of its service has been assigned since the service began."""
     try:
         pidfd = Descriptor(os.pidfd_open(caller.pid))
@@ -240,7 +241,7 @@ def _assign_held(manager: Manager, request: Assignment, caller: Caller, is_first
             raise NoSuchProcess(f"process {caller.pid} has ended, or does not wait for the reply")
         if not request.late:
             request = _with_use_before(request, caller.pid, is_first=is_first)
-        return manager.assign(dataclasses.replace(request, pidfd=pidfd)).workload
+        return assign(ctx, dataclasses.replace(request, pidfd=pidfd)).workload
     finally:
         pidfd.close()
 

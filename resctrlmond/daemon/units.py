@@ -35,6 +35,10 @@ from resctrlmond.workloads.model.validation import MAX_KEY_LENGTH, MAX_PRIORITY
 from resctrlmond.workloads.model.workload import Member, State, Workload
 from resctrlmond.workloads.profiles.profile import Choice, Watch
 from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.profiled import choose_for_unit, leave_out_unit
+from resctrlmond.workloads.verbs.release import release
+from resctrlmond.workloads.verbs.services import downgrade, find_leavers, has_exact_service, note_commands
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -109,7 +113,7 @@ class UnitWatch:
     """
 
     def __init__(self, manager: Manager, workers: Workers, *, folder: str, address: str | None = None) -> None:
-        self._manager = manager
+        self._ctx = manager.context
         self._workers = workers
         self._folder = folder
         self._address = address
@@ -132,7 +136,7 @@ class UnitWatch:
         # By key: the last error.
         self._failures: dict[str, str] = {}
         self._searches: set[asyncio.Task[None]] = set()
-        for workload in manager.workloads():
+        for workload in manager.context.store.all():
             self.changed(workload.key, workload)
 
     def configure(self, globs: Sequence[str]) -> None:
@@ -210,11 +214,11 @@ class UnitWatch:
     async def _search_scope(self, name: str) -> None:
         """Find the processes that exact services have started, and that are in a new scope. They may end soon."""
         systemd = self._systemd
-        if systemd is None or not self._manager.has_exact_service:
+        if systemd is None or not has_exact_service(self._ctx):
             return
         try:
             inner = await systemd.control_group_of(name)
-            await self._workers.run(Lane.ENDS, self._manager.find_leavers, inner)
+            await self._workers.run(Lane.ENDS, find_leavers, self._ctx, inner)
         except (BusUnavailable, DBusError, ResctrlError) as error:
             log.debug("%s: %s", name, error)  # it has ended; the next sweep searches the groups
 
@@ -283,7 +287,7 @@ class UnitWatch:
                 self._look_at(key)
         if names is None:
             self._forget_failures(living, of_users=False)
-            self._manager.unwatched.keep_units(lambda key: globs.rank(key) is not None)
+            self._ctx.unwatched.keep_units(lambda key: globs.rank(key) is not None)
         running = [await self._running(systemd, unit) for unit in living.values()]
         ready = [unit for unit in running if unit.cgroup and await self._is_ready(systemd, unit)]
         await self._assign(ready)
@@ -345,7 +349,7 @@ class UnitWatch:
         await self._downgrade(workload, Quality.LATE, found)
 
     def _find(self, key: str) -> tuple[Workload | None, Member | None]:
-        workload = self._manager.find(key)
+        workload = self._ctx.store.get(key)
         return workload, workload.member(key) if workload is not None else None
 
     async def _service(self, systemd: Systemd, key: str) -> Service | None:
@@ -371,7 +375,7 @@ class UnitWatch:
         if until_us not in (0, member.known_until_us):
             # Without it, the next start may find less, and never more.
             with contextlib.suppress(ResctrlError):
-                await self._call(self._manager.note_commands, member.id, member.id, until_us)
+                await self._call(note_commands, self._ctx, member.id, member.id, until_us)
 
     async def _downgrade(self, workload: Workload, quality: Quality, found: Sequence[str]) -> None:
         member = workload.member(workload.key)
@@ -379,7 +383,7 @@ class UnitWatch:
         if not (new := [why for why in found if why not in known]):
             return
         try:
-            await self._call(self._manager.downgrade, workload.key, workload.key, quality, new)
+            await self._call(downgrade, self._ctx, workload.key, workload.key, quality, new)
         except ResctrlError as error:
             self._log_failure(workload.key, error)
 
@@ -410,14 +414,14 @@ class UnitWatch:
         for key in self._claimed():
             if is_of_user(key) and key not in living:
                 await self._end(key)
-                workload = self._manager.find(key)
+                workload = self._ctx.store.get(key)
                 if self._has_changes and not (workload is not None and workload.is_claimed_by(SYSTEMD)):
                     return False
         self._forget_failures(living, of_users=True)
         return await self._assign(found, yields=True)
 
     def _claimed(self) -> list[str]:
-        return [workload.key for workload in self._manager.unfinished() if workload.is_claimed_by(SYSTEMD)]
+        return [workload.key for workload in self._ctx.store.unfinished() if workload.is_claimed_by(SYSTEMD)]
 
     @property
     def _has_changes(self) -> bool:
@@ -441,15 +445,15 @@ class UnitWatch:
             if self._globs.rank(unit.key) is None:
                 continue
             if unit.choice.watch is Watch.NONE:
-                reason = self._manager.leave_out_unit(unit.key, unit.cgroup, unit.choice)
+                reason = leave_out_unit(self._ctx, unit.key, unit.cgroup, unit.choice)
                 await self._release(unit.key, reason)
                 continue
-            self._manager.unwatched.remove(unit.key)
-            if not is_contested and _has(self._manager.find(unit.key), unit):
+            self._ctx.unwatched.remove(unit.key)
+            if not is_contested and _has(self._ctx.store.get(unit.key), unit):
                 continue
             try:
                 if await self._call(cgroups.is_populated, unit.cgroup):
-                    await self._call(self._manager.assign, unit.assignment)
+                    await self._call(assign, self._ctx, unit.assignment)
             except AlreadyMonitored as error:
                 # Its scope is that of a container, which has a workload of its own.
                 log.debug("%s: %s", unit.key, error)
@@ -465,16 +469,16 @@ class UnitWatch:
         return True
 
     def _with_profiles(self, running: Iterable[_RunningUnit]) -> list[_RunningUnit]:
-        return [replace(unit, choice=self._manager.choose_for_unit(unit.key, unit.cgroup)) for unit in running]
+        return [replace(unit, choice=choose_for_unit(self._ctx, unit.key, unit.cgroup)) for unit in running]
 
     async def _end(self, key: str, commands: frozenset[str] | None = None) -> None:
         """Release a unit that has ended, or is not selected any more. One that has ended may linger before.
 
         ``commands`` are the known processes of its commands when it had ended.
         """
-        workload = self._manager.find(key)
+        workload = self._ctx.store.get(key)
         is_claimed = workload is not None and workload.is_claimed_by(SYSTEMD)
-        profile = self._manager.profiles.find(workload.profile) if workload is not None and is_claimed else None
+        profile = self._ctx.config.profiles.find(workload.profile) if workload is not None and is_claimed else None
         if profile is None or not profile.linger_s or self._globs.rank(key) is None:
             await self._release(key, commands=commands)
         else:
@@ -493,7 +497,7 @@ class UnitWatch:
             return
         try:
             reason = reason or _ENDED
-            await self._call(self._manager.release, key, owner=SYSTEMD, reason=reason, commands=commands)
+            await self._call(release, self._ctx, key, owner=SYSTEMD, reason=reason, commands=commands)
         except ResctrlError as error:
             self._log_failure(key, error)
         if commands is not None and _commands(self._find(key)[1]) != commands:

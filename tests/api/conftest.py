@@ -91,7 +91,7 @@ def host(
 ) -> BusHost:
     """Return a host for each of the two D-Bus libraries, with a running bus and without workloads."""
     private_bus.start()
-    for record in manager.workloads():
+    for record in manager.context.store.all():
         with manager.context.store.transaction(record.key) as txn:
             if not record.state.is_over:
                 removal.finish(manager.context, txn, "the test has ended")

@@ -117,7 +117,7 @@ def test_varlink_methods_are_denied_without_the_right(manager: Manager, groups: 
         found = {verb.name: error != denied for verb, error in zip(verbs, of_mode, strict=True)}
         assert found == {verb.name: is_allowed(verb.access, groups) for verb in verbs}
     assert errors[-1] == denied
-    assert manager.find("not-created") is None
+    assert manager.context.store.get("not-created") is None
 
 
 # The objects with the interfaces of each.

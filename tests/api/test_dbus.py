@@ -17,6 +17,7 @@ import pytest
 from dbus_fast import Variant
 
 from resctrlmond.workloads.upkeep.tree_status import TreeStatus
+from resctrlmond.workloads.verbs.create import create
 from tests.api.private_bus import (
     INTROSPECTABLE,
     INVALID_ARGS,
@@ -107,10 +108,10 @@ def test_assign_is_late_if_the_caller_does_not_wait_for_the_reply(
                         await eventually(lambda: is_active("k"))
                 await other.call("List")
             await eventually(lambda: is_active("k"))
-            assert host.manager.get("k").first.baseline == ("exact" if case == "waits" else "late")
+            assert host.manager.context.store.known("k").first.baseline == ("exact" if case == "waits" else "late")
 
     def is_active(key: str) -> bool:
-        return any(record.key == key and record.state == "active" for record in host.manager.workloads())
+        return any(record.key == key and record.state == "active" for record in host.manager.context.store.all())
 
     asyncio.run(run())
 
@@ -217,7 +218,7 @@ def test_unexpected_errors_are_logged_and_not_sent(
 
     async def run() -> None:
         async with host.serving(), Client(host.address) as client:
-            monkeypatch.setattr(host.manager, "get", failing_get)
+            monkeypatch.setattr(host.manager.context.store, "known", failing_get)
             name, text = await client.refused("Get", "s", "any")
             assert name == "org.resctrlmon1.Error.InternalError"
             assert "secret" not in text
@@ -229,7 +230,7 @@ def test_unexpected_errors_are_logged_and_not_sent(
 def test_nul_in_a_claim_does_not_close_the_connection(host: BusHost) -> None:
     async def run() -> None:
         async with host.serving() as server, Client(host.address) as client:
-            record = await asyncio.to_thread(host.manager.create, "nul", owner="cli")
+            record = await asyncio.to_thread(create, host.manager.context, "nul", owner="cli")
             save(host.manager.context.store, record.with_claim("a\0b", "now"))
             assert (await client.call("Get", "s", "nul"))["claims"][1]["owner"] == "a\ufffdb"
             assert await client.call(
@@ -335,7 +336,7 @@ def test_waiting_calls_of_a_client_are_limited(host: BusHost, monkeypatch: pytes
     async def run() -> None:
         async with host.serving(), Client(host.address) as client, Client(host.address) as other:
             go_on = threading.Event()
-            monkeypatch.setattr(host.manager._watcher, "look", lambda: (go_on.wait(60), TreeStatus(""))[1])
+            monkeypatch.setattr(host.manager.watcher, "look", lambda: (go_on.wait(60), TreeStatus(""))[1])
             calls = [asyncio.ensure_future(client.call("List")) for _ in range(70)]
             assert await eventually(lambda: sum(call.done() for call in calls) == 6)
             refused = [call.exception() for call in calls if call.done()]

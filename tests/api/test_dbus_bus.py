@@ -17,6 +17,7 @@ from dbus_fast import Variant
 
 from resctrlmond.api.access import Caller
 from resctrlmond.workloads.upkeep.tree_status import TreeStatus
+from resctrlmond.workloads.verbs.create import create
 from tests.api.private_bus import (
     LIMITS_EXCEEDED,
     MANAGER,
@@ -70,7 +71,7 @@ def test_unchanged_properties_are_not_signalled(host: BusHost) -> None:
     async def run() -> None:
         async with host.serving() as server, Client(host.address) as client:
             await client.listen()
-            record = await asyncio.to_thread(host.manager.create, "still", owner="cli")
+            record = await asyncio.to_thread(create, host.manager.context, "still", owner="cli")
             # The signals of its creation are sent after a delay, before those of a later workload.
             await client.call("Create", "sa{sv}", "first", {})
             assert await client.has_signal(ROOT, "WorkloadAdded", "first", f"{ROOT}/workload/first")
@@ -215,7 +216,7 @@ def test_running_call_gets_its_reply_before_the_server_closes(host: BusHost, mon
     async def run() -> None:
         async with Client(host.address) as client:
             go_on = threading.Event()
-            monkeypatch.setattr(host.manager._watcher, "look", lambda: (go_on.wait(60), TreeStatus(""))[1])
+            monkeypatch.setattr(host.manager.watcher, "look", lambda: (go_on.wait(60), TreeStatus(""))[1])
             async with host.serving() as server:
                 call = asyncio.ensure_future(client.call("List"))
                 assert await eventually(lambda: server._connection._calls)

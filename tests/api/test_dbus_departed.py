@@ -167,8 +167,8 @@ def test_queued_calls_of_disconnected_readers_are_dropped_in_a_flood(
 
     async def run() -> None:
         look_now, find_now = threading.Event(), asyncio.Event()
-        look = host.manager._watcher.look
-        monkeypatch.setattr(host.manager._watcher, "look", lambda: (look_now.wait(60), look())[1])
+        look = host.manager.watcher.look
+        monkeypatch.setattr(host.manager.watcher, "look", lambda: (look_now.wait(60), look())[1])
         command = ["busctl", f"--address={host.address}", "call", NAME, ROOT, MANAGER, "List"]
         async with host.serving() as server:
             admission, callers = server._connection._admission, server._connection._callers

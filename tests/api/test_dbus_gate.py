@@ -138,7 +138,9 @@ def test_call_without_reply_is_decoded_only_if_it_changes_a_workload(host: BusHo
                 "Create",
                 "Status",
             ]
-            assert await eventually(lambda: any(record.key == "silent" for record in host.manager.workloads()))
+            assert await eventually(
+                lambda: any(record.key == "silent" for record in host.manager.context.store.all())
+            )
 
     asyncio.run(run())
 
@@ -148,8 +150,8 @@ def test_calls_of_a_reader_wait_in_a_queue_that_root_does_not_share(
 ) -> None:
     async def run() -> None:
         go_on = threading.Event()
-        look = host.manager._watcher.look
-        monkeypatch.setattr(host.manager._watcher, "look", lambda: (go_on.wait(60), look())[1])
+        look = host.manager.watcher.look
+        monkeypatch.setattr(host.manager.watcher, "look", lambda: (go_on.wait(60), look())[1])
         async with host.serving() as server, Client(host.address) as client:
             admission = server._connection._admission
             decoded = _decoded(server)
@@ -174,8 +176,8 @@ def test_queued_calls_get_no_reply_when_the_server_stops(host: BusHost, monkeypa
 
     async def run() -> None:
         go_on = threading.Event()
-        look = host.manager._watcher.look
-        monkeypatch.setattr(host.manager._watcher, "look", lambda: (go_on.wait(60), look())[1])
+        look = host.manager.watcher.look
+        monkeypatch.setattr(host.manager.watcher, "look", lambda: (go_on.wait(60), look())[1])
         read = ("call", NAME, ROOT, MANAGER, "List")
         async with host.serving() as server:
             admission = server._connection._admission
@@ -502,8 +504,8 @@ def test_descriptors_of_a_reader_are_closed_before_its_call_waits(
 ) -> None:
     async def run() -> None:
         go_on = threading.Event()
-        look = host.manager._watcher.look
-        monkeypatch.setattr(host.manager._watcher, "look", lambda: (go_on.wait(60), look())[1])
+        look = host.manager.watcher.look
+        monkeypatch.setattr(host.manager.watcher, "look", lambda: (go_on.wait(60), look())[1])
         async with host.serving() as server, _reader(host) as reader:
             await reader.send([{"member": "Status"}], replies=1)
             before = descriptors()

@@ -46,7 +46,7 @@ COUNT = 60
 def full(manager: Manager) -> Iterator[Manager]:
     save_long_workloads(manager, COUNT)
     yield manager
-    for record in manager.workloads():
+    for record in manager.context.store.all():
         drop(manager.context.store, record.key)
 
 
@@ -118,7 +118,7 @@ def test_last_page_has_fields_and_ends_the_call(server: _ServerThread) -> None:
 
 
 def test_short_list_has_one_page(server: _ServerThread, full: Manager) -> None:
-    for record in full.workloads()[3:]:
+    for record in full.context.store.all()[3:]:
         drop(full.context.store, record.key)
     with Client(server.path) as client:
         whole = client.call(LIST, reply=types.ListReply)
@@ -250,7 +250,7 @@ def test_dbus_refuses_a_list_that_is_too_long_without_a_traceback(
             error, _ = await client.refused("GetManagedObjects", interface=OBJECT_MANAGER)
             assert error == LIMIT_EXCEEDED
             assert (await client.call("Get", "s", "long-007"))["state"] == "pending"
-            for record in host.manager.workloads()[20:]:
+            for record in host.manager.context.store.all()[20:]:
                 await asyncio.to_thread(drop, host.manager.context.store, record.key)
             assert len((await client.call("List"))[0]) == 20
             objects = await client.call("GetManagedObjects", interface=OBJECT_MANAGER)
@@ -298,6 +298,6 @@ def test_dbus_replies_are_freed_at_once(host: BusHost) -> None:
                 gc.enable()
 
     save_long_workloads(host.manager, COUNT)
-    for record in host.manager.workloads()[20:]:
+    for record in host.manager.context.store.all()[20:]:
         drop(host.manager.context.store, record.key)
     asyncio.run(run())

@@ -302,7 +302,7 @@ def test_readers_leave_a_thread_to_root_and_to_other_readers(
         go_on.wait(60)
         return []
 
-    monkeypatch.setattr(manager, "workloads", blocked)
+    monkeypatch.setattr(manager.context.store, "all", blocked)
 
     async def run() -> None:
         with contextlib.closing(Workers()) as workers:

@@ -81,7 +81,7 @@ def told(changes: Sequence[types.Change]) -> list[tuple[str, str, int]]:
 
 @pytest.fixture(autouse=True)
 def _totals(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager, "final_totals", lambda _workload: TOTALS)
+    monkeypatch.setattr(manager.context.quality, "final_totals", lambda _workload: TOTALS)
 
 
 def over(key: str, **fields: Any) -> Workload:
@@ -167,7 +167,7 @@ def test_event_loop_does_not_walk_over_the_workloads(manager: Manager, monkeypat
             threads.append(threading.current_thread())
             return super().items()
 
-    monkeypatch.setattr(manager, "by_key", lambda: Watched({"a": over("a"), "b": workload("b")}))
+    monkeypatch.setattr(manager.context.store, "by_key", lambda: Watched({"a": over("a"), "b": workload("b")}))
 
     async def run() -> list[list[str]]:
         with contextlib.closing(Workers()) as workers:
@@ -240,8 +240,8 @@ def test_nothing_is_done_while_nobody_watches(manager: Manager, monkeypatch: pyt
     async def run() -> None:
         async with watched(manager) as (hub, _):
             pass
-        monkeypatch.setattr(manager, "final_totals", fail)
-        monkeypatch.setattr(manager, "by_key", fail)
+        monkeypatch.setattr(manager.context.quality, "final_totals", fail)
+        monkeypatch.setattr(manager.context.store, "by_key", fail)
         hub.changed("k", workload("k"))
         hub.ended(over("k"))
         await asyncio.sleep(0.05)
@@ -259,7 +259,7 @@ def test_workload_ends_though_its_totals_cannot_be_read(
     def fail(_workload: Workload) -> None:
         raise failure
 
-    monkeypatch.setattr(manager, "final_totals", fail)
+    monkeypatch.setattr(manager.context.quality, "final_totals", fail)
 
     async def run() -> types.Change:
         async with watched(manager) as (hub, [reader]):
@@ -278,9 +278,9 @@ def test_end_that_was_under_way_when_the_watch_began_is_reported_once(
     manager: Manager, monkeypatch: pytest.MonkeyPatch, generation: int
 ) -> None:
     now = over("k", generation=generation)
-    monkeypatch.setattr(manager, "by_key", lambda: {"k": workload("k")})
-    monkeypatch.setattr(manager, "find", lambda _key: now)
-    monkeypatch.setattr(manager, "read", lambda _key: (now, [], TOTALS))
+    monkeypatch.setattr(manager.context.store, "by_key", lambda: {"k": workload("k")})
+    monkeypatch.setattr(manager.context.store, "get", lambda _key: now)
+    monkeypatch.setattr("resctrlmond.api.watches.read", lambda _ctx, _key: (now, [], TOTALS))
 
     async def run() -> list[types.Change]:
         async with watched(manager) as (hub, [reader]):

@@ -13,6 +13,9 @@ from resctrlmond.daemon.startup import prepare
 from resctrlmond.workloads.groups.counters import REPORTING_LAG_S
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.release import release
 from tests.bench.host import Host
 from tests.bench.measure import SECONDS, Row
 from tests.bench.rows import read_by_hand
@@ -32,7 +35,7 @@ def manager(host: Host) -> Iterator[Manager]:
         setup.manager.recover()
         yield setup.manager
     finally:
-        setup.manager.close()
+        setup.manager.context.interference.close()
         os.close(setup.lock)
         os.setegid(before)
 
@@ -48,9 +51,9 @@ def verbs(host: Host, pid: int, rounds: int) -> Iterator[Row]:
         def verb_calls(number: int) -> dict[str, Callable[[], object]]:
             key = f"in-process{number}"
             return {
-                "Create": lambda: ours.create(key, owner=OWNER),
-                "Assign": lambda: ours.assign(Assignment(key=key, owner=OWNER, pid=pid)),
-                "Release": lambda: ours.release(key, owner=OWNER),
+                "Create": lambda: create(ours.context, key, owner=OWNER),
+                "Assign": lambda: assign(ours.context, Assignment(key=key, owner=OWNER, pid=pid)),
+                "Release": lambda: release(ours.context, key, owner=OWNER),
             }
 
         by_hand = _by_hand(f"{host.tree}/mon_groups/bare", pid)

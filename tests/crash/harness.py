@@ -19,6 +19,7 @@ from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Found
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.verbs.release import release
 from tests.crash.fault import Fault
 from tests.crash.sweep import Point
 from tests.crash.verbs import SERVICE, VERBS, Scene, Verb, check_service
@@ -96,7 +97,7 @@ class Harness:
         except AssertionError as error:
             raise AssertionError(f"after the restart: {error}") from error
         self._check_not_lost(verb, "after the restart")
-        keys = {record.key for record in self.host.manager.workloads()}
+        keys = {record.key for record in self.host.ctx.store.all()}
         assert set(self.host.folder("groups")) <= keys, "files of a run without a record"
         self._drain(scene, "after the fault", verb)
         assert self._other_groups() == others, "a group of another program was changed"
@@ -105,9 +106,7 @@ class Harness:
     def _check_not_lost(self, verb: Verb, where: str) -> None:
         """Check that no workload is lost, which happens only if another program removes its group."""
         over = {
-            record.key: (record.state, record.reason)
-            for record in self.host.manager.workloads()
-            if record.state.is_over
+            record.key: (record.state, record.reason) for record in self.host.ctx.store.all() if record.state.is_over
         }
         assert verb.is_loss or all(state is State.COMPLETED for state, _ in over.values()), (where, over)
 
@@ -178,18 +177,18 @@ class Harness:
         """End all processes, release all claims, and check that no group, task or record is left."""
         scene.end_processes()
         manager = self.host.restart()
-        for record in manager.workloads():
+        for record in manager.context.store.all():
             for claim in record.claims:
-                manager.release(record.key, owner=claim.owner)
+                release(manager.context, record.key, owner=claim.owner)
         manager.maintenance.tick()
         assert self.host.marked_groups() == [], where
-        states = {record.key: record.state for record in manager.workloads()}
+        states = {record.key: record.state for record in manager.context.store.all()}
         assert set(states.values()) <= {State.COMPLETED, State.LOST}, (where, states)
         self._check_not_lost(verb, where)
         self.host.check()
         self.host.check_ledger()
         self.host.check_sums()
-        for record in manager.workloads():
+        for record in manager.context.store.all():
             manager.context.snapshots.delete(record.key)
             drop(manager.context.store, record.key)
 

@@ -17,6 +17,11 @@ from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.profiles.requests import Assignment, UnitCommand
 from resctrlmond.workloads.rmids import overflow, rmid_transfer
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.members import add_member, remove_member
+from resctrlmond.workloads.verbs.move import move
+from resctrlmond.workloads.verbs.release import reconcile, release
 from tests.workloads.builders import drop
 from tests.workloads.conftest import UID, Host, assignment, join
 
@@ -67,8 +72,9 @@ class Scene:
         """Start a unit with a process, and assign it as the watch of units does."""
         path = self.cgroup(name)
         join(path, self.process())
-        self.host.manager.assign(
-            Assignment(key=name, owner=SYSTEMD, cgroup=path, kind="unit", member=name, priority=priority)
+        assign(
+            self.host.ctx,
+            Assignment(key=name, owner=SYSTEMD, cgroup=path, kind="unit", member=name, priority=priority),
         )
 
 
@@ -76,7 +82,7 @@ def _unit_waits(scene: Scene) -> None:
     """Start two units, of which the second has a higher priority, and waits."""
     scene.unit("low.service", -2)
     # No RMID is free beyond the reserve.
-    scene.host.manager.settings = Settings(reserve=65536, overflow=0)
+    scene.host.ctx.config.settings = Settings(reserve=65536, overflow=0)
     scene.unit("high.service", -1)
 
 
@@ -89,7 +95,7 @@ def _take_rmid(scene: Scene) -> None:
 def _units_without_rmid(scene: Scene) -> None:
     """Start units, of which two wait and may share a group."""
     scene.unit("own.service", -1)
-    scene.host.manager.settings = Settings(reserve=scene.host.tree.free_rmids() - 1, overflow=4)
+    scene.host.ctx.config.settings = Settings(reserve=scene.host.tree.free_rmids() - 1, overflow=4)
     scene.unit("first.service", -1)
     scene.unit("second.service", -1)
 
@@ -98,14 +104,14 @@ def _unit_in_shared_group(scene: Scene) -> None:
     """Start units, of which one shares a group and gets an RMID now."""
     _units_without_rmid(scene)
     scene.host.manager.maintenance.tick()
-    assert scene.host.manager.get("overflow@-.slice").living
-    scene.host.manager.settings = Settings(reserve=0, overflow=4)
+    assert scene.host.get("overflow@-.slice").living
+    scene.host.ctx.config.settings = Settings(reserve=0, overflow=4)
 
 
 def _end_shared_group(scene: Scene) -> None:
     # In the process that is interrupted only.
     overflow.LINGER_S = 0.0
-    scene.host.manager.settings = Settings(reserve=0, overflow=0)
+    scene.host.ctx.config.settings = Settings(reserve=0, overflow=0)
     scene.host.manager.maintenance.tick()
 
 
@@ -119,7 +125,8 @@ def _command(scene: Scene) -> None:
 
 def _assign_self(scene: Scene) -> None:
     """Assign that process as its call does after systemd has stated the commands of the service."""
-    scene.host.manager.assign(
+    assign(
+        scene.host.ctx,
         Assignment(
             key=SERVICE,
             owner=SYSTEMD,
@@ -129,7 +136,7 @@ def _assign_self(scene: Scene) -> None:
             own_cgroup=scene.cgroups[0],
             late=False,
             unit_command=UnitCommand(commands=tuple(f"ExecStart={child.pid}" for child in scene.children)),
-        )
+        ),
     )
 
 
@@ -137,13 +144,13 @@ def _command_runs(scene: Scene) -> None:
     """Start a command of SERVICE in its group, and a process that waits before the next one."""
     _command(scene)
     _assign_self(scene)
-    assert scene.host.manager.get(SERVICE).first.baseline is Quality.EXACT
+    assert scene.host.get(SERVICE).first.baseline is Quality.EXACT
     _command(scene)
 
 
 def check_service(scene: Scene, pids: set[int]) -> None:
     """Check that SERVICE is not exact if processes that it names have begun outside its group."""
-    workload = scene.host.manager.find(SERVICE)
+    workload = scene.host.ctx.store.get(SERVICE)
     member = workload.member(SERVICE) if workload is not None else None
     if workload is None or member is None:
         return
@@ -153,18 +160,18 @@ def check_service(scene: Scene, pids: set[int]) -> None:
 
 
 def _joined(scene: Scene) -> None:
-    scene.host.manager.assign(assignment(CTR, scene.process(), "oci", member="c1"))
+    assign(scene.host.ctx, assignment(CTR, scene.process(), "oci", member="c1"))
 
 
 def _spread(scene: Scene) -> None:
     pod = "/nowhere"
-    scene.host.manager.assign(assignment(UID, scene.process(), "oci", member="c1", pod_cgroup=pod))
-    scene.host.manager.assign(assignment(UID, scene.process("gold"), "oci", member="c2", pod_cgroup=pod))
+    assign(scene.host.ctx, assignment(UID, scene.process(), "oci", member="c1", pod_cgroup=pod))
+    assign(scene.host.ctx, assignment(UID, scene.process("gold"), "oci", member="c2", pod_cgroup=pod))
 
 
 def _ended(scene: Scene) -> None:
     _joined(scene)
-    scene.host.manager.release(CTR, owner="oci")
+    release(scene.host.ctx, CTR, owner="oci")
 
 
 def _pid(scene: Scene) -> int:
@@ -180,11 +187,11 @@ def _in_group_of_runtime(scene: Scene) -> None:
 
 
 def _observe(scene: Scene) -> None:
-    scene.host.manager.assign(assignment(UID, _pid(scene), "oci", member=scene.container, kind="container"))
+    assign(scene.host.ctx, assignment(UID, _pid(scene), "oci", member=scene.container, kind="container"))
 
 
 def _in_pod(scene: Scene) -> None:
-    scene.host.manager.assign(assignment(UID, scene.process(), "oci", member="c1"))
+    assign(scene.host.ctx, assignment(UID, scene.process(), "oci", member="c1"))
     _in_group_of_runtime(scene)
 
 
@@ -202,7 +209,7 @@ def _observed_and_dead(scene: Scene) -> None:
 
 def _observed_before(scene: Scene) -> None:
     _observed_and_dead(scene)
-    scene.host.manager.record_ends(scene.container)
+    scene.host.manager.maintenance.record_ends(scene.container)
     _in_group_of_runtime(scene)
 
 
@@ -230,12 +237,12 @@ class Verb:
 def _after_crash(scene: Scene) -> None:
     """Prepare the state after a crash: an ended workload, one in two classes, and a group without a record."""
     _spread(scene)
-    scene.host.manager.assign(assignment(CTR, scene.process(), "oci"))
+    assign(scene.host.ctx, assignment(CTR, scene.process(), "oci"))
     scene.children[-1].kill()
     scene.children[-1].wait()
-    scene.host.manager.create("unrecorded", owner="other")
-    drop(scene.host.manager.context.store, "unrecorded")
-    scene.host.manager.context.snapshots.delete("unrecorded")
+    create(scene.host.ctx, "unrecorded", owner="other")
+    drop(scene.host.ctx.store, "unrecorded")
+    scene.host.ctx.snapshots.delete("unrecorded")
     _in_group_of_runtime(scene)
     _observe(scene)
 
@@ -243,34 +250,35 @@ def _after_crash(scene: Scene) -> None:
 def _lost(scene: Scene) -> None:
     _spread(scene)
     scene.host.manager.maintenance.tick()
-    os.rmdir(scene.host.tree.full_path(scene.host.manager.get(UID).groups[1:][0].ref))
+    os.rmdir(scene.host.tree.full_path(scene.host.get(UID).groups[1:][0].ref))
 
 
 VERBS: dict[str, Verb] = {
-    "Create": Verb(lambda scene: None, lambda scene: scene.host.manager.create("web", owner="other")),
+    "Create": Verb(lambda scene: None, lambda scene: create(scene.host.ctx, "web", owner="other")),
     "Assign": Verb(
-        Scene.process, lambda scene: scene.host.manager.assign(assignment(CTR, _pid(scene), "oci", member="c1"))
+        Scene.process,
+        lambda scene: assign(scene.host.ctx, assignment(CTR, _pid(scene), "oci", member="c1")),
     ),
     "Assign (again)": Verb(
-        _ended, lambda scene: scene.host.manager.assign(assignment(CTR, _pid(scene), "oci", member="c1"))
+        _ended, lambda scene: assign(scene.host.ctx, assignment(CTR, _pid(scene), "oci", member="c1"))
     ),
     "Assign (another class)": Verb(
         lambda scene: (
-            scene.host.manager.assign(assignment(UID, scene.process(), "oci", pod_cgroup="/nowhere")),
+            assign(scene.host.ctx, assignment(UID, scene.process(), "oci", pod_cgroup="/nowhere")),
             scene.process("gold"),
         ),
-        lambda scene: scene.host.manager.assign(assignment(UID, _pid(scene), "oci", pod_cgroup="/nowhere")),
+        lambda scene: assign(scene.host.ctx, assignment(UID, _pid(scene), "oci", pod_cgroup="/nowhere")),
     ),
     "Assign (observed)": Verb(_in_pod, _observe),
     "Assign (observed again)": Verb(_observed_before, _observe),
     "AssignSelf": Verb(_command, _assign_self),
     "AssignSelf (next command)": Verb(_command_runs, _assign_self),
-    "Release": Verb(_joined, lambda scene: scene.host.manager.release(CTR, owner="oci")),
-    "Release (two classes)": Verb(_spread, lambda scene: scene.host.manager.release(UID, owner="oci")),
-    "AddMember": Verb(_joined, lambda scene: scene.host.manager.add_member(CTR, "c2", owner="oci")),
-    "RemoveMember": Verb(_joined, lambda scene: scene.host.manager.remove_member(CTR, "c1")),
-    "Reconcile": Verb(_spread, lambda scene: scene.host.manager.reconcile("oci", [])),
-    "Move": Verb(_joined, lambda scene: scene.host.manager.move(CTR, "gold")),
+    "Release": Verb(_joined, lambda scene: release(scene.host.ctx, CTR, owner="oci")),
+    "Release (two classes)": Verb(_spread, lambda scene: release(scene.host.ctx, UID, owner="oci")),
+    "AddMember": Verb(_joined, lambda scene: add_member(scene.host.ctx, CTR, "c2", owner="oci")),
+    "RemoveMember": Verb(_joined, lambda scene: remove_member(scene.host.ctx, CTR, "c1")),
+    "Reconcile": Verb(_spread, lambda scene: reconcile(scene.host.ctx, "oci", [])),
+    "Move": Verb(_joined, lambda scene: move(scene.host.ctx, CTR, "gold")),
     "tick (checkpoint)": Verb(_spread, lambda scene: scene.host.manager.maintenance.tick()),
     "tick (loss)": Verb(_lost, lambda scene: scene.host.manager.maintenance.tick(), is_loss=True),
     "tick (RMID of a unit)": Verb(_unit_waits, _take_rmid),
@@ -280,7 +288,7 @@ VERBS: dict[str, Verb] = {
     ),
     "tick (end of a shared group)": Verb(_unit_in_shared_group, _end_shared_group),
     "end of an observed container": Verb(
-        _observed_and_dead, lambda scene: scene.host.manager.record_ends(scene.container)
+        _observed_and_dead, lambda scene: scene.host.manager.maintenance.record_ends(scene.container)
     ),
     "tick (loss of an observed group)": Verb(
         _observed_and_removed, lambda scene: scene.host.manager.maintenance.tick(), is_loss=True

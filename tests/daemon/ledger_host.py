@@ -52,9 +52,10 @@ class LedgerHost(Host):
         super().__init__(mountpoint, run)
 
     def before_recovery(self) -> None:
-        manager = self.manager
-        self.ledger = Ledger(f"{self.run}/ledger", "boot", self.journal, manager.final_totals, self.journal.recorded)
-        manager.on_finish(self.ledger.record)
+        self.ledger = Ledger(
+            f"{self.run}/ledger", "boot", self.journal, self.ctx.quality.final_totals, self.journal.recorded
+        )
+        self.ctx.store.before_finish = self.ledger.record
 
     def after_recovery(self) -> None:
         self.ledger.started()
@@ -66,15 +67,15 @@ class LedgerHost(Host):
             entry["RESCTRLMON_RUN"] for entry in self.journal.entries() if "RESCTRLMON_POSSIBLE_SECOND" not in entry
         ]
         assert len(set(sent)) == len(sent), "a run has two entries"
-        ended = {run_of(workload, "boot") for workload in self.manager.context.store.finished()}
+        ended = {run_of(workload, "boot") for workload in self.ctx.store.finished()}
         recorded = self.journal.recorded(ended)
         assert recorded == ended, "an ended run has no entry"
         assert self.ledger.describe() == ""
 
     def check_sums(self) -> None:
         """Check that the sums have each run of the journal once, with its totals, and no other run."""
-        store = self.manager.context.store
-        found = self.manager.sums.read([], float("inf"), store.get, list(NameKind))
+        store = self.ctx.store
+        found = self.manager.usages.sums.read([], float("inf"), store.get, list(NameKind))
         runs = {entry["RESCTRLMON_RUN"]: entry for entry in self.journal.entries()}
         prefix = "RESCTRLMON_TOTAL_"
         truth: dict[str, Decimal] = {}

@@ -29,6 +29,8 @@ from resctrlmond.workloads.model.names import unit_of
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Member, State, Workload
 from resctrlmond.workloads.records.atomic_files import write_file
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.release import release
 from tests.daemon.ledger_host import FileJournal, LedgerHost
 from tests.daemon.test_journal import Journal
 from tests.wait import wait_until
@@ -383,7 +385,7 @@ def host(tmp_path: Path) -> Iterator[LedgerHost]:
         with Simulation(str(tmp_path / "resctrl"), "intel-aet", 16):
             made = LedgerHost(str(tmp_path / "resctrl"), str(tmp_path / "run"), FileJournal(tmp_path / "sent"))
             yield made
-            made.manager.context.interference.close()
+            made.ctx.interference.close()
             made.clean()
     finally:
         os.setegid(before)
@@ -391,16 +393,16 @@ def host(tmp_path: Path) -> Iterator[LedgerHost]:
 
 def test_end_has_one_entry_with_the_totals_of_its_record(host: LedgerHost, tmp_path: Path) -> None:
     journal = host.journal
-    host.manager.create(KEY, owner="me")
-    workload = host.manager.release(KEY, owner="me").workload
+    create(host.ctx, KEY, owner="me")
+    workload = release(host.ctx, KEY, owner="me").workload
     assert workload.state is State.COMPLETED
     (entry,) = journal.entries()
-    totals = {total.event.name: total for total in host.manager.final_totals(workload)}
+    totals = {total.event.name: total for total in host.ctx.quality.final_totals(workload)}
     assert entry["RESCTRLMON_TOTAL_MBM_TOTAL_BYTES"] == str(totals["mbm_total_bytes"].number)
     assert entry["RESCTRLMON_QUALITY_CORE_ENERGY"] == totals["core_energy"].quality
     host.manager.maintenance.tick()
-    host.manager.create(KEY, owner="me")
-    host.manager.release(KEY, owner="me")
+    create(host.ctx, KEY, owner="me")
+    release(host.ctx, KEY, owner="me")
     assert [entry["RESCTRLMON_GENERATION"] for entry in journal.entries()] == ["1", "2"]
 
 
@@ -408,12 +410,12 @@ def test_lost_run_that_continues_has_no_entry_of_its_own(host: LedgerHost, tmp_p
     """The totals of the next run include those of the lost one."""
     journal = host.journal
     manager = host.manager
-    manager.create(KEY, owner="me")
-    os.rmdir(manager.tree.full_path(manager.get(KEY).first.ref))
+    create(manager.context, KEY, owner="me")
+    os.rmdir(manager.context.tree.full_path(manager.context.store.known(KEY).first.ref))
     manager.maintenance.tick()
-    assert manager.get(KEY).state is State.LOST
+    assert manager.context.store.known(KEY).state is State.LOST
     assert journal.entries() == []
-    manager.release(KEY, owner="me")
+    release(manager.context, KEY, owner="me")
     assert [entry["RESCTRLMON_STATE"] for entry in journal.entries()] == ["lost"]
 
 
@@ -421,7 +423,7 @@ def test_failed_write_of_the_end_repeats_no_entry(
     host: LedgerHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = host.journal
-    host.manager.create(KEY, owner="me")
+    create(host.ctx, KEY, owner="me")
 
     def full(path: str, data: bytes, mode: int = 0o644) -> None:
         if b'"completed"' in data:
@@ -431,10 +433,10 @@ def test_failed_write_of_the_end_repeats_no_entry(
     with monkeypatch.context() as patched:
         patched.setattr("resctrlmond.workloads.records.store.write_file", full)
         with pytest.raises(NotWritten):
-            host.manager.release(KEY, owner="me")
+            release(host.ctx, KEY, owner="me")
     assert len(journal.entries()) == 1
     host.manager.maintenance.tick()
-    assert host.manager.get(KEY).state is State.COMPLETED
+    assert host.get(KEY).state is State.COMPLETED
     assert len(journal.entries()) == 1
 
 
@@ -448,18 +450,18 @@ def test_kill_at_any_step_of_an_end_leaves_exactly_one_entry(accepts: bool, host
     is_complete = False
     for step in range(200):
         key = f"{KEY}{step}"
-        host.manager.create(key, owner="me")
+        create(host.ctx, key, owner="me")
 
         def end(key: str = key) -> None:
             host.journal.accepts = accepts
-            host.manager.release(key, owner="me")
+            release(host.ctx, key, owner="me")
             host.journal.accepts = True
             host.ledger.retry()
 
         is_complete = not cut(fuse, step, end)
         host.restart()
-        if host.manager.get(key).state is not State.COMPLETED:
-            host.manager.release(key, owner="me")
+        if host.get(key).state is not State.COMPLETED:
+            release(host.ctx, key, owner="me")
         host.check_ledger()
         if is_complete:
             break
@@ -483,7 +485,7 @@ asyncio.run(Daemon(config, setup, lambda: config, ledger=made).run())
 
 
 def test_daemon_sends_entries_and_reports_those_that_wait(host: LedgerHost, tmp_path: Path) -> None:
-    host.manager.context.interference.close()
+    host.ctx.interference.close()
     daemon = subprocess.Popen([sys.executable, "-c", _DAEMON, str(tmp_path), str(MARK)], cwd=ROOT)
 
     def resctrlctl(*words: str) -> str:

@@ -178,9 +178,9 @@ MUTANTS = (
     ),
     Mutant(
         "a sum falls while a workload has lost its group",
-        _WORKLOADS + "manager.py",
-        "return self.sums.read([*usages, *lost], begun, self._store.get, list(groupings))",
-        "return self.sums.read([*usages], begun, self._store.get, list(groupings))",
+        _WORKLOADS + "verbs/read.py",
+        "return self.sums.read([*usages, *lost], begun, self._ctx.store.get, list(groupings))",
+        "return self.sums.read([*usages], begun, self._ctx.store.get, list(groupings))",
         "tests/workloads/records/test_sums.py",
     ),
     Mutant(
@@ -228,7 +228,7 @@ MUTANTS = (
     ),
     Mutant(
         "a unit that shares a group has its figures as exact",
-        _WORKLOADS + "rmids/overflow.py",
+        _WORKLOADS + "groups/units.py",
         "[Total(event(name), None, Quality.UNKNOWN, why) for",
         "[Total(event(name), None, Quality.EXACT, why) for",
         "tests/workloads/rmids/test_overflow.py",
@@ -263,7 +263,7 @@ MUTANTS = (
     ),
     Mutant(
         "a unit of a user shares the group of the system's slices",
-        _WORKLOADS + "rmids/overflow.py",
+        _WORKLOADS + "groups/units.py",
         '    if user := workload.attributes.get("user", ""):',
         '    if user := "":',
         "tests/workloads/rmids/test_overflow.py",

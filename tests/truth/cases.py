@@ -27,6 +27,10 @@ from resctrlmond.sim.profiles import PROFILES
 from resctrlmond.workloads.figures.accounting import Total, added
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.truth.compare import ENERGY, EXACT, TRAFFIC
 from tests.truth.record import used_by
 from tests.truth.script import PIECE_NS
@@ -78,7 +82,7 @@ class Machine:
 
     def __init__(self, mountpoint: str, run: str, profile: str) -> None:
         self.host = Host(mountpoint, run)
-        self.host.settings = self.host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+        self.host.settings = self.host.ctx.config.settings = Settings(checkpoint_interval_s=1e-9)
         self.control = Control(mountpoint)
         self.profile = PROFILES[profile]
         self.report = Report(profile)
@@ -142,7 +146,7 @@ class Machine:
             self.assign(f"crowd-{len(self._crowd)}", self._crowd[-1])
         for tid in self._crowd:
             self.run(tid)
-            self.host.manager.read(f"crowd-{self._crowd.index(tid) + 1}")
+            read(self.host.ctx, f"crowd-{self._crowd.index(tid) + 1}")
 
     # -- verbs
 
@@ -150,7 +154,7 @@ class Machine:
         self, key: str, pid: int, *, late: bool | None = False, take_over: bool = False, nested: bool = False
     ) -> None:
         request = Assignment(key=key, owner=OWNER, pid=pid, late=late, take_over=take_over, nested=nested)
-        self.host.manager.assign(request)
+        assign(self.host.ctx, request)
 
     def end(self, case: str, key: str, *tids: int, before: Use | None = None) -> None:
         """Release the workload of these tasks, which includes the workloads inside it.
@@ -159,7 +163,7 @@ class Machine:
         """
         # The cores have pushed their counts by then.
         self.control.advance(1.0)
-        done = self.host.manager.release(key, owner=OWNER)
+        done = release(self.host.ctx, key, owner=OWNER)
         self.report.add(case, added([done.totals, done.nested]), self.used(*tids) - (before or Use()))
 
     # -- cases
@@ -199,7 +203,7 @@ class Machine:
             self.host.manager.maintenance.tick()
         if time == "between":
             self.control.set_faults(fault)
-            self.host.manager.read(key)
+            read(self.host.ctx, key)
             self.control.set_faults()
         self.crowd()
         self.run(pid, pid)
@@ -211,7 +215,7 @@ class Machine:
         key, pid = next(self._keys), self.start()
         self.assign(key, pid)
         self.run(pid)
-        self.host.manager.read(key)
+        read(self.host.ctx, key)
         self.crowd()
         self.run(pid, pid)
         # In the other L3 too: there the counter would read Unavailable.
@@ -294,7 +298,7 @@ class Machine:
         mountpoint = self.host.mountpoint
         os.mkdir(os.path.join(mountpoint, "gold"))
         others = [self._fill(number) for number in itertools.takewhile(lambda _: self._has_rmid(), itertools.count())]
-        self.host.manager.release(others.pop(), owner=OWNER)
+        release(self.host.ctx, others.pop(), owner=OWNER)
         while not self._has_rmid():
             self.control.advance(1.0)
         key, (pid, thread) = next(self._keys), self.start_with_thread()
@@ -310,12 +314,12 @@ class Machine:
         if reply.tasks_outside != outside:
             self.report.wrong.append(f"left outside: the reply says {reply.tasks_outside}, and {int(outside)} is")
         for other in (key, *others):
-            self.host.manager.release(other, owner=OWNER)
+            release(self.host.ctx, other, owner=OWNER)
         os.rmdir(os.path.join(mountpoint, "gold"))
 
     def _fill(self, number: int) -> str:
         key = f"fill-{number}"
-        self.host.manager.create(key, owner=OWNER)
+        create(self.host.ctx, key, owner=OWNER)
         return key
 
     def _has_rmid(self) -> bool:

@@ -23,6 +23,10 @@ from resctrlmond.workloads.model.errors import NoSuchClaim
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.workload import EndRule, State, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.move import move
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.truth.pools import PoolCheck
 from tests.truth.script import Owner
 from tests.truth.world import Life, Reported
@@ -102,7 +106,7 @@ class Ours:
     def _time_for_checkpoints(self, now: bool) -> None:
         # Each record gets its first checkpoint at once, for any interval.
         settings = msgspec.structs.replace(Settings(), checkpoint_interval_s=1e-9 if now else _NEVER)
-        self.host.settings = self.host.manager.settings = settings
+        self.host.settings = self.host.ctx.config.settings = settings
 
     def _do(self, verb: Callable[[], T]) -> T:
         if not self._is_killed_in(verb) and self._chance.random() < self._restart:
@@ -145,18 +149,18 @@ class Ours:
                 late=late,
             )
 
-            def assign(assignment: Assignment = assignment) -> object:
-                return self.host.manager.assign(assignment)
+            def call(assignment: Assignment = assignment) -> object:
+                return assign(self.host.ctx, assignment)
 
-            if owner == Owner.HOOK and self._is_killed_in(assign):
+            if owner == Owner.HOOK and self._is_killed_in(call):
                 # The container starts nevertheless. The call is not repeated; the daemon runs again a second later.
                 self._unreported.add(of.key)
                 return
-            self._do(assign)
+            self._do(call)
 
     def move(self, life: Life, class_: str) -> bool:
         try:
-            self._do(lambda: self.host.manager.move(life.of.key, class_))
+            self._do(lambda: move(self.host.ctx, life.of.key, class_))
         except (NoSuchGroup, ClassMismatch):
             # It has none, or one in each of several classes.
             return False
@@ -167,7 +171,7 @@ class Ours:
         return record.first.ref.path if record and record.state.has_group else ""
 
     def _record(self, life: Life) -> Workload | None:
-        return self.host.manager.context.store.get(life.of.key)
+        return self.host.ctx.store.get(life.of.key)
 
     def end(self, life: Life) -> None:
         key, owner = life.of.key, life.of.owner
@@ -176,13 +180,13 @@ class Ours:
         restarts = self.restarts
         released = None
         try:
-            released = self._do(lambda: self.host.manager.release(key, owner=owner.value))
+            released = self._do(lambda: release(self.host.ctx, key, owner=owner.value))
         except NoSuchClaim:
             # It ended with the container, by its rule, or in the call in which the daemon was killed.
             assert life.of.second_claim
             assert owner is Owner.HOOK or self.restarts > restarts
         if life.of.second_claim:
-            released = self._do(lambda: self.host.manager.release(key, owner=OTHER))
+            released = self._do(lambda: release(self.host.ctx, key, owner=OTHER))
         if released is not None and released.completed:
             life.reported = self._report(life, released.workload, released.totals)
 
@@ -203,14 +207,14 @@ class Ours:
                 if life.is_over and life.reported is None:
                     life.reported = unseen(life, life.of.key in self._unreported)
             elif record.state.is_over and not record.claims and life.is_over and life.reported is None:
-                life.reported = self._report(life, record, manager.read(life.of.key)[2])
+                life.reported = self._report(life, record, read(manager.context, life.of.key)[2])
             elif record.state in (State.ACTIVE, State.IDLE) and (
                 number % CHECKPOINT_S == 0 or life.pieces_checked < 0
             ):
                 life.pieces_checked = life.pieces
 
     def _report(self, life: Life, record: Workload, totals: list[Total]) -> Reported:
-        if self.host.manager.read(life.of.key)[2] != totals:
+        if read(self.host.ctx, life.of.key)[2] != totals:
             life.problems.append("Read and Release differ")
         self._reported[life.of.key] = record.first.created_at
         figures = {total.event.name: (total.number, total.quality.value) for total in totals}

@@ -23,6 +23,8 @@ from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.rmids import overflow, rmid_transfer
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.release import release
 from tests.truth.compare import ENERGY, TRAFFIC
 from tests.truth.crew import Crew
 from tests.truth.pools import PoolCheck
@@ -70,11 +72,11 @@ class _Play:
         self.chance = random.Random(plan.seed)
         self.host = Host(mountpoint, run)
         settings = Settings(checkpoint_interval_s=1e-9, reserve=plan.reserve, overflow=plan.shared)
-        self.host.settings = self.host.manager.settings = settings
+        self.host.settings = self.host.ctx.config.settings = settings
         self.control = Control(mountpoint)
         self.outcome = Outcome()
         self.pools = PoolCheck(self.control, plan.rmids)
-        self.host.manager.on_finish(self.finished)
+        self.host.ctx.store.before_finish = self.finished
         self.paths = {f"unit{number:03}.service": "" for number in range(plan.units)}
         # By unit or container: its process.
         self.pids: dict[str, int] = {}
@@ -88,7 +90,7 @@ class _Play:
         self.outcome.runs += 1
         self.outcome.taken += "higher priority" in workload.reason and bool(workload.first.inodes)
         run = workload.key, workload.generation
-        totals = {total.event.name: total for total in self.host.manager.final_totals(workload)}
+        totals = {total.event.name: total for total in self.host.ctx.quality.final_totals(workload)}
         self.reported[run] = {name: Decimal(total.number or 0) for name, total in totals.items()}
         self.qualities[run] = {totals[name].quality for name in (ENERGY, TRAFFIC) if name in totals}
 
@@ -106,7 +108,7 @@ class _Play:
             key=key, owner=SYSTEMD, cgroup=self.paths[key], kind="unit", member=key, priority=priority
         )
         self.pools.add_group()
-        self.host.manager.assign(request)
+        assign(self.host.ctx, request)
 
     def end(self, key: str) -> None:
         pid = self.pids.pop(key)
@@ -115,7 +117,7 @@ class _Play:
 
     def stop(self, key: str) -> None:
         self.end(key)
-        self.host.manager.release(key, owner=SYSTEMD)
+        release(self.host.ctx, key, owner=SYSTEMD)
 
     def container(self, number: int) -> None:
         """Start a container, which must get an RMID at once, and end one that runs."""
@@ -123,14 +125,14 @@ class _Play:
         self.pids[key] = self.crew.start()[0]
         self.control.spawn(tid=self.pids[key])
         self.pools.add_group()
-        workload = self.host.manager.assign(assignment(key, self.pids[key], "oci", member=key)).workload
+        workload = assign(self.host.ctx, assignment(key, self.pids[key], "oci", member=key)).workload
         self.outcome.containers += 1
         if workload.state is not State.ACTIVE or workload.first.baseline is not Quality.EXACT:
             self.outcome.wrong.append(f"{key} is {workload.state}: {workload.reason}")
         running = [key for key in self.pids if key.startswith("box")]
         if len(running) > max(self.plan.reserve // 2, 1):
             self.end(running[0])
-            self.host.manager.record_ends(running[0])
+            self.host.manager.maintenance.record_ends(running[0])
 
     # -- time
 
@@ -141,7 +143,7 @@ class _Play:
             if not pieces:
                 continue
             group = self.host.tree.membership(pid).group
-            workload = self.host.manager.find(group) if group else None
+            workload = self.host.ctx.store.get(group) if group else None
             run = (group, workload.generation) if workload is not None else _NOTHING
             self.control.run(pid, pieces * PIECE_NS)
             self.used[run] += pieces
@@ -153,7 +155,7 @@ class _Play:
         maintenance = self.host.manager.maintenance
         maintenance.tick()
         if second % _SWEEP_EACH == 0:
-            for workload in self.host.manager.unfinished():
+            for workload in self.host.ctx.store.unfinished():
                 if workload.state.has_group:
                     maintenance.sweep(workload.key)
         groups = len(self.host.marked_groups())
@@ -170,7 +172,7 @@ class _Play:
             self.change()
             self.container(second)
             if second % 5 == 0:
-                self.pools.check(self.host.manager.context.machine)
+                self.pools.check(self.host.ctx.machine)
         self.finish()
         return self.outcome
 
@@ -186,7 +188,7 @@ class _Play:
                 # A restart within the same workload.
                 self.end(key)
                 if self.chance.random() < 0.5:
-                    self.host.manager.record_ends(key)
+                    self.host.manager.maintenance.record_ends(key)
                 self.start(key)
 
     def finish(self) -> None:
@@ -196,14 +198,14 @@ class _Play:
                 self.stop(key)
             else:
                 self.end(key)
-                manager.record_ends(key)
-        for workload in manager.unfinished():
+                manager.maintenance.record_ends(key)
+        for workload in manager.context.store.unfinished():
             if workload.is_claimed_by(OVERFLOW):
-                manager.release(workload.key, owner=OVERFLOW)
+                release(manager.context, workload.key, owner=OVERFLOW)
         manager.maintenance.tick()
         if left := [found.path for found in self.host.marked_groups()]:
             self.outcome.wrong.append(f"groups were left: {left}")
-        self.host.check_records(manager.workloads())
+        self.host.check_records(manager.context.store.all())
         self.compare()
         self.outcome.pools_exact = self.pools.exact
         self.outcome.wrong += self.pools.problems

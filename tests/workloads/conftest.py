@@ -22,6 +22,7 @@ from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.groups import counters
+from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.mark import Mark
 from resctrlmond.workloads.model.settings import Settings
@@ -32,6 +33,7 @@ from resctrlmond.workloads.records.quality_file import text, worse
 from resctrlmond.workloads.records.snapshot import Snapshots
 from resctrlmond.workloads.records.store import Store
 from resctrlmond.workloads.records.totals import shown, used
+from resctrlmond.workloads.verbs.read import get
 from tests.resctrl.conftest import descriptors
 from tests.sim.conftest import Puppet
 from tests.wait import wait_until
@@ -69,6 +71,15 @@ class Host:
         self.after_recovery()
         return self.manager
 
+    @property
+    def ctx(self) -> Context:
+        """The parts of the manager that runs now."""
+        return self.manager.context
+
+    def get(self, key: str) -> Workload:
+        """Return the workload. Raises NoSuchWorkload, InvalidKey."""
+        return get(self.ctx, key)
+
     def before_recovery(self) -> None:
         """Connect further parts of a daemon to the new manager."""
 
@@ -100,8 +111,8 @@ class Host:
 
     def check(self) -> None:
         """Check the invariants that hold at any time."""
-        self.check_records(self.manager.workloads())
-        for record in self.manager.workloads():
+        self.check_records(self.ctx.store.all())
+        for record in self.ctx.store.all():
             self.check_quality(record)
 
     def check_records(self, records: list[Workload]) -> None:
@@ -142,7 +153,7 @@ class Host:
 
     def check_quality(self, record: Workload) -> None:
         """Check that the file is not better than the totals of Read, and equal to those of Release after the end."""
-        ctx = self.manager.context
+        ctx = self.ctx
         snapshots = ctx.snapshots
         if snapshots.is_bare(record.key):
             return
@@ -236,18 +247,18 @@ def machine(top: Path, profile: str, rmids: int = 16, **options: int) -> Iterato
     Its counters do not lag unless ``lag_ms`` is given: a reading just after a use has all of it.
     """
     with own_host(top, profile, rmids, virtual_cpus=2, **{"lag_ms": 0, **options}) as host:
-        host.settings = host.manager.settings = Settings(checkpoint_interval_s=1e-9, reserve=0, overflow=0)
+        host.settings = host.ctx.config.settings = Settings(checkpoint_interval_s=1e-9, reserve=0, overflow=0)
         yield host, Control(host.mountpoint)
 
 
 def when_all_stand(host: Host, key: str) -> Workload:
     """Wait until no group of a workload is pending, and return the workload: limbo lasts at least a second."""
     deadline = time.monotonic() + 240
-    while any(group.state is GroupState.PENDING for group in host.manager.get(key).groups):
+    while any(group.state is GroupState.PENDING for group in host.get(key).groups):
         assert time.monotonic() < deadline
         time.sleep(0.1)
         host.manager.maintenance.tick()
-    return host.manager.get(key)
+    return host.get(key)
 
 
 @contextmanager
@@ -256,7 +267,7 @@ def locked(host: Host, key: str) -> Iterator[None]:
     is_locked, is_over = threading.Event(), threading.Event()
 
     def call() -> None:
-        with host.manager.context.store.transaction(key):
+        with host.ctx.store.transaction(key):
             is_locked.set()
             is_over.wait(60)
 

@@ -11,6 +11,11 @@ from collections.abc import Callable
 from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, ResctrlError
 from resctrlmond.workloads.model.errors import NoSuchClaim
 from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.move import move
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import reconcile, release
 from tests.workloads.conftest import Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -46,12 +51,12 @@ def test_eight_callers_of_three_keys(host: Host, process: Start) -> None:
         dice = random.Random(number)
         pid, owner = children[number].pid, f"o{number}"
         verbs: list[Callable[[str], object]] = [
-            lambda key: host.manager.assign(assignment(key, pid, owner, take_over=True)),
-            lambda key: host.manager.create(key, owner=owner),
-            lambda key: host.manager.release(key, owner=owner),
-            lambda key: host.manager.move(key, dice.choice(["", "gold"])),
-            host.manager.read,
-            lambda key: host.manager.reconcile(owner, ["a"]),
+            lambda key: assign(host.ctx, assignment(key, pid, owner, take_over=True)),
+            lambda key: create(host.ctx, key, owner=owner),
+            lambda key: release(host.ctx, key, owner=owner),
+            lambda key: move(host.ctx, key, dice.choice(["", "gold"])),
+            lambda key: read(host.ctx, key),
+            lambda key: reconcile(host.ctx, owner, ["a"]),
         ]
         for _ in range(25):
             try:
@@ -73,10 +78,10 @@ def test_eight_callers_of_three_keys(host: Host, process: Start) -> None:
     assert raised == []
     assert [str(error) for error in unexpected] == []
     host.check()
-    assert all(record.state is not State.LOST for record in host.manager.workloads())
-    for record in host.manager.workloads():
+    assert all(record.state is not State.LOST for record in host.ctx.store.all())
+    for record in host.ctx.store.all():
         for claim in record.claims:
-            host.manager.release(record.key, owner=claim.owner)
+            release(host.ctx, record.key, owner=claim.owner)
     assert host.marked_groups() == []
     host.check()
     host.restart()
@@ -85,10 +90,10 @@ def test_eight_callers_of_three_keys(host: Host, process: Start) -> None:
 
 def test_the_same_call_eight_times_at_once(host: Host, process: Start) -> None:
     child = process()
-    raised = run_all(*[lambda: host.manager.assign(assignment("k", child.pid)) for _ in range(8)])
+    raised = run_all(*[lambda: assign(host.ctx, assignment("k", child.pid)) for _ in range(8)])
     # A call that began before the process was moved may find it in the group of this workload.
     assert raised == []
-    record = host.manager.get("k")
+    record = host.get("k")
     assert (record.generation, len(record.members), len(record.claims)) == (1, 1, 1)
     host.check()
 
@@ -100,8 +105,8 @@ def test_a_reader_sees_a_run_or_its_end_and_never_an_error(host: Host) -> None:
     def writer() -> None:
         try:
             for _ in range(15):
-                host.manager.create("k", owner="a")
-                host.manager.release("k", owner="a")
+                create(host.ctx, "k", owner="a")
+                release(host.ctx, "k", owner="a")
         finally:
             over.set()
 
@@ -110,13 +115,13 @@ def test_a_reader_sees_a_run_or_its_end_and_never_an_error(host: Host) -> None:
         while not was_over:
             # The last reading is of the last end, also if this thread got no CPU time before.
             was_over = over.is_set()
-            record, readings, totals = host.manager.read("k")
+            record, readings, totals = read(host.ctx, "k")
             seen.add(record.state)
             assert bool(readings) <= (record.state in (State.IDLE, State.ENDING))
             if record.state in (State.IDLE, State.COMPLETED):
                 assert {total.number is None for total in totals} == {False}
 
-    host.manager.create("k", owner="a")
+    create(host.ctx, "k", owner="a")
     assert run_all(writer, reader, reader) == []
     assert State.COMPLETED in seen
     host.check()

@@ -13,6 +13,9 @@ import pytest
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -40,17 +43,17 @@ def test_an_inexact_simulation_makes_every_total_estimated_with_the_reason(inexa
     """'resctrlctl run -- echo hi' sometimes had '0.000000 J exact': the last CPU time was counted for the root."""
     assert "does not report forks" in inexact.tree.inexact()
     child = process()
-    record = inexact.manager.assign(assignment("k", child.pid, late=False)).workload
-    live = inexact.manager.read("k")[2]
+    record = assign(inexact.ctx, assignment("k", child.pid, late=False)).workload
+    live = read(inexact.ctx, "k")[2]
     child.kill()
     child.wait()
-    ended = inexact.manager.release("k", owner="test")
-    for totals in (live, ended.totals, inexact.restart().read("k")[2]):
+    ended = release(inexact.ctx, "k", owner="test")
+    for totals in (live, ended.totals, read(inexact.restart().context, "k")[2]):
         assert {total.event.name for total in totals} >= {"core_energy", "mbm_total_bytes"}
         assert {total.quality for total in totals} == {Quality.ESTIMATED}
         assert all("the simulation is inexact" in total.reason for total in totals)
     assert record.key == ended.workload.key
-    assert "to the simulator" in inexact.manager.tree_status().inexact
+    assert "to the simulator" in inexact.manager.watcher.look().inexact
 
 
 def test_a_simulation_of_virtual_tasks_is_exact(tmp_path: Path) -> None:

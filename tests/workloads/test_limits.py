@@ -17,6 +17,10 @@ from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTES, merged_attributes
 from resctrlmond.workloads.records import atomic_files, store
 from resctrlmond.workloads.records.store import Store
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.members import add_member, remove_member
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.builders import drop, save
 from tests.workloads.conftest import Host, assignment
 
@@ -29,31 +33,31 @@ def _many(prefix: str, size: int = MAX_ATTRIBUTE_LENGTH, count: int = 8) -> dict
 
 def test_attributes_of_several_calls_are_limited_together(host: Host) -> None:
     """17 Creates with 64 new names each made a record that the next start could not read."""
-    host.manager.create("grows", owner="agent", attributes=_many("first"))
+    create(host.ctx, "grows", owner="agent", attributes=_many("first"))
     with pytest.raises(InvalidAttributes, match=r"more than 65536.*already"):
         for number in range(17):
-            host.manager.create("grows", owner="agent", attributes=_many(str(number)))
+            create(host.ctx, "grows", owner="agent", attributes=_many(str(number)))
     with pytest.raises(InvalidAttributes, match=r"more than 64 .*already"):
         for number in range(3):
-            host.manager.create("many", owner="agent", attributes=_many(str(number), 2, 60))
-    before = {one.key: one for one in host.manager.workloads()}
+            create(host.ctx, "many", owner="agent", attributes=_many(str(number), 2, 60))
+    before = {one.key: one for one in host.ctx.store.all()}
     host.restart()
-    assert {one.key: one for one in host.manager.workloads()} == before
+    assert {one.key: one for one in host.ctx.store.all()} == before
     assert before["grows"].is_claimed_by("agent")
     assert before["grows"].first.baseline is Quality.EXACT
-    assert host.manager.release("grows", owner="agent").completed
+    assert release(host.ctx, "grows", owner="agent").completed
 
 
 def test_a_known_name_can_be_given_a_new_value_at_the_limit(host: Host) -> None:
-    host.manager.create("full", owner="agent", attributes={f"n{number}": "" for number in range(MAX_ATTRIBUTES)})
-    record = host.manager.create("full", owner="agent", attributes={"n0": "new"})
+    create(host.ctx, "full", owner="agent", attributes={f"n{number}": "" for number in range(MAX_ATTRIBUTES)})
+    record = create(host.ctx, "full", owner="agent", attributes={"n0": "new"})
     assert record.attributes["n0"] == "new"
 
 
 def test_attributes_of_a_hook_are_omitted_if_they_exceed_the_limit(host: Host, process: Process) -> None:
-    host.manager.create("pod", owner="agent", attributes={f"n{number}": "" for number in range(MAX_ATTRIBUTES - 1)})
+    create(host.ctx, "pod", owner="agent", attributes={f"n{number}": "" for number in range(MAX_ATTRIBUTES - 1)})
     coming = assignment("pod", process().pid, attributes={"pod.name": "web", "pod.uid": "x"}, is_from_runtime=True)
-    done = host.manager.assign(coming)
+    done = assign(host.ctx, coming)
     assert done.moved.moved == 1
     assert len(done.workload.attributes) == MAX_ATTRIBUTES
     assert done.workload.attributes["pod.name"] == "web"
@@ -68,63 +72,63 @@ def test_merge_keeps_existing_attributes() -> None:
 
 def test_claims_are_limited(host: Host) -> None:
     for number in range(store.MAX_CLAIMS):
-        host.manager.create("claimed", owner=f"owner-{number}")
+        create(host.ctx, "claimed", owner=f"owner-{number}")
     with pytest.raises(LimitExceeded, match="64 claims already"):
-        host.manager.create("claimed", owner="one-too-many")
-    assert host.manager.create("claimed", owner="owner-1").is_claimed_by("owner-1")
+        create(host.ctx, "claimed", owner="one-too-many")
+    assert create(host.ctx, "claimed", owner="owner-1").is_claimed_by("owner-1")
 
 
 def test_living_members_are_limited(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "MAX_LIVING_MEMBERS", 3)
-    host.manager.create("crowd", owner="agent")
+    create(host.ctx, "crowd", owner="agent")
     for number in range(3):
-        host.manager.add_member("crowd", f"sandbox-{number}", owner="agent")
+        add_member(host.ctx, "crowd", f"sandbox-{number}", owner="agent")
     with pytest.raises(LimitExceeded, match="3 living members already"):
-        host.manager.add_member("crowd", "one-too-many", owner="agent")
-    host.manager.remove_member("crowd", "sandbox-1")
-    assert host.manager.add_member("crowd", "another", owner="agent").member("another")
+        add_member(host.ctx, "crowd", "one-too-many", owner="agent")
+    remove_member(host.ctx, "crowd", "sandbox-1")
+    assert add_member(host.ctx, "crowd", "another", owner="agent").member("another")
 
 
 def test_a_process_over_a_limit_is_put_back(host: Host, process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = process().pid
-    host.manager.assign(assignment("tight", process().pid))
+    assign(host.ctx, assignment("tight", process().pid))
     monkeypatch.setattr(store, "MAX_RECORD_BYTES", 100)
     with pytest.raises(LimitExceeded, match="more than 100"):
-        host.manager.assign(assignment("tight", pid))
+        assign(host.ctx, assignment("tight", pid))
     assert host.tree.membership(pid).group == ""
     with pytest.raises(LimitExceeded):
-        host.manager.assign(assignment("new", pid))
-    assert [one.key for one in host.manager.workloads()] == ["tight"]
+        assign(host.ctx, assignment("new", pid))
+    assert [one.key for one in host.ctx.store.all()] == ["tight"]
     host.check()
 
 
 def test_size_of_all_records_is_limited_with_a_reserve_for_the_hook(
     host: Host, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host.manager.create("first", owner="agent")
+    create(host.ctx, "first", owner="agent")
     monkeypatch.setattr(store, "MAX_BYTES", 1200)
     with pytest.raises(LimitExceeded, match="more than 1200"):
         for number in range(10):
-            host.manager.create(f"leak-{number}", owner="agent")
+            create(host.ctx, f"leak-{number}", owner="agent")
     host.check()
-    done = host.manager.assign(assignment("container", process().pid, is_from_runtime=True))
+    done = assign(host.ctx, assignment("container", process().pid, is_from_runtime=True))
     assert done.moved.moved == 1
     # Ends are still recorded, and make room when the workloads are forgotten.
-    for one in host.manager.workloads():
+    for one in host.ctx.store.all():
         for claim in one.claims:
-            host.manager.release(one.key, owner=claim.owner)
-        drop(host.manager.context.store, one.key)
-    host.manager.create("again", owner="agent")
+            release(host.ctx, one.key, owner=claim.owner)
+        drop(host.ctx.store, one.key)
+    create(host.ctx, "again", owner="agent")
 
 
 def test_ended_run_is_restored_if_the_new_run_exceeds_a_limit(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    host.manager.create("web", owner="agent")
-    host.manager.release("web", owner="agent")
-    before = (host.manager.get("web"), host.files("web"))
+    create(host.ctx, "web", owner="agent")
+    release(host.ctx, "web", owner="agent")
+    before = (host.get("web"), host.files("web"))
     monkeypatch.setattr(store, "MAX_RECORD_BYTES", 100)
     with pytest.raises(LimitExceeded):
-        host.manager.create("web", owner="agent")
-    assert (host.manager.get("web"), host.files("web")) == before
+        create(host.ctx, "web", owner="agent")
+    assert (host.get("web"), host.files("web")) == before
 
 
 def test_a_file_that_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
@@ -138,7 +142,7 @@ def test_a_file_that_could_not_be_read_back_is_not_written(tmp_path: Path) -> No
 
 
 def test_a_record_that_could_not_be_read_back_is_not_written(host: Host) -> None:
-    made = host.manager.create("whole", owner="agent")
+    made = create(host.ctx, "whole", owner="agent")
     records = Store(os.path.join(host.run, "records"))
     with pytest.raises(NotWritten, match="EFBIG"):
         save(records, msgspec.structs.replace(made, attributes=_many("huge", count=2000)))

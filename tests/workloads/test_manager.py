@@ -35,6 +35,12 @@ from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.members import add_member, remove_member
+from resctrlmond.workloads.verbs.move import move
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import reconcile, release
 from tests.sim.conftest import Puppet
 from tests.workloads.conftest import UID, Host, assignment
 
@@ -42,12 +48,12 @@ Start = Callable[[], "subprocess.Popen[bytes]"]
 
 
 def test_create_is_idempotent(host: Host) -> None:
-    first = host.manager.create("k", owner="a", attributes={"x": "1"})
+    first = create(host.ctx, "k", owner="a", attributes={"x": "1"})
     files = host.files("k")
-    again = host.manager.create("k", owner="a", attributes={"x": "1"})
+    again = create(host.ctx, "k", owner="a", attributes={"x": "1"})
     assert again == first
     assert (first.state, first.first.baseline, first.first.class_) == (State.IDLE, Quality.EXACT, "")
-    third = host.manager.create("k", owner="b", attributes={"y": "2"})
+    third = create(host.ctx, "k", owner="b", attributes={"y": "2"})
     assert [claim.owner for claim in third.claims] == ["a", "b"]
     assert third.attributes == {"x": "1", "y": "2"}
     assert (third.first.nonce, third.first.ref) == (first.first.nonce, first.first.ref)
@@ -59,18 +65,18 @@ def test_create_is_idempotent(host: Host) -> None:
 def test_a_pod_has_one_group_under_its_bare_uid(host: Host, spelling: str) -> None:
     host.settings = Settings(group_prefix="rm-")
     host.restart()
-    assert host.manager.create(spelling, owner="a").first.ref == GroupRef("", UID)
-    assert host.manager.create("unit.service", owner="a").first.ref == GroupRef("", "rm-unit.service")
-    assert host.manager.get(spelling).key == UID
+    assert create(host.ctx, spelling, owner="a").first.ref == GroupRef("", UID)
+    assert create(host.ctx, "unit.service", owner="a").first.ref == GroupRef("", "rm-unit.service")
+    assert host.get(spelling).key == UID
 
 
 def test_the_group_follows_its_first_task(host: Host, process: Start) -> None:
     host.make_class("gold")
     child = process()
     host.tree.write_task("gold", child.pid)
-    created = host.manager.create("k", owner="a")
+    created = create(host.ctx, "k", owner="a")
     assert created.first.class_ == ""
-    done = host.manager.assign(assignment("k", child.pid, "a"))
+    done = assign(host.ctx, assignment("k", child.pid, "a"))
     assert done.workload.first.ref == GroupRef("gold", "k")
     assert done.workload.first.nonce == created.first.nonce
     assert host.tree.membership(child.pid) == Membership("gold", "k")
@@ -78,16 +84,16 @@ def test_the_group_follows_its_first_task(host: Host, process: Start) -> None:
     host.check()
     # Once: it stays where its first task is.
     other = process()
-    assert host.manager.assign(assignment("k", other.pid, "a")).workload.first.ref == done.workload.first.ref
+    assert assign(host.ctx, assignment("k", other.pid, "a")).workload.first.ref == done.workload.first.ref
     assert host.tree.membership(child.pid) == Membership("gold", "k")
 
 
 def test_assign_moves_all_threads(host: Host, puppet: Puppet) -> None:
     threads = {int(puppet.do("thread")) for _ in range(3)}
-    done = host.manager.assign(assignment("k", puppet.pid))
+    done = assign(host.ctx, assignment("k", puppet.pid))
     assert done.moved.moved == 4
     assert set(host.tree.tasks(done.workload.first.ref)) == threads | {puppet.pid}
-    again = host.manager.assign(assignment("k", puppet.pid))
+    again = assign(host.ctx, assignment("k", puppet.pid))
     assert (again.moved.moved, again.workload.state) == (0, State.ACTIVE)
     assert len(again.workload.members) == 1
 
@@ -96,24 +102,24 @@ def test_a_class_other_than_the_tasks_own_is_refused_unless_allowed(host: Host, 
     host.make_class("gold")
     child = process()
     with pytest.raises(ClassMismatch):
-        host.manager.assign(assignment("k", child.pid, class_="gold"))
-    assert (host.marked_groups(), host.manager.workloads(), host.folder("groups")) == ([], [], [])
+        assign(host.ctx, assignment("k", child.pid, class_="gold"))
+    assert (host.marked_groups(), host.ctx.store.all(), host.folder("groups")) == ([], [], [])
     assert host.tree.membership(child.pid) == Membership("", "")
-    host.manager.assign(assignment("k", child.pid, class_="gold", allow_class_change=True))
+    assign(host.ctx, assignment("k", child.pid, class_="gold", allow_class_change=True))
     assert host.tree.membership(child.pid) == Membership("gold", "k")
 
 
 def test_owners_do_not_end_each_others_claims(host: Host, process: Start) -> None:
     child = process()
-    host.manager.assign(assignment("k", child.pid, "nri"))
-    host.manager.create("k", owner="cli")
-    released = host.manager.release("k", owner="cli")
+    assign(host.ctx, assignment("k", child.pid, "nri"))
+    create(host.ctx, "k", owner="cli")
+    released = release(host.ctx, "k", owner="cli")
     assert not released.completed
-    assert host.manager.get("k").state is State.ACTIVE
+    assert host.get("k").state is State.ACTIVE
     with pytest.raises(NoSuchClaim, match="claimed by nri"):
-        host.manager.release("k", owner="stranger")
-    assert host.manager.get("k").state is State.ACTIVE
-    last = host.manager.release("k", owner="nri", reason="pod\x1b[0m gone")
+        release(host.ctx, "k", owner="stranger")
+    assert host.get("k").state is State.ACTIVE
+    last = release(host.ctx, "k", owner="nri", reason="pod\x1b[0m gone")
     assert last.completed
     assert (last.workload.state, last.workload.reason, last.workload.claims) == (State.COMPLETED, "pod[0m gone", ())
     assert host.tree.membership(child.pid) == Membership("", "")
@@ -121,12 +127,12 @@ def test_owners_do_not_end_each_others_claims(host: Host, process: Start) -> Non
 
 
 def test_release_gives_the_same_totals_again(host: Host, puppet: Puppet) -> None:
-    host.manager.assign(assignment("k", puppet.pid))
+    assign(host.ctx, assignment("k", puppet.pid))
     puppet.do("burn 0.2")
-    first = host.manager.release("k", owner="test")
-    again = host.manager.release("k", owner="test")
+    first = release(host.ctx, "k", owner="test")
+    again = release(host.ctx, "k", owner="test")
     assert again == first
-    assert host.manager.read("k") == (first.workload, [], first.totals)
+    assert read(host.ctx, "k") == (first.workload, [], first.totals)
     totals = {total.event.name: total for total in first.totals}
     assert {total.quality for total in first.totals} == {Quality.EXACT}
     # The simulation's rates: 2.5 J and 1 GiB for a second of CPU time, independent of the begin values.
@@ -135,9 +141,9 @@ def test_release_gives_the_same_totals_again(host: Host, puppet: Puppet) -> None
 
 
 def test_reading_a_living_group(host: Host, puppet: Puppet) -> None:
-    host.manager.assign(assignment("k", puppet.pid))
+    assign(host.ctx, assignment("k", puppet.pid))
     puppet.do("burn 0.1")
-    record, readings, totals = host.manager.read("k")
+    record, readings, totals = read(host.ctx, "k")
     assert record.state is State.ACTIVE
     assert {reading.event for reading in readings} >= {"llc_occupancy", "mbm_total_bytes", "core_energy"}
     assert all(total.number is not None for total in totals)
@@ -145,9 +151,9 @@ def test_reading_a_living_group(host: Host, puppet: Puppet) -> None:
 
 def test_reused_key_begins_a_new_run_and_keeps_the_old_run(host: Host, process: Start) -> None:
     for generation in (1, 2, 3):
-        record = host.manager.assign(assignment("k", process().pid)).workload
+        record = assign(host.ctx, assignment("k", process().pid)).workload
         assert (record.generation, record.state) == (generation, State.ACTIVE)
-        host.manager.release("k", owner="test")
+        release(host.ctx, "k", owner="test")
     assert host.folder("completed/k") == ["1", "2"]
     for run in ("1", "2"):
         assert host.folder(f"completed/k/{run}") == [
@@ -162,14 +168,14 @@ def test_reused_key_begins_a_new_run_and_keeps_the_old_run(host: Host, process: 
 
 def test_a_failed_create_leaves_the_ended_run_as_it_was(host: Host) -> None:
     """A class that is not there must cost neither the last run's totals nor its number."""
-    host.manager.create("k", owner="a")
-    ended = host.manager.release("k", owner="a")
+    create(host.ctx, "k", owner="a")
+    ended = release(host.ctx, "k", owner="a")
     files = host.files("k")
     with pytest.raises(NoSuchClass):
-        host.manager.create("k", owner="a", class_="nowhere")
-    assert host.manager.release("k", owner="a") == ended
+        create(host.ctx, "k", owner="a", class_="nowhere")
+    assert release(host.ctx, "k", owner="a") == ended
     assert host.files("k") == files
-    assert host.manager.create("k", owner="a").generation == 2
+    assert create(host.ctx, "k", owner="a").generation == 2
 
 
 def test_foreign_groups_are_listed_and_never_changed(host: Host, process: Start) -> None:
@@ -177,11 +183,11 @@ def test_foreign_groups_are_listed_and_never_changed(host: Host, process: Start)
     before = host.tree.find(foreign)
     child = process()
     with pytest.raises(ForeignGroup, match="another program created it"):
-        host.manager.create("k", owner="a")
+        create(host.ctx, "k", owner="a")
     with pytest.raises(ForeignGroup):
-        host.manager.assign(assignment("k", child.pid))
-    assert host.manager.tree_status().foreign == (before,)
-    assert (host.manager.workloads(), host.folder("records"), host.folder("groups")) == ([], [], [])
+        assign(host.ctx, assignment("k", child.pid))
+    assert host.manager.watcher.look().foreign == (before,)
+    assert (host.ctx.store.all(), host.folder("records"), host.folder("groups")) == ([], [], [])
     host.restart()
     assert host.tree.find(foreign) == before
 
@@ -190,7 +196,7 @@ def test_status_looks_only_at_the_groups_of_other_programs(host: Host, monkeypat
     """With 500 workloads, each List had 500 system calls on resctrl, which wait for the kernel's lock."""
     foreign = host.make_foreign("other")
     for key in ("a", "b"):
-        host.manager.create(key, owner="me")
+        create(host.ctx, key, owner="me")
     looked_at: list[GroupRef] = []
     find = host.tree.find
 
@@ -199,51 +205,51 @@ def test_status_looks_only_at_the_groups_of_other_programs(host: Host, monkeypat
         return find(ref)
 
     monkeypatch.setattr(host.tree, "find", counted)
-    seen = host.manager.tree_status()
+    seen = host.manager.watcher.look()
     assert looked_at == [foreign]
     assert (seen.used, [found.ref for found in seen.foreign]) == (4, [foreign])
 
 
 def test_tasks_of_other_groups_are_not_stolen(host: Host, process: Start, puppet: Puppet) -> None:
     child = process()
-    host.manager.assign(assignment("mine", child.pid))
+    assign(host.ctx, assignment("mine", child.pid))
     with pytest.raises(AlreadyMonitored, match=r"mine.*takeOver"):
-        host.manager.assign(assignment("other", child.pid))
-    assert [record.key for record in host.manager.workloads()] == ["mine"]
+        assign(host.ctx, assignment("other", child.pid))
+    assert [record.key for record in host.ctx.store.all()] == ["mine"]
     foreign = host.make_foreign("foreign")
     thread = int(puppet.do("thread"))
     host.tree.write_task(foreign.path, thread)
-    done = host.manager.assign(assignment("partly", puppet.pid))
+    done = assign(host.ctx, assignment("partly", puppet.pid))
     assert done.moved.in_other_groups == {thread}
     assert (done.workload.members[0].tasks_outside, done.workload.first.baseline) == (1, Quality.LATE)
     assert done.workload.first.baseline_reasons == (f"tasks of pid-{puppet.pid} were outside the group",)
     assert host.tree.membership(thread).group == "foreign"
-    host.manager.assign(assignment("other", child.pid, take_over=True))
+    assign(host.ctx, assignment("other", child.pid, take_over=True))
     assert host.tree.membership(child.pid) == Membership("", "other")
 
 
 def test_a_workload_whose_task_is_taken_over_is_late_at_once(host: Host, process: Start, puppet: Puppet) -> None:
     """It ended before the next sweep, and its total was exact."""
     for key in ("first", "second", "third"):
-        host.manager.assign(assignment(key, puppet.pid if key == "first" else process().pid))
+        assign(host.ctx, assignment(key, puppet.pid if key == "first" else process().pid))
     thread = int(puppet.do("thread"))
-    host.manager.assign(assignment("thief", puppet.pid, take_over=True))
+    assign(host.ctx, assignment("thief", puppet.pid, take_over=True))
     assert host.tree.membership(thread) == Membership("", "thief")
-    done = host.manager.release("first", owner="test")
+    done = release(host.ctx, "first", owner="test")
     # The sweep of the release adds that the task is outside.
     assert {(total.quality, total.reason.partition(";")[0]) for total in done.totals} == {
         (Quality.LATE, "workload thief took over one of its tasks")
     }
-    assert {host.manager.get(key).first.baseline for key in ("second", "third")} == {Quality.EXACT}
+    assert {host.get(key).first.baseline for key in ("second", "third")} == {Quality.EXACT}
 
 
 def test_reasons_after_a_take_over_do_not_state_that_a_task_stayed_where_it_was(host: Host, process: Start) -> None:
     """The task was in the group until the other workload took it, and the next sweep finds it outside."""
     pid = process().pid
     for key in ("first", "thief"):
-        host.manager.assign(assignment(key, pid, take_over=True))
+        assign(host.ctx, assignment(key, pid, take_over=True))
     host.manager.maintenance.sweep("first")
-    assert host.manager.get("first").first.baseline_reasons == (
+    assert host.get("first").first.baseline_reasons == (
         "workload thief took over one of its tasks",
         f"tasks of pid-{pid} were outside the group",
     )
@@ -252,12 +258,12 @@ def test_reasons_after_a_take_over_do_not_state_that_a_task_stayed_where_it_was(
 def test_two_workloads_that_take_tasks_from_each_other_do_not_wait_for_ever(host: Host, process: Start) -> None:
     pids = [process().pid, process().pid]
     for key, pid in zip("ab", pids, strict=True):
-        host.manager.assign(assignment(key, pid))
+        assign(host.ctx, assignment(key, pid))
 
     def rob(key: str) -> None:
         for _ in range(20):
             for pid in pids:
-                host.manager.assign(assignment(key, pid, take_over=True))
+                assign(host.ctx, assignment(key, pid, take_over=True))
 
     thieves = [threading.Thread(target=rob, args=(key,), daemon=True) for key in "ab"]
     for thief in thieves:
@@ -265,33 +271,33 @@ def test_two_workloads_that_take_tasks_from_each_other_do_not_wait_for_ever(host
     for thief in thieves:
         thief.join(120)
         assert not thief.is_alive()
-    assert {host.manager.get(key).first.baseline for key in "ab"} == {Quality.LATE}
+    assert {host.get(key).first.baseline for key in "ab"} == {Quality.LATE}
 
 
 def test_move_keeps_nonce_counters_and_tasks(host: Host, puppet: Puppet) -> None:
     host.make_class("gold")
-    before = host.manager.assign(assignment("k", puppet.pid)).workload
+    before = assign(host.ctx, assignment("k", puppet.pid)).workload
     puppet.do("burn 0.2")
-    _, _, used = host.manager.read("k")
-    moved = host.manager.move("k", "gold")
+    _, _, used = read(host.ctx, "k")
+    moved = move(host.ctx, "k", "gold")
     assert (moved.first.class_, moved.first.nonce, moved.generation) == ("gold", before.first.nonce, 1)
     assert host.tree.membership(puppet.pid) == Membership("gold", "k")
     links = [text for text in host.files("k").values() if text.startswith("-> ")]
     assert links
     assert all(text.startswith(f"-> {host.mountpoint}/gold/mon_groups/k/") for text in links)
-    _, _, after = host.manager.read("k")
+    _, _, after = read(host.ctx, "k")
     for one, other in zip(used, after, strict=True):
         assert (other.number or 0) >= (one.number or 0)
     with pytest.raises(NoSuchClass):
-        host.manager.move("k", "nowhere")
-    assert host.manager.move("k", "gold") == moved
+        move(host.ctx, "k", "nowhere")
+    assert move(host.ctx, "k", "gold") == moved
     host.check()
 
 
 def test_reconcile_touches_only_its_owner(host: Host) -> None:
     for key, owner in (("a", "nri"), ("b", "nri"), ("c", "cli"), ("both", "nri"), ("both", "cli")):
-        host.manager.create(key, owner=owner)
-    done = host.manager.reconcile("nri", ["a", "unknown", "../etc", "c"])
+        create(host.ctx, key, owner=owner)
+    done = reconcile(host.ctx, "nri", ["a", "unknown", "../etc", "c"])
     assert done.kept == ["a"]
     assert sorted(done.released) == ["b", "both"]
     assert {key: type(error) for key, error in done.failures.items()} == {
@@ -299,55 +305,61 @@ def test_reconcile_touches_only_its_owner(host: Host) -> None:
         "c": NoSuchClaim,
         "../etc": InvalidKey,
     }
-    states = {record.key: record.state for record in host.manager.workloads()}
+    states = {record.key: record.state for record in host.ctx.store.all()}
     assert states == {"a": State.IDLE, "b": State.COMPLETED, "both": State.IDLE, "c": State.IDLE}
     host.check()
 
 
 def test_members_are_added_and_removed_by_id(host: Host) -> None:
-    host.manager.create("k", owner="nri")
-    host.manager.add_member("k", "sandbox-1", owner="nri")
-    host.manager.record_ends("k")
-    assert [member.is_living for member in host.manager.get("k").members] == [True]
-    record = host.manager.remove_member("k", "sandbox-1")
+    create(host.ctx, "k", owner="nri")
+    add_member(host.ctx, "k", "sandbox-1", owner="nri")
+    host.manager.maintenance.record_ends("k")
+    assert [member.is_living for member in host.get("k").members] == [True]
+    record = remove_member(host.ctx, "k", "sandbox-1")
     assert [member.is_living for member in record.members] == [False]
-    assert host.manager.remove_member("k", "sandbox-1") == record
-    assert host.manager.remove_member("k", "never-seen") == record
-    host.manager.release("k", owner="nri")
+    assert remove_member(host.ctx, "k", "sandbox-1") == record
+    assert remove_member(host.ctx, "k", "never-seen") == record
+    release(host.ctx, "k", owner="nri")
     with pytest.raises(NoSuchGroup, match="ended"):
-        host.manager.add_member("k", "late", owner="nri")
+        add_member(host.ctx, "k", "late", owner="nri")
 
 
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda manager: manager.create("../k", owner="a"), InvalidKey),
-        (lambda manager: manager.create("k", owner="a", class_="../.."), InvalidClass),
-        (lambda manager: manager.create("k", owner="a", class_="info"), InvalidClass),
-        (lambda manager: manager.create("k", owner=""), InvalidRequest),
-        (lambda manager: manager.create("k", owner="a\nb"), InvalidRequest),
-        (lambda manager: manager.create("k", owner="x" * 129), InvalidRequest),
-        (lambda manager: manager.create("k", owner="\ud800"), InvalidRequest),
-        (lambda manager: manager.create("k", owner="a", attributes={"x": "\ud800"}), InvalidAttributes),
-        (lambda manager: manager.assign(Assignment(key="k", owner="a")), InvalidRequest),
-        (lambda manager: manager.assign(Assignment(key="k", owner="a", pid=5, cgroup="/x")), InvalidRequest),
-        (lambda manager: manager.assign(Assignment(key="k", owner="a", cgroup="/x\0y")), InvalidRequest),
-        (lambda manager: manager.assign(Assignment(key="k", owner="a", cgroup="\ud800")), InvalidRequest),
-        (lambda manager: manager.assign(Assignment(key="k", owner="a", cgroup="/etc")), ResctrlError),
-        (lambda manager: manager.assign(Assignment(key="k", owner="a", pid=2**70)), NoSuchProcess),
-        (lambda manager: manager.assign(Assignment(key="k", owner="a", pid=0)), NoSuchProcess),
-        (lambda manager: manager.assign(Assignment(key="k", owner="a", pid=-1)), NoSuchProcess),
-        (lambda manager: manager.assign(Assignment(key="k", owner="a", pid=1)), PermissionDenied),
-        (lambda manager: manager.assign(Assignment(key="k", owner="a", pid=os.getpid())), PermissionDenied),
-        (lambda manager: manager.assign(Assignment(key="k", owner="a", pid=os.getppid(), kind="\0")), InvalidRequest),
-        (lambda manager: manager.assign(Assignment(key="k", owner="a", pid=os.getppid(), member="..")), InvalidKey),
-        (lambda manager: manager.add_member("k", "../m", owner="a"), InvalidKey),
-        (lambda manager: manager.add_member("k", "m", owner="a"), NoSuchGroup),
-        (lambda manager: manager.remove_member("k", "m"), NoSuchGroup),
-        (lambda manager: manager.release("k", owner="a"), NoSuchGroup),
-        (lambda manager: manager.move("k", "gold"), NoSuchGroup),
-        (lambda manager: manager.get("k"), NoSuchGroup),
-        (lambda manager: manager.read("k"), NoSuchGroup),
+        (lambda manager: create(manager.context, "../k", owner="a"), InvalidKey),
+        (lambda manager: create(manager.context, "k", owner="a", class_="../.."), InvalidClass),
+        (lambda manager: create(manager.context, "k", owner="a", class_="info"), InvalidClass),
+        (lambda manager: create(manager.context, "k", owner=""), InvalidRequest),
+        (lambda manager: create(manager.context, "k", owner="a\nb"), InvalidRequest),
+        (lambda manager: create(manager.context, "k", owner="x" * 129), InvalidRequest),
+        (lambda manager: create(manager.context, "k", owner="\ud800"), InvalidRequest),
+        (lambda manager: create(manager.context, "k", owner="a", attributes={"x": "\ud800"}), InvalidAttributes),
+        (lambda manager: assign(manager.context, Assignment(key="k", owner="a")), InvalidRequest),
+        (lambda manager: assign(manager.context, Assignment(key="k", owner="a", pid=5, cgroup="/x")), InvalidRequest),
+        (lambda manager: assign(manager.context, Assignment(key="k", owner="a", cgroup="/x\0y")), InvalidRequest),
+        (lambda manager: assign(manager.context, Assignment(key="k", owner="a", cgroup="\ud800")), InvalidRequest),
+        (lambda manager: assign(manager.context, Assignment(key="k", owner="a", cgroup="/etc")), ResctrlError),
+        (lambda manager: assign(manager.context, Assignment(key="k", owner="a", pid=2**70)), NoSuchProcess),
+        (lambda manager: assign(manager.context, Assignment(key="k", owner="a", pid=0)), NoSuchProcess),
+        (lambda manager: assign(manager.context, Assignment(key="k", owner="a", pid=-1)), NoSuchProcess),
+        (lambda manager: assign(manager.context, Assignment(key="k", owner="a", pid=1)), PermissionDenied),
+        (lambda manager: assign(manager.context, Assignment(key="k", owner="a", pid=os.getpid())), PermissionDenied),
+        (
+            lambda manager: assign(manager.context, Assignment(key="k", owner="a", pid=os.getppid(), kind="\0")),
+            InvalidRequest,
+        ),
+        (
+            lambda manager: assign(manager.context, Assignment(key="k", owner="a", pid=os.getppid(), member="..")),
+            InvalidKey,
+        ),
+        (lambda manager: add_member(manager.context, "k", "../m", owner="a"), InvalidKey),
+        (lambda manager: add_member(manager.context, "k", "m", owner="a"), NoSuchGroup),
+        (lambda manager: remove_member(manager.context, "k", "m"), NoSuchGroup),
+        (lambda manager: release(manager.context, "k", owner="a"), NoSuchGroup),
+        (lambda manager: move(manager.context, "k", "gold"), NoSuchGroup),
+        (lambda manager: manager.context.store.known("k"), NoSuchGroup),
+        (lambda manager: read(manager.context, "k"), NoSuchGroup),
     ],
 )
 def test_invalid_request_is_refused_and_leaves_nothing(
@@ -355,7 +367,7 @@ def test_invalid_request_is_refused_and_leaves_nothing(
 ) -> None:
     with pytest.raises(error):
         call(host.manager)
-    assert (host.marked_groups(), host.manager.workloads()) == ([], [])
+    assert (host.marked_groups(), host.ctx.store.all()) == ([], [])
     assert (host.folder("records"), host.folder("groups")) == ([], [])
 
 
@@ -363,15 +375,15 @@ def test_failed_assign_of_an_ended_process_leaves_nothing(host: Host) -> None:
     with subprocess.Popen(["true"]) as child:
         child.wait()
         with pytest.raises(NoSuchProcess):
-            host.manager.assign(assignment("k", child.pid))
-    assert (host.marked_groups(), host.manager.workloads(), host.folder("groups")) == ([], [], [])
+            assign(host.ctx, assignment("k", child.pid))
+    assert (host.marked_groups(), host.ctx.store.all(), host.folder("groups")) == ([], [], [])
 
 
 def test_zombie_cannot_be_assigned(host: Host) -> None:
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     with pytest.raises(NoSuchProcess):
-        host.manager.assign(assignment("k", child.pid))
+        assign(host.ctx, assignment("k", child.pid))
     child.wait()
     assert host.marked_groups() == []
 
@@ -382,72 +394,72 @@ def test_a_kernel_thread_or_init_is_never_moved(host: Host) -> None:
     kthreads = [number for number, stat in stats.items() if stat is not None and stat.is_kernel_thread]
     for pid in (1, *kthreads[:3]):
         with pytest.raises((PermissionDenied, NoSuchProcess)):
-            host.manager.assign(assignment("k", pid))
+            assign(host.ctx, assignment("k", pid))
 
 
 def test_undo_keeps_the_earlier_state(host: Host, process: Start) -> None:
     """A second member that cannot join changes nothing of the first one's group."""
     host.make_class("gold")
     first, second = process(), process()
-    before = host.manager.assign(assignment("k", first.pid, attributes={"x": "1"})).workload
+    before = assign(host.ctx, assignment("k", first.pid, attributes={"x": "1"})).workload
     failing = assignment("k", second.pid, "other", class_="gold", attributes={"x": "2"}, pod_cgroup="/nowhere")
     with pytest.raises(ClassMismatch):
-        host.manager.assign(failing)
-    assert host.manager.get("k") == before
+        assign(host.ctx, failing)
+    assert host.get("k") == before
     host.check()
-    assert host.restart().get("k") == before
+    assert host.restart().context.store.known("k") == before
 
 
 def test_removed_group_is_created_again_for_the_next_member(host: Host, process: Start) -> None:
     first, second = process(), process()
-    record = host.manager.assign(assignment("k", first.pid)).workload
+    record = assign(host.ctx, assignment("k", first.pid)).workload
     os.rmdir(host.tree.full_path(record.first.ref))
-    again = host.manager.assign(assignment("k", second.pid)).workload
+    again = assign(host.ctx, assignment("k", second.pid)).workload
     assert (again.generation, again.state) == (2, State.ACTIVE)
     assert host.tree.membership(second.pid).group == "k"
     host.check()
 
 
 def test_foreign_group_in_the_place_of_a_group_is_not_used(host: Host, process: Start) -> None:
-    record = host.manager.assign(assignment("k", process().pid)).workload
+    record = assign(host.ctx, assignment("k", process().pid)).workload
     os.rmdir(host.tree.full_path(record.first.ref))
     foreign = host.make_foreign("k")
     with pytest.raises(NoSuchGroup, match="another group"):
-        host.manager.read("k")
+        read(host.ctx, "k")
     host.manager.maintenance.tick()
-    assert host.manager.get("k").state is State.LOST
+    assert host.get("k").state is State.LOST
     assert host.tree.find(foreign) is not None
 
 
 def test_two_keys_of_one_directory_name_do_not_share_a_group(host: Host, process: Start) -> None:
     """After a reload with another group_prefix, "x" of before and "rm-x" of after would be the same directory."""
-    host.manager.settings = Settings(group_prefix="rm-")
-    first = host.manager.assign(assignment("x", process().pid)).workload
-    host.manager.settings = Settings()
+    host.ctx.config.settings = Settings(group_prefix="rm-")
+    first = assign(host.ctx, assignment("x", process().pid)).workload
+    host.ctx.config.settings = Settings()
     with pytest.raises(ResctrlError, match="exists"):
-        host.manager.assign(assignment("rm-x", process().pid))
-    assert host.manager.get("x") == first
-    assert [record.key for record in host.manager.workloads()] == ["x"]
+        assign(host.ctx, assignment("rm-x", process().pid))
+    assert host.get("x") == first
+    assert [record.key for record in host.ctx.store.all()] == ["x"]
     host.check()
 
 
 def test_release_of_a_removed_group_succeeds(host: Host) -> None:
-    record = host.manager.create("k", owner="a")
-    host.manager.create("k", owner="b")
+    record = create(host.ctx, "k", owner="a")
+    create(host.ctx, "k", owner="b")
     os.rmdir(host.tree.full_path(record.first.ref))
-    released = host.manager.release("k", owner="a")
+    released = release(host.ctx, "k", owner="a")
     assert not released.completed
     assert all(total.number is None for total in released.totals)
-    last = host.manager.release("k", owner="b")
+    last = release(host.ctx, "k", owner="b")
     assert (last.completed, last.workload.state) == (True, State.LOST)
     host.check()
 
 
 def test_only_a_foreign_group_is_read_as_one(host: Host) -> None:
     ref = host.make_foreign("pqos-1")
-    host.manager.create("ours", owner="a")
-    found, readings = host.manager.read_foreign(ref)
+    create(host.ctx, "ours", owner="a")
+    found, readings = host.manager.watcher.read_foreign(ref)
     assert (found.ref, bool(readings)) == (ref, True)
     for other in (GroupRef("", "ours"), GroupRef("gold", "pqos-1"), GroupRef("", "../mon_groups/pqos-1")):
         with pytest.raises(NoSuchGroup, match="there is no foreign monitoring group"):
-            host.manager.read_foreign(other)
+            host.manager.watcher.read_foreign(other)

@@ -19,6 +19,11 @@ from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import put_back
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.records.store import Store
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.move import move
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -77,15 +82,15 @@ def threads_of_two() -> list[int]:
         lambda _: cgroups.is_populated("/sys/fs/cgroup"),
         lambda host: host.tree.check_mounted(),
         lambda host: list(Store(f"{host.run}/records").read_all()),
-        lambda host: host.manager.context.snapshots.load_begin(CTR),
-        lambda host: host.manager.context.snapshots.last_read(CTR),
-        lambda host: host.manager.context.snapshots.completed_at(CTR),
+        lambda host: host.ctx.snapshots.load_begin(CTR),
+        lambda host: host.ctx.snapshots.last_read(CTR),
+        lambda host: host.ctx.snapshots.completed_at(CTR),
     ],
 )
 def test_file_that_cannot_be_opened_is_reported_with_path_and_remedy(
     host: Host, process: Start, reads: Callable[[Host], object]
 ) -> None:
-    host.manager.assign(assignment(CTR, process().pid))
+    assign(host.ctx, assignment(CTR, process().pid))
     with left(0), pytest.raises(NotRead) as caught:
         reads(host)
     assert caught.value.path.startswith("/")
@@ -96,11 +101,11 @@ def test_file_that_cannot_be_opened_is_reported_with_path_and_remedy(
 @pytest.mark.parametrize(
     "verb",
     [
-        lambda host, pid: host.manager.create("web", owner="other"),
-        lambda host, pid: host.manager.assign(assignment(CTR, pid)),
-        lambda host, pid: host.manager.read("standing"),
-        lambda host, pid: host.manager.move("standing", "gold"),
-        lambda host, pid: host.manager.release("standing", owner="test"),
+        lambda host, pid: create(host.ctx, "web", owner="other"),
+        lambda host, pid: assign(host.ctx, assignment(CTR, pid)),
+        lambda host, pid: read(host.ctx, "standing"),
+        lambda host, pid: move(host.ctx, "standing", "gold"),
+        lambda host, pid: release(host.ctx, "standing", owner="test"),
     ],
     ids=["create", "assign", "read", "move", "release"],
 )
@@ -109,7 +114,7 @@ def test_a_verb_with_so_many_descriptors_left_fails_with_a_type_or_not_at_all(
 ) -> None:
     host.make_class("gold")
     child = process()
-    host.manager.assign(assignment("standing", process().pid))
+    assign(host.ctx, assignment("standing", process().pid))
     for number in range(8):
         with left(number):
             try:
@@ -137,25 +142,25 @@ def test_undo_without_descriptors_does_not_hide_the_first_error(host: Host, proc
 
 def test_tick_without_descriptors_drops_no_workload(host: Host, process: Start) -> None:
     """Files that it could not open counted as missing: resctrl as unmounted, and a group as lost."""
-    host.manager.assign(assignment(CTR, process().pid))
+    assign(host.ctx, assignment(CTR, process().pid))
     for number in range(8):
         # The caller of the tick reports an error that concerns all workloads.
         with left(number), contextlib.suppress(ResctrlError):
             host.manager.maintenance.tick()
-        assert host.manager.get(CTR).state is State.ACTIVE, number
+        assert host.get(CTR).state is State.ACTIVE, number
         host.check()
 
 
 def test_start_without_descriptors_does_not_reject_records(host: Host, process: Start) -> None:
     """Its group, empty just then, was removed as one of no record, and its claims with it."""
-    host.manager.create("web", owner="other")
+    create(host.ctx, "web", owner="other")
     for number in range(8):
         with left(number), contextlib.suppress(ResctrlError):
             host.restart()
         assert host.folder("records") == ["web.json"], number
         assert host.tree.find(host.marked_groups()[0].ref), number
     host.restart()
-    record = host.manager.get("web")
+    record = host.get("web")
     assert isinstance(record, Workload)
     assert record.is_claimed_by("other")
     host.check()

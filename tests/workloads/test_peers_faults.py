@@ -19,6 +19,9 @@ from resctrlmond.workloads.figures import checkpoint
 from resctrlmond.workloads.figures.accounting import totals
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import UID, Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -41,7 +44,7 @@ def test_class_of_a_task_is_read_from_the_task_and_not_from_lists(host: Host, pr
     sys.addaudithook(hook)
     child = process()
     host.tree.write_task("gold", child.pid)
-    record = host.manager.assign(assignment("k", child.pid)).workload
+    record = assign(host.ctx, assignment("k", child.pid)).workload
     host.manager.maintenance.sweep("k")
     watching = False
     # The tasks of a new group are listed once, because an rmdir may have left a task with its RMID.
@@ -51,22 +54,22 @@ def test_class_of_a_task_is_read_from_the_task_and_not_from_lists(host: Host, pr
 
 def test_a_workload_that_comes_back_while_its_end_is_pending_keeps_its_new_group(host: Host, process: Start) -> None:
     """The fault: a removal that failed is tried again after the workload came back, and takes its new group away."""
-    host.manager.assign(assignment(UID, process().pid, "nri"))
+    assign(host.ctx, assignment(UID, process().pid, "nri"))
     control = Control(host.mountpoint)
     control.set_faults(Fault(on=Operation.RMDIR, group=f"mon_groups/{UID}", answer="EIO", times=2))
     with pytest.raises(ResctrlError):
-        host.manager.release(UID, owner="nri")
+        release(host.ctx, UID, owner="nri")
     host.manager.maintenance.tick()
-    assert host.manager.get(UID).state is State.ENDING
+    assert host.get(UID).state is State.ENDING
     child = process()
-    anew = host.manager.assign(assignment(UID, child.pid, "nri")).workload
+    anew = assign(host.ctx, assignment(UID, child.pid, "nri")).workload
     for _ in range(3):
         host.manager.maintenance.tick()
     assert control.faults == []
-    found = host.manager.get(UID)
+    found = host.get(UID)
     assert (found.state, found.generation, found.first.nonce) == (State.ACTIVE, 2, anew.first.nonce)
     assert host.tree.membership(child.pid).group == UID
-    host.manager.release(UID, owner="nri")
+    release(host.ctx, UID, owner="nri")
     host.check()
 
 
@@ -86,13 +89,13 @@ def test_groups_created_during_maintenance_remain(host: Host) -> None:
     ticking.start()
     try:
         for number in range(25):
-            host.manager.create(f"k{number}", owner="test")
-            assert host.tree.find(host.manager.get(f"k{number}").first.ref) is not None
+            create(host.ctx, f"k{number}", owner="test")
+            assert host.tree.find(host.get(f"k{number}").first.ref) is not None
     finally:
         over.set()
         ticking.join()
     assert raised == []
-    assert {record.state for record in host.manager.workloads()} == {State.IDLE}
+    assert {record.state for record in host.ctx.store.all()} == {State.IDLE}
     host.check()
 
 

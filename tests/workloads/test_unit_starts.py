@@ -39,6 +39,8 @@ from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.release import release
 from tests.api.private_bus import PrivateBus
 from tests.hook.builds import ROOT
 from tests.workloads.conftest import Host, join
@@ -66,7 +68,7 @@ class Services(Site):
             assert await watch.connection() is not None
             with contextlib.closing(Workers()) as workers:
                 service = Verbs(self.host.manager, Policy(), workers)
-                self.starts = UnitStarts(self.host.manager, workers, watch.connection, watch.assignment, watch.seen)
+                self.starts = UnitStarts(self.host.ctx, workers, watch.connection, watch.assignment, watch.seen)
                 service.assign_unit = self.starts.assign
                 server = unit_server(service)
                 await server.start(listen(self.path, 0o666))
@@ -130,25 +132,25 @@ class Services(Site):
         """End a process of the service, and record that."""
         process.kill()
         await ended(process)
-        self.host.manager.record_ends(SHOP)
+        self.host.manager.maintenance.record_ends(SHOP)
 
     def sweep(self, name: str = SHOP) -> None:
         """Search for tasks of a service outside its group, as a tick does every few seconds."""
-        with self.host.manager.context.store.transaction(name) as txn:
-            placement.sweep(self.host.manager.context, txn)
+        with self.host.ctx.store.transaction(name) as txn:
+            placement.sweep(self.host.ctx, txn)
 
     def quality(self, name: str = SHOP) -> Quality:
-        return self.host.manager.get(name).first.baseline
+        return self.host.get(name).first.baseline
 
     def reasons(self, name: str = SHOP) -> tuple[str, ...]:
-        return self.host.manager.get(name).first.baseline_reasons
+        return self.host.get(name).first.baseline_reasons
 
     def known_until(self, name: str = SHOP) -> int:
         """Return until when the watch has seen that all commands of a service are known, in systemd's time.
 
         If it looked while a process was about to call, it looks again a second later.
         """
-        member = self.host.manager.get(name).member(name)
+        member = self.host.get(name).member(name)
         return member.known_until_us if member is not None else 0
 
     def in_group(self, child: subprocess.Popen[str]) -> str:
@@ -230,7 +232,7 @@ def test_service_is_exact_and_stays_so(site: Services) -> None:
             assert site.in_group(main) == SHOP
             await site.looked()
             site.host.manager.maintenance.tick()
-            workload = site.host.manager.get(SHOP)
+            workload = site.host.get(SHOP)
             assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
             assert workload.attributes == {"unit": SHOP}
             (member,) = workload.members
@@ -239,7 +241,7 @@ def test_service_is_exact_and_stays_so(site: Services) -> None:
             await ended(main)
             site.systemd.set(SHOP, active="inactive", sub="dead")
             await site.until(lambda: not site.claimed())
-        assert site.host.manager.get(SHOP).state is State.COMPLETED
+        assert site.host.get(SHOP).state is State.COMPLETED
         # The sleep of the shell ran on.
         assert site.quality() is Quality.ESTIMATED
         assert "ran on after its end" in site.reasons()[0]
@@ -260,7 +262,7 @@ def test_each_command_of_a_service_is_counted(site: Services) -> None:
             await ended(first)
             assert site.quality() is Quality.EXACT
             before = started(first, ended=True)
-            site.host.manager.record_ends(SHOP)
+            site.host.manager.maintenance.record_ends(SHOP)
             main = site.through(SHOP, "/bin/sleep", "600")
             site.state(SHOP, ExecStartPre=[before], ExecStart=[started(main)], ExecReload=[Command(PROGRAM)])
             # Its control group has tasks again, and the watch and the tick wait for the call.
@@ -279,7 +281,7 @@ def test_each_command_of_a_service_is_counted(site: Services) -> None:
             site.state(SHOP, **both, ExecReload=[started(reload, ended=True)])
             await site.looked()
             assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
-            assert site.host.manager.get(SHOP).generation == 1
+            assert site.host.get(SHOP).generation == 1
             # The service is restarted.
             await site.end(main)
             first = site.through(SHOP, "/bin/true")
@@ -296,7 +298,7 @@ def test_each_command_of_a_service_is_counted(site: Services) -> None:
             await ended(again)
             site.systemd.set(SHOP, active="inactive", sub="dead")
             await site.until(lambda: not site.claimed())
-            assert (site.quality(), site.host.manager.get(SHOP).generation) == (Quality.EXACT, 1)
+            assert (site.quality(), site.host.get(SHOP).generation) == (Quality.EXACT, 1)
 
     run(test)
 
@@ -308,7 +310,7 @@ def test_next_command_is_exact_though_the_watch_looks_before_systemd_states_it(s
             site.state(SHOP, ExecStart=[started(first), Command(PROGRAM)])
             go(first)
             await ended(first)
-            site.host.manager.record_ends(SHOP)
+            site.host.manager.maintenance.record_ends(SHOP)
             done = started(first, ended=True)
             main = site.through(SHOP, "/bin/sleep", "600")
             site.state(SHOP, ExecStart=[done, Command(PROGRAM)])
@@ -393,7 +395,7 @@ def test_service_is_late_if_another_workload_takes_a_process_of_it(site: Service
             join(below, child)
             assert site.quality() is Quality.EXACT
             target: dict[str, Any] = {"pid": child} if what == "process" else {"cgroup": below}
-            await asyncio.to_thread(site.host.manager.assign, Assignment(key="client", owner="client", **target))
+            await asyncio.to_thread(assign, site.host.ctx, Assignment(key="client", owner="client", **target))
             assert site.host.tree.membership(child).group == "client"
             reasons = () if place == "elsewhere" else (Reason.TAKEN_OVER.text(key="client"),)
             assert site.reasons()[:1] == reasons
@@ -434,7 +436,7 @@ def test_process_with_the_number_of_an_earlier_one_is_put_into_the_group(site: S
             go(main)
             await site.until(lambda: has_begun(main))
             reload = site.through(SHOP, "/bin/sleep", "600")
-            with site.host.manager.context.store.transaction(SHOP) as txn:
+            with site.host.ctx.store.transaction(SHOP) as txn:
                 (member,) = txn.workload.members
                 commands = (*member.commands, f"ExecReload={reload.pid}")
                 txn.save(txn.workload.with_member(msgspec.structs.replace(member, commands=commands)))
@@ -785,7 +787,7 @@ def test_command_that_was_missed_makes_the_service_late_after_it_is_unloaded(sit
             await ended(one)
             await site.looked()
             assert site.quality() is Quality.EXACT
-            site.host.manager.record_ends(SHOP)
+            site.host.manager.maintenance.record_ends(SHOP)
             two = site.through(SHOP, "/bin/true")
             unit = Unit(site.inner(SHOP), commands={"ExecStart": [started(one, ended=True), started(two)]})
             site.systemd.units[SHOP] = unit
@@ -994,7 +996,7 @@ def test_service_with_a_command_after_its_end_is_exact_each_time(site: Services)
                 begun()
                 site.systemd.set(SHOP, active="inactive", sub="dead")
                 site.systemd.set(SHOP)
-                await site.until(lambda: site.host.manager.get(SHOP).state.is_over)
+                await site.until(lambda: site.host.get(SHOP).state.is_over)
                 assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
 
     run(test)
@@ -1161,7 +1163,7 @@ def test_service_that_is_started_again_during_a_look_continues(
             call = watch._call
 
             async def slow_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-                if function == site.host.manager.release and not done:
+                if function is release and not done:
                     await start()
                 return await call(function, *args, **kwargs)
 
@@ -1172,7 +1174,7 @@ def test_service_that_is_started_again_during_a_look_continues(
             site.systemd.set(SHOP, active="inactive", sub="dead")
             await site.until(lambda: done and has_begun(again))
             await site.looked()
-            workload = site.host.manager.get(SHOP)
+            workload = site.host.get(SHOP)
             assert (workload.generation, workload.is_claimed_by(SYSTEMD)) == (1, True)
             assert (site.in_group(again), site.quality(), site.reasons()) == (SHOP, Quality.EXACT, ())
 
@@ -1394,7 +1396,7 @@ def test_program_does_not_wait_for_a_systemd_that_hangs(site: Services) -> None:
             go(main)
             assert await output(main) == "ran\n"
             site.systemd.hangs = False
-            assert site.host.manager.find(SHOP) is None
+            assert site.host.ctx.store.get(SHOP) is None
 
     run(test)
 
@@ -1439,7 +1441,7 @@ def test_service_does_not_wait_long_for_a_systemd_that_is_not_on_the_bus(
             # The program itself waits for up to 30 s.
             async with asyncio.timeout(20):
                 await site.until(lambda: has_begun(main))
-            assert site.host.manager.find(SHOP) is None
+            assert site.host.ctx.store.get(SHOP) is None
             await site.systemd.__aenter__()
 
     run(test)

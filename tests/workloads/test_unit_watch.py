@@ -31,6 +31,7 @@ from resctrlmond.resctrl.errors import KernelRefused
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.workloads.figures.reasons import ran_before
+from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import waiting
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.settings import Settings
@@ -38,6 +39,9 @@ from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.profiles.profile import Profile, Profiles, Rule, Watch
 from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.release import release
 from tests.api.private_bus import PrivateBus
 from tests.workloads.conftest import UID, Host, assignment, join, own_host
 from tests.workloads.fake_systemd import ROOT, FakeSystemd, Unit
@@ -99,7 +103,7 @@ class Site:
         """Return the keys of the workloads of units, without those of which an Assign runs."""
         return [
             of.key
-            for of in self.host.manager.unfinished()
+            for of in self.host.ctx.store.unfinished()
             if of.is_claimed_by(SYSTEMD)
             and not any(member.joining for member in of.members)
             and (of.state is not State.PENDING or of.reason)
@@ -108,7 +112,7 @@ class Site:
     async def until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + 60
         while not condition():
-            assert time.monotonic() < deadline, self.host.manager.workloads()
+            assert time.monotonic() < deadline, self.host.ctx.store.all()
             await asyncio.sleep(0.01)
 
     async def looked(self) -> None:
@@ -180,7 +184,7 @@ def test_selected_units_are_assigned_and_end_with_the_unit(site: Site, process: 
                     SHOP,
                     OTHER,
                 )
-                shop, other = host.manager.get(SHOP), host.manager.get(OTHER)
+                shop, other = host.get(SHOP), host.get(OTHER)
                 assert (shop.priority, other.priority) == (-2, -1)
                 assert shop.attributes == {"unit": SHOP}
                 (member,) = shop.members
@@ -191,7 +195,7 @@ def test_selected_units_are_assigned_and_end_with_the_unit(site: Site, process: 
                 systemd.set(SHOP, active="inactive", sub="dead")
                 systemd.set(OTHER)
                 await site.until(lambda: not site.claimed())
-        assert {host.manager.get(key).state for key in (SHOP, OTHER)} == {State.COMPLETED}
+        assert {host.get(key).state for key in (SHOP, OTHER)} == {State.COMPLETED}
         assert host.tree.membership(third.pid).group == ""
 
     run(test)
@@ -216,7 +220,7 @@ def test_unit_that_changes_keeps_its_workload(site: Site, process: Start, how: s
                 if ends:
                     first.kill()
                     first.wait()
-                    site.host.manager.record_ends(SHOP)
+                    site.host.manager.maintenance.record_ends(SHOP)
                 systemd.set(SHOP, **states[how])
                 await site.looked()
                 assert site.claimed() == [SHOP]
@@ -224,7 +228,7 @@ def test_unit_that_changes_keeps_its_workload(site: Site, process: Start, how: s
                     site.run_in(SHOP, second)
                 systemd.set(SHOP, active="active", sub="running", job="")
                 await site.looked()
-                record = site.host.manager.get(SHOP)
+                record = site.host.get(SHOP)
                 assert (record.generation, record.state) == (1, State.ACTIVE)
                 if ends:
                     await site.until(lambda: site.host.tree.membership(second.pid).group == SHOP)
@@ -263,8 +267,11 @@ def test_units_that_stopped_while_no_daemon_ran_are_released(site: Site, process
             assert len(site.claimed()) == 2
             async with site.watching("*.service"):
                 await site.until(lambda: site.claimed() == [OTHER])
-        assert site.host.manager.get(SHOP).state is State.COMPLETED
-        assert (site.host.manager.get(OTHER).state, site.host.manager.get(OTHER).generation) == (State.ACTIVE, 1)
+        assert site.host.get(SHOP).state is State.COMPLETED
+        assert (
+            site.host.get(OTHER).state,
+            site.host.get(OTHER).generation,
+        ) == (State.ACTIVE, 1)
 
     run(test)
 
@@ -323,7 +330,7 @@ def test_a_systemd_that_does_not_reply_delays_nothing(site: Site, process: Start
             site.unit(SHOP, child)
             async with site.watching("*.service"):
                 await site.until(lambda: "Subscribe" in systemd.calls)
-                site.host.manager.assign(Assignment(key="mine", owner="me", pid=child.pid))
+                assign(site.host.ctx, Assignment(key="mine", owner="me", pid=child.pid))
                 site.host.manager.maintenance.tick()
             assert site.claimed() == []
 
@@ -400,7 +407,7 @@ def test_units_of_users_are_found_by_their_control_groups(
                 assert site.host.tree.membership(app.pid).group == key
                 assert site.host.tree.membership(inner.pid).group == key
                 assert site.host.tree.membership(init.pid).group == top
-                assert site.host.manager.get(key).attributes == {"unit": key, "user": "1000"}
+                assert site.host.get(key).attributes == {"unit": key, "user": "1000"}
                 for child in (app, inner):
                     child.kill()
                     child.wait()
@@ -470,15 +477,16 @@ def test_system_unit_does_not_wait_for_the_units_of_a_user(
     children = {name: process() for name in names}
 
     async def test() -> None:
-        monkeypatch.setattr(importlib.import_module("resctrlmond.daemon.units"), "_LOOK_AT_USERS_S", 0.02)
-        loop, manager = asyncio.get_running_loop(), site.host.manager
+        units_module = importlib.import_module("resctrlmond.daemon.units")
+        monkeypatch.setattr(units_module, "_LOOK_AT_USERS_S", 0.02)
+        loop = asyncio.get_running_loop()
         calls: list[str] = []
         is_armed = not is_end
 
         def call_during(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
                 if is_armed:
-                    calls.append(getattr(args[0], "key", args[0]))
+                    calls.append(getattr(args[1], "key", args[1]))
                 if is_armed and len(calls) == 1:
                     asyncio.run_coroutine_threadsafe(start(), loop).result(60)
                 return function(*args, **kwargs)
@@ -489,8 +497,8 @@ def test_system_unit_does_not_wait_for_the_units_of_a_user(
             site.unit("mark.service", process())
             await site.until(lambda: site.watch._changed)
 
-        monkeypatch.setattr(manager, "assign", call_during(manager.assign))
-        monkeypatch.setattr(manager, "release", call_during(manager.release))
+        monkeypatch.setattr(units_module, "assign", call_during(assign))
+        monkeypatch.setattr(units_module, "release", call_during(release))
         async with site.systemd:
             for name, child in children.items():
                 site.run_in(f"user@1000.service/{name}", child)
@@ -517,21 +525,22 @@ def test_unit_of_a_user_that_fails_keeps_no_other_from_its_group(
     mark = process()
 
     async def test() -> None:
-        monkeypatch.setattr(importlib.import_module("resctrlmond.daemon.units"), "_LOOK_AT_USERS_S", 0.02)
-        loop, manager = asyncio.get_running_loop(), site.host.manager
-        assign, attempts = manager.assign, itertools.count(1)
+        units_module = importlib.import_module("resctrlmond.daemon.units")
+        monkeypatch.setattr(units_module, "_LOOK_AT_USERS_S", 0.02)
+        loop = asyncio.get_running_loop()
+        attempts = itertools.count(1)
 
         async def change() -> None:
             site.systemd.set("mark.service", Unit(site.inner("mark.service"), changed=next(attempts)))
             await site.until(lambda: site.watch._changed)
 
-        def assign_or_fail(request: Assignment) -> object:
+        def assign_or_fail(ctx: Context, request: Assignment) -> object:
             if request.key != "user-1000:0.service":
-                return assign(request)
+                return assign(ctx, request)
             asyncio.run_coroutine_threadsafe(change(), loop).result(60)
             raise KernelRefused("the group cannot be created")
 
-        monkeypatch.setattr(manager, "assign", assign_or_fail)
+        monkeypatch.setattr(units_module, "assign", assign_or_fail)
         async with site.systemd:
             site.run_in("mark.service", mark)
             for name, child in children.items():
@@ -560,10 +569,10 @@ def test_units_of_a_user_with_the_same_name_do_not_replace_each_other(
             async with site.watching("user-*:*.service", "mark.service"):
                 await site.until(lambda: site.claimed() == ["user-1000:web.service"])
                 await site.looked()
-                before = site.host.manager.get("user-1000:web.service")
+                before = site.host.get("user-1000:web.service")
                 for _ in range(3):
                     await site.looked()
-                assert site.host.manager.get("user-1000:web.service") is before
+                assert site.host.get("user-1000:web.service") is before
 
     run(test)
 
@@ -579,8 +588,9 @@ def test_unit_gives_its_control_group_to_a_container(site: Site, process: Start)
             async with site.watching("*.scope", "mark.service"):
                 await site.until(lambda: site.claimed() == [scope])
                 path = os.path.join(site.top, scope)
-                site.host.manager.assign(
-                    Assignment(key="abc", owner="oci", pid=child.pid, own_cgroup=path, member="abc", late=False)
+                assign(
+                    site.host.ctx,
+                    Assignment(key="abc", owner="oci", pid=child.pid, own_cgroup=path, member="abc", late=False),
                 )
                 await site.until(lambda: not site.claimed())
                 assert site.host.tree.membership(child.pid).group == "abc"
@@ -601,10 +611,10 @@ def test_units_wait_for_rmids_in_the_order_of_their_globs(site: Site, process: S
                 site.unit(name, child)
             async with site.watching(*names):
                 await site.until(lambda: len(site.claimed()) == 3)
-                states = [site.host.manager.get(name).state for name in names]
+                states = [site.host.get(name).state for name in names]
                 assert states == [State.ACTIVE, State.PENDING, State.PENDING]
-                site.host.manager.create("container", owner="oci")
-                order = [of.workload.key for of in waiting(site.host.manager.unfinished())]
+                create(site.host.ctx, "container", owner="oci")
+                order = [of.workload.key for of in waiting(site.host.ctx.store.unfinished())]
                 assert order == ["container", "b.service", "a.service"]
 
     (tmp_path / "small").mkdir()
@@ -625,27 +635,34 @@ def test_units_leave_the_reserve_to_containers(site: Site, process: Start, tmp_p
                 site.unit(name, child)
             async with site.watching(*names):
                 await site.until(lambda: len(site.claimed()) == 3)
-                assert [manager.get(name).state for name in names] == [State.ACTIVE, State.ACTIVE, State.PENDING]
-                assert "RMIDs are kept for workloads of priority 0 and above (3 free)" in manager.get(names[2]).reason
+                assert [manager.context.store.known(name).state for name in names] == [
+                    State.ACTIVE,
+                    State.ACTIVE,
+                    State.PENDING,
+                ]
+                assert (
+                    "RMIDs are kept for workloads of priority 0 and above (3 free)"
+                    in manager.context.store.known(names[2]).reason
+                )
                 # A request of the same priority waits behind the unit; all others take what is kept.
-                manager.create("low", owner="me", priority=-3)
-                assert manager.get("low").state is State.PENDING
+                create(manager.context, "low", owner="me", priority=-3)
+                assert manager.context.store.known("low").state is State.PENDING
                 containers = [f"container{number}" for number in range(3)]
-                assert {manager.create(key, owner="oci").state for key in containers} == {State.IDLE}
-                assert manager.create("one-more", owner="oci").state is State.PENDING
+                assert {create(manager.context, key, owner="oci").state for key in containers} == {State.IDLE}
+                assert create(manager.context, "one-more", owner="oci").state is State.PENDING
                 # An RMID that becomes free is not for a unit while the reserve is not full.
-                manager.release("one-more", owner="oci")
-                manager.release(containers[0], owner="oci")
+                release(manager.context, "one-more", owner="oci")
+                release(manager.context, containers[0], owner="oci")
                 manager.maintenance.tick()
-                assert manager.get(names[2]).state is State.PENDING
-                manager.settings = Settings(reserve=0, overflow=0)
+                assert manager.context.store.known(names[2]).state is State.PENDING
+                manager.context.config.settings = Settings(reserve=0, overflow=0)
                 manager.maintenance.tick()
-                assert manager.get(names[2]).state is State.ACTIVE
+                assert manager.context.store.known(names[2]).state is State.ACTIVE
 
     (tmp_path / "small").mkdir()
     with own_host(tmp_path / "small", "monitoring-only", 6) as host:
         site.host = host
-        host.manager.settings = Settings(reserve=3, overflow=0)
+        host.ctx.config.settings = Settings(reserve=3, overflow=0)
         run(test)
         host.clean()
 
@@ -655,7 +672,7 @@ def use(host: Host, *profiles: Profile, default: str = "", **rules: dict[str, An
     owners = frozenset({"systemd"})
     found = tuple(Rule(name, f"F:{name}", owners=owners, **conditions) for name, conditions in rules.items())
     by_name = {profile.name: profile for profile in profiles}
-    host.manager.profiles = Profiles(by_name, found, unit_default=default, unit_default_origin="F:9")
+    host.ctx.config.profiles = Profiles(by_name, found, unit_default=default, unit_default_origin="F:9")
 
 
 def test_profile_leaves_out_a_unit_and_a_reload_applies(site: Site, process: Start) -> None:
@@ -669,25 +686,23 @@ def test_profile_leaves_out_a_unit_and_a_reload_applies(site: Site, process: Sta
             site.unit(OTHER, second)
             use(host, quiet, quiet={"globs": {"unit": ("shop.*",)}})
             async with site.watching("*.service"):
-                await site.until(lambda: site.claimed() == [OTHER] and host.manager.unwatched.all())
-                (left_out,) = host.manager.unwatched.all()
+                await site.until(lambda: site.claimed() == [OTHER] and host.ctx.unwatched.all())
+                (left_out,) = host.ctx.unwatched.all()
                 assert (left_out.id, left_out.is_unit, left_out.profile) == (SHOP, True, "quiet")
                 assert left_out.reason == "it is in no group, because of its profile quiet (rule at F:quiet)"
                 assert host.tree.membership(first.pid).group == ""
                 systemd.set(SHOP, active="active", sub="reload")
                 await site.looked()
-                assert host.manager.unwatched.all() == [left_out], "with the time at which it was found first"
+                assert host.ctx.unwatched.all() == [left_out], "with the time at which it was found first"
                 # A reload: the rule concerns another unit.
                 use(host, quiet, quiet={"globs": {"unit": ("other@*",)}})
                 site.watch.configure(["*.service"])
                 await site.until(lambda: site.claimed() == [SHOP])
-                assert [one.id for one in host.manager.unwatched.all()] == [OTHER]
-                assert host.manager.get(OTHER).reason == (
-                    "it is in no group, because of its profile quiet (rule at F:quiet)"
-                )
+                assert [one.id for one in host.ctx.unwatched.all()] == [OTHER]
+                assert host.get(OTHER).reason == ("it is in no group, because of its profile quiet (rule at F:quiet)")
                 assert host.tree.membership(second.pid).group == ""
                 site.watch.configure(["shop.*"])
-                await site.until(lambda: not host.manager.unwatched.all())
+                await site.until(lambda: not host.ctx.unwatched.all())
 
     run(test)
 
@@ -704,7 +719,7 @@ def test_profile_moves_the_tasks_of_a_unit_to_its_class_also_after_a_restart(sit
             async with site.watching("*.service", "!mark.service"):
                 await site.until(lambda: site.claimed() == [SHOP])
                 assert host.tree.membership(first.pid) == Membership("gold", SHOP)
-                record = host.manager.get(SHOP)
+                record = host.get(SHOP)
                 assert (record.profile, record.profile_source) == ("gold", "rule at F:gold")
                 assert record.first.baseline is Quality.LATE
                 # Process 1 starts each process of a service, in its own class.
@@ -714,14 +729,14 @@ def test_profile_moves_the_tasks_of_a_unit_to_its_class_also_after_a_restart(sit
                 for child in (first, late):
                     child.kill()
                     child.wait()
-                host.manager.record_ends(SHOP)
+                host.manager.maintenance.record_ends(SHOP)
                 # A reload changes no unit that runs.
                 use(host, Profile("gold", class_="gold"))
                 systemd.set(SHOP, active="activating", sub="auto-restart")
                 site.run_in(SHOP, second)
                 systemd.set(SHOP, active="active", sub="running")
                 await site.until(lambda: host.tree.membership(second.pid) == Membership("gold", SHOP))
-                record = host.manager.get(SHOP)
+                record = host.get(SHOP)
                 assert (record.generation, len(record.groups), record.profile) == (1, 1, "gold")
                 (member,) = record.members
                 assert (member.profile, member.tasks_outside) == ("gold", 0)
@@ -763,7 +778,7 @@ def test_task_of_a_container_that_starts_in_a_unit_with_a_class_stays_in_the_con
 
     def start(path: str) -> Callable[[int], bool]:
         monkeypatch.undo()
-        record = host.manager.assign(assignment(UID, init.pid, owner="oci", member="c1")).workload
+        record = assign(host.ctx, assignment(UID, init.pid, owner="oci", member="c1")).workload
         assert record.first.baseline is Quality.EXACT
         return test_member(path)
 
@@ -777,7 +792,7 @@ def test_task_of_a_container_that_starts_in_a_unit_with_a_class_stays_in_the_con
                 await site.until(lambda: site.claimed() == [SHOP])
         assert host.tree.membership(own.pid) == Membership("gold", SHOP)
         assert host.tree.membership(init.pid) == Membership("", UID)
-        assert host.manager.get(UID).first.baseline is Quality.EXACT
+        assert host.get(UID).first.baseline is Quality.EXACT
 
     run(test)
 
@@ -792,31 +807,31 @@ def test_profile_sets_priority_and_linger_of_a_unit(site: Site, process: Start) 
             site.unit(OTHER, second)
             use(host, Profile("kept", linger_s=600.0, priority=7), Profile("usual", priority=-9), default="usual")
             rule = Rule("kept", "F:kept", owners=frozenset({"oci", "systemd"}), globs={"cgroup": ("*/shop.*",)})
-            host.manager.profiles = msgspec.structs.replace(host.manager.profiles, rules=(rule,))
+            host.ctx.config.profiles = msgspec.structs.replace(host.ctx.config.profiles, rules=(rule,))
             async with site.watching("*.service"):
                 await site.until(lambda: len(site.claimed()) == 2)
-                assert (host.manager.get(SHOP).priority, host.manager.get(OTHER).priority) == (7, -9)
-                assert host.manager.get(OTHER).profile_source == "default_unit_profile at F:9"
+                assert (host.get(SHOP).priority, host.get(OTHER).priority) == (7, -9)
+                assert host.get(OTHER).profile_source == "default_unit_profile at F:9"
                 for child, key in ((first, SHOP), (second, OTHER)):
                     child.kill()
                     child.wait()
-                    host.manager.record_ends(key)
+                    host.manager.maintenance.record_ends(key)
                     systemd.set(key, active="inactive", sub="dead")
                 await site.until(lambda: site.claimed() == [SHOP])
                 await site.looked()
-                assert host.manager.get(SHOP).state in (State.ACTIVE, State.IDLE)
+                assert host.get(SHOP).state in (State.ACTIVE, State.IDLE)
                 # It starts again, and its run continues.
                 third = process()
                 site.run_in(SHOP, third)
                 systemd.set(SHOP, active="active", sub="running")
                 await site.until(lambda: host.tree.membership(third.pid).group == SHOP)
-                assert host.manager.get(SHOP).generation == 1
+                assert host.get(SHOP).generation == 1
                 # A reload with a shorter time, and an end.
                 use(host, Profile("kept", linger_s=0.2, priority=7))
                 third.kill()
                 third.wait()
                 systemd.set(SHOP, active="inactive", sub="dead")
-                await site.until(lambda: host.manager.get(SHOP).state is State.COMPLETED)
+                await site.until(lambda: host.get(SHOP).state is State.COMPLETED)
 
     run(test)
 

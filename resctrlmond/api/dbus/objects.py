@@ -21,6 +21,7 @@ from resctrlmond.api.workers import Lane
 from resctrlmond.resctrl.errors import PermissionDenied
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.workload import Workload
+from resctrlmond.workloads.verbs.read import get
 
 # A reply: its signature, and its body.
 Answer: TypeAlias = tuple[str, list[Any]]
@@ -202,9 +203,9 @@ class Objects:
         }
 
     def _introspect(self, path: str) -> str:
-        keys = self._service.manager.workloads() if path == names.WORKLOADS else []
+        keys = self._service.manager.context.store.all() if path == names.WORKLOADS else []
         if path.startswith(f"{names.WORKLOADS}/"):
-            self._service.manager.get(_key(path))
+            get(self._service.manager.context, _key(path))
         return names.introspection(
             _interfaces_at(path), (*_children(path), *(names.path_element(one.key) for one in keys))
         )
@@ -253,7 +254,7 @@ def workloads_by_key(manager: Manager, workloads: Iterable[Workload]) -> dict[st
 
 
 def _managed(manager: Manager) -> dict[str, dict[str, dict[str, Variant]]]:
-    workloads = bounded(reported(manager, workload) for workload in manager.workloads())
+    workloads = bounded(reported(manager, workload) for workload in manager.context.store.all())
     return {names.workload_path(one.key): {names.WORKLOAD: workload_properties(one)} for one in workloads}
 
 

@@ -48,7 +48,7 @@ class Announcer:
         # Before the workloads are read, so that no change is missed.
         self._is_started = True
         async with self._emitting:
-            known = await self._workloads_of(self._service.manager.workloads())
+            known = await self._workloads_of(self._service.manager.context.store.all())
             self._known = known if self._is_started else {}
 
     def stop(self) -> None:

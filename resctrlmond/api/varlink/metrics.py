@@ -126,7 +126,7 @@ class _Metrics:
         """Yield the metrics, from a reading of the counters that all callers share, as ReadAll does."""
         is_empty = True
         # At the start: a client that never reads to the end must not let the daemon grow.
-        find = self._service.manager.find
+        find = self._service.manager.context.store.get
         self._last.forget_unless(lambda series: find(series[1][0]) is not None)
         async with contextlib.aclosing(self._service.stream(_READ_ALL, types.ReadAllRequest(), caller)) as pages:
             async for page in pages:

@@ -14,7 +14,7 @@ _NONE: Members = {}
 
 
 class WatchedMembers:
-    """The members of each workload for whose end ``Manager.record_ends`` is called. Thread-safe; empty at first.
+    """The members of each workload for whose end ``Maintenance.record_ends`` is called. Thread-safe; empty at first.
 
     ``report`` replaces the members of one workload. A member whose end may have been reported, but is not recorded
     yet, is not one of them, because that call may fail.

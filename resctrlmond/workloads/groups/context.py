@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from resctrlmond.resctrl.mounts import Mounting
+from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.evidence.callers import LeftCallers
 from resctrlmond.workloads.evidence.interference import Interference
@@ -56,6 +59,17 @@ class Memory(msgspec.Struct):
     returns: dict[str, tuple[str, int]] = msgspec.field(default_factory=dict)
 
 
+class Callbacks(msgspec.Struct):
+    """Functions of higher parts that verbs call.
+
+    ``on_assigned`` gets the process of a new member, and its workload's key, before ``Store.on_end``; then it owns
+    the process. ``serve_counters`` assigns bandwidth counters that became free.
+    """
+
+    on_assigned: Callable[[str, Process], None] = lambda _key, process: process.close()
+    serve_counters: Callable[[], None] = lambda: None
+
+
 class Reloadable(msgspec.Struct):
     """The settings and the profiles, which a reload replaces."""
 
@@ -82,6 +96,7 @@ class Context(msgspec.Struct, frozen=True):
     machine: Machine
     pod_times: PodTimes
     callers: LeftCallers = msgspec.field(default_factory=LeftCallers)
+    callbacks: Callbacks = msgspec.field(default_factory=Callbacks)
     memory: Memory = msgspec.field(default_factory=Memory)
     watched: WatchedMembers = msgspec.field(default_factory=WatchedMembers)
     unwatched: UnwatchedContainers = msgspec.field(default_factory=UnwatchedContainers)

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from resctrlmond.resctrl import cgroups, processes, tasks
+from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import (
     NoSuchGroup,
     NotMounted,
@@ -22,15 +23,19 @@ from resctrlmond.resctrl.errors import (
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import Elsewhere
 from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.errors import AlreadyMonitored
 from resctrlmond.workloads.model.owners import OF_UNITS, OVERFLOW
 from resctrlmond.workloads.model.states import Quality
-from resctrlmond.workloads.model.workload import Group, Member, Workload
+from resctrlmond.workloads.model.workload import Group, Member, State, Workload
 from resctrlmond.workloads.records.store import Transaction
 
 log = logging.getLogger(__name__)
+
+OVERFLOW_PREFIX = "overflow@"
+_ROOT_SLICE = "-.slice"
 
 
 def is_unit(workload: Workload) -> bool:
@@ -47,6 +52,44 @@ def overflow_room(ctx: Context) -> int:
     """Return how many more groups units may share, of the number in the configuration."""
     shared = (workload for workload in ctx.store.unfinished() if is_overflow(workload))
     return max(ctx.config.settings.overflow - sum(len(workload.existing_groups) for workload in shared), 0)
+
+
+def overflow_key(workload: Workload) -> str:
+    """Return the key of the overflow workload for a unit."""
+    if user := workload.attributes.get("user", ""):
+        return f"{OVERFLOW_PREFIX}user-{user}.slice"
+    member = workload.member(workload.key)
+    top = cgroups.below_mount(member.cgroup).split("/")[1:2] if member is not None and member.cgroup else []
+    return OVERFLOW_PREFIX + (top[0] if top and top[0].endswith(".slice") else _ROOT_SLICE)
+
+
+def is_running_overflow(workload: Workload | None) -> bool:
+    """Whether units share the workload now."""
+    return workload is not None and is_overflow(workload) and workload.state in (State.ACTIVE, State.IDLE)
+
+
+def shared(ctx: Context, workload: Workload) -> list[Total]:
+    """Return the totals of a unit that waits for an RMID: unknown, if it shares a group; [] if it shares none."""
+    around = _around(ctx, workload)
+    if around is None:
+        return []
+    others = sum(member.is_living for member in around.members if member.id != workload.key)
+    text = "1 other" if others == 1 else f"{others} others"
+    why = Reason.SHARED.text(others=text, group=around.key)
+    readings = ctx.snapshots.begin_values(around.subfolder(around.first))
+    names = sorted({reading.event for reading in readings if workload.shows(reading.event)})
+    return [Total(event(name), None, Quality.UNKNOWN, why) for name in names]
+
+
+def _around(ctx: Context, workload: Workload) -> Workload | None:
+    """Return the overflow workload in which a unit is counted now."""
+    if workload.state is not State.PENDING or not is_unit(workload) or is_overflow(workload):
+        return None
+    around = ctx.store.get(overflow_key(workload))
+    if around is None or not is_running_overflow(around):
+        return None
+    member = around.member(workload.key)
+    return around if member is not None and (member.is_living or member.dormant) else None
 
 
 def elsewhere(

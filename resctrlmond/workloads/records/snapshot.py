@@ -115,6 +115,10 @@ class Snapshots:
         """Return whether the subfolder has a snapshot, complete with all begin values. Raises NotRead."""
         return stat.S_ISDIR(_mode(self.path(subfolder)))
 
+    def path_if_exists(self, subfolder: str) -> str | None:
+        """Return the path of a subfolder that has a snapshot; None if it has none. Raises NotRead."""
+        return self.path(subfolder) if self.exists(subfolder) else None
+
     def is_bare(self, subfolder: str) -> bool:
         """Return whether the begin values are missing because they were removed from outside. Raises NotRead."""
         return not any(_mode(os.path.join(self.path(subfolder), name)) for name in ("created_at", "mon_data"))

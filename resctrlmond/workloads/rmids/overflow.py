@@ -18,33 +18,33 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
 from resctrlmond.resctrl import cgroups, tasks
-from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import (
     NoSuchProcess,
     ResctrlError,
     RmidsExhausted,
 )
-from resctrlmond.workloads.figures.accounting import Total
-from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups import creation, ends, placement, removal, target
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import why_late
-from resctrlmond.workloads.groups.units import is_overflow, is_unit
+from resctrlmond.workloads.groups.units import (
+    OVERFLOW_PREFIX,
+    is_overflow,
+    is_running_overflow,
+    is_unit,
+    overflow_key,
+)
 from resctrlmond.workloads.model.clock import boot_ns, seconds_since_ns
 from resctrlmond.workloads.model.errors import AlreadyMonitored
 from resctrlmond.workloads.model.owners import OVERFLOW
-from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import MAX_PRIORITY
 from resctrlmond.workloads.model.workload import Member, State, Workload, replace
 from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.records.store import Transaction
-from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.assign import assign_target
 
 log = logging.getLogger(__name__)
 
 KIND = "overflow"
-_PREFIX = "overflow@"
-_ROOT_SLICE = "-.slice"
 # Behind all others in the queue: it waits only after another program has removed its group.
 _PRIORITY = -MAX_PRIORITY - 1
 # For how long a shared group without members is kept, so that units that restart do not create one each time.
@@ -63,7 +63,7 @@ def serve(ctx: Context, guard: Guard) -> None:
     ``guard`` handles the errors of one workload, by its key.
     """
     wanted = _wanted(ctx) if ctx.config.settings.overflow else {}
-    for key in [key for key in ctx.store.by_key() if key.startswith(_PREFIX)]:
+    for key in [key for key in ctx.store.by_key() if key.startswith(OVERFLOW_PREFIX)]:
         with guard(key), ctx.store.transaction_if_free(key) as txn:
             if txn is not None:
                 _keep(ctx, txn, wanted.get(key, {}))
@@ -75,7 +75,7 @@ def serve(ctx: Context, guard: Guard) -> None:
             if not member.is_living or _has(ctx.store.get(key), member):
                 continue  # a dormant one has no task until the tick wakes it
             joins += 1
-            if not _join_if_possible(ctx, guard, key, member) and not _is_running(ctx.store.get(key)):
+            if not _join_if_possible(ctx, guard, key, member) and not is_running_overflow(ctx.store.get(key)):
                 break  # no group may be created for this slice now
 
 
@@ -88,34 +88,6 @@ def _join_if_possible(ctx: Context, guard: Guard, key: str, member: Member) -> b
             log.debug("%s is not counted: %s", member.id, error)
             return False
     return True
-
-
-def shared(ctx: Context, workload: Workload) -> list[Total]:
-    """Return the totals of a unit that waits for an RMID: unknown, if it shares a group; [] if it shares none."""
-    around = _around(ctx, workload)
-    if around is None:
-        return []
-    others = sum(member.is_living for member in around.members if member.id != workload.key)
-    text = "1 other" if others == 1 else f"{others} others"
-    why = Reason.SHARED.text(others=text, group=around.key)
-    readings = ctx.snapshots.begin_values(around.subfolder(around.first))
-    names = sorted({reading.event for reading in readings if workload.shows(reading.event)})
-    return [Total(event(name), None, Quality.UNKNOWN, why) for name in names]
-
-
-def _around(ctx: Context, workload: Workload) -> Workload | None:
-    """Return the overflow workload in which a unit is counted now."""
-    if workload.state is not State.PENDING or not is_unit(workload) or is_overflow(workload):
-        return None
-    around = ctx.store.get(_key_of(workload))
-    if around is None or not _is_running(around):
-        return None
-    member = around.member(workload.key)
-    return around if member is not None and (member.is_living or member.dormant) else None
-
-
-def _is_running(workload: Workload | None) -> bool:
-    return workload is not None and is_overflow(workload) and workload.state in (State.ACTIVE, State.IDLE)
 
 
 def _wanted(ctx: Context) -> Wanted:
@@ -131,7 +103,7 @@ def _wanted(ctx: Context) -> Wanted:
             continue
         if slices is None:
             slices = list(_counted_slices(ctx))
-        key = _key_of(workload)
+        key = overflow_key(workload)
         is_in_slice = any(member.cgroup.startswith(f"{path}/") for path in slices)
         if not is_in_slice or _has(ctx.store.get(key), member):
             found.setdefault(key, {})[workload.key] = member
@@ -145,15 +117,6 @@ def _counted_slices(ctx: Context) -> Iterator[str]:
             yield from (member.cgroup for member in workload.living if member.cgroup)
 
 
-def _key_of(workload: Workload) -> str:
-    """Return the key of the overflow workload for a unit."""
-    if user := workload.attributes.get("user", ""):
-        return f"{_PREFIX}user-{user}.slice"
-    member = workload.member(workload.key)
-    top = cgroups.below_mount(member.cgroup).split("/")[1:2] if member is not None and member.cgroup else []
-    return _PREFIX + (top[0] if top and top[0].endswith(".slice") else _ROOT_SLICE)
-
-
 def _has(workload: Workload | None, member: Member) -> bool:
     """Whether the unit is a member already."""
     if workload is None or workload.state.is_over:
@@ -164,7 +127,7 @@ def _has(workload: Workload | None, member: Member) -> bool:
 
 def _join(ctx: Context, key: str, member: Member) -> None:
     """Move the tasks of a unit into the shared group. Raises RmidsExhausted, and what ``assign`` raises."""
-    slice_ = key.removeprefix(_PREFIX)
+    slice_ = key.removeprefix(OVERFLOW_PREFIX)
     assignment = Assignment(
         key=key,
         owner=OVERFLOW,
@@ -186,7 +149,7 @@ def _join(ctx: Context, key: str, member: Member) -> None:
             return  # it has no task
         with ctx.store.transaction_if_free(key) as txn, ctx.interference.unreported():
             if txn is not None:
-                assign(ctx, txn, opened, where, assignment)
+                assign_target(ctx, txn, opened, where, assignment)
 
 
 def _keep(ctx: Context, txn: Transaction, wanted: Mapping[str, Member]) -> None:

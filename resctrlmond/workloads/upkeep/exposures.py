@@ -24,9 +24,10 @@ from resctrlmond.resctrl.counters import IN_ORDER, Reading
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.workloads.figures.accounting import Total, digits
+from resctrlmond.workloads.groups.target import MAX_PATH_LENGTH
 from resctrlmond.workloads.model.clock import utc_now
 from resctrlmond.workloads.model.errors import LimitExceeded
-from resctrlmond.workloads.model.validation import canonical_key, check_member_id
+from resctrlmond.workloads.model.validation import canonical_key, check_member_id, check_word
 from resctrlmond.workloads.model.workload import Workload
 from resctrlmond.workloads.records.atomic_files import read_file, remove_tree, write_file, writing
 from resctrlmond.workloads.records.snapshot import Snapshots
@@ -101,10 +102,12 @@ class Exposures:
 
         The workload need not exist yet. ``cgroup`` is the path of the container's control group below the mount
         point, "" if it is not known: the folder stays as long as the control group exists, or the workload. Raises
-        InvalidKey, LimitExceeded, NotWritten.
+        InvalidKey, InvalidRequest, LimitExceeded, NotWritten.
         """
         key = canonical_key(key)
         check_member_id(container)
+        if cgroup:
+            check_word("cgroup", cgroup, MAX_PATH_LENGTH)
         top = f"{self._folder}/{key}"
         with self._lock, writing(top):
             if key not in self._written and len(self._written) >= MAX_EXPOSED:

@@ -39,7 +39,7 @@ from resctrlmond.workloads.groups import counters, ends, location, placement, re
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import lacking_counters, losses_in_a_row, resumes_after_s
 from resctrlmond.workloads.groups.runs import resume
-from resctrlmond.workloads.model.clock import seconds_since_ns
+from resctrlmond.workloads.model.clock import boot_ns, seconds_since_ns
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.workload import GroupState, State, Workload
 from resctrlmond.workloads.records.store import Transaction
@@ -123,6 +123,7 @@ class Maintenance:
         self.is_stopping = False
         self.on_failure: Callable[[str, ResctrlError | OSError], None] = _log_failure
         self.has_queued_calls: Callable[[], bool] = lambda: False
+        ctx.callbacks.serve_counters = self.serve_counters
 
     def tick(self) -> None:
         """Do the work of a second: ends, retries, losses, pruning; and each SWEEP_S search the control groups."""
@@ -203,7 +204,12 @@ class Maintenance:
                 self._inspect(txn, self._ctx.interference.inspect_with_cpus)
 
     def search_left_out(self) -> None:
-        """Make pods late with containers outside. Ticks do this for the pods that a call has locked now."""
+        """Make a pod late if one of its containers began while the recovery ran, and its hook had no socket to call.
+
+        To be called when hooks can call. It waits for no call: ticks search the pods that calls have locked. A pod
+        that begins later is searched for these containers by its first Assign.
+        """
+        self._ctx.memory.since_ns = boot_ns()
         self._unsearched.update(workload.key for workload in self._store.unfinished())
         self._search_left_out()
 

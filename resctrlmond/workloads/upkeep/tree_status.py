@@ -9,7 +9,8 @@ from collections.abc import Callable, Container
 import msgspec
 
 from resctrlmond.resctrl.bandwidth import Bandwidth
-from resctrlmond.resctrl.errors import NotMounted, ResctrlError, not_read
+from resctrlmond.resctrl.counters import Reading
+from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError, not_read
 from resctrlmond.resctrl.tree import Capacity, Found, GroupRef, Tree
 from resctrlmond.workloads.model.clock import utc_now
 
@@ -80,6 +81,17 @@ class TreeWatcher:
                 return look.seen
             self._hanging = hanging = look
         return self._old(hanging.begun_at)
+
+    def read_foreign(self, ref: GroupRef) -> tuple[Found, list[Reading]]:
+        """Return a monitoring group of another program, with its current counters. Raises NoSuchGroup."""
+        # It has to be one of the existing groups: a path must not be made of what a caller sent.
+        found = next((group for group in self.look().foreign if group.ref == ref), None)
+        if found is None:
+            raise NoSuchGroup(
+                f"there is no foreign monitoring group {ref.name} in class {ref.class_ or '/'}",
+                remedy="'resctrlctl list' shows the foreign groups",
+            )
+        return found, self._tree.read(found.ref)
 
     def _old(self, since: str) -> TreeStatus:
         last = self._last

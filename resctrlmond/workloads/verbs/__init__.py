@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs that put tasks into groups: Assign, and its forms for profiles and foreign groups."""
+"""The verbs: functions of a context that create, change, read and end workloads."""

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Collection
 
+from resctrlmond.resctrl.errors import ClassMismatch, KernelRefused, NoSuchClass
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import CgroupTasks, Elsewhere, Moved, MoveOptions, Origins, move, put_back
+from resctrlmond.resctrl.tree import Found
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads.figures.reasons import Reason, ran_before
 from resctrlmond.workloads.groups import creation, nested, removal, units
@@ -22,21 +25,93 @@ from resctrlmond.workloads.groups.runs import (
     start_run,
     with_profile,
 )
-from resctrlmond.workloads.groups.target import Target, check_free
+from resctrlmond.workloads.groups.target import Target, check_free, opened
+from resctrlmond.workloads.model.errors import InvalidRequest
 from resctrlmond.workloads.model.owners import OF_UNITS
 from resctrlmond.workloads.model.states import FOLLOW, Quality
-from resctrlmond.workloads.model.validation import reason_text, valid_class
+from resctrlmond.workloads.model.validation import (
+    canonical_key,
+    check_claim,
+    check_member_id,
+    check_word,
+    reason_text,
+    valid_class,
+)
 from resctrlmond.workloads.model.workload import Group, GroupState, Member, Workload, replace
 from resctrlmond.workloads.profiles.requests import CONTAINERS, Assigned, Assignment
 from resctrlmond.workloads.records.store import Limit, Transaction
-from resctrlmond.workloads.verbs.apart import with_left_out
+from resctrlmond.workloads.verbs import apart, observed, profiled
 
 
-def assign(
+def assign(ctx: Context, assignment: Assignment) -> Assigned:
+    """Put a process with its threads, or a control group, into the workload's group; create that if needed.
+
+    A container for which its runtime has created a group stays there, and is a workload of its own that is only
+    read (``observed``).
+    A call that fails changes nothing: a group that was created for it is removed again. Only downgrades stay: of
+    a baseline that was found to be late, of groups in which tasks of a rejected member ran, and of a pod that may
+    lack the rejected container. Raises what
+    ``create`` does, and AlreadyMonitored, NoSuchProcess, ProcessChanged, NoSuchCgroup, PermissionDenied.
+    """
+    canonical_key(assignment.key)
+    check_claim(assignment.owner, assignment.attributes, assignment.priority)
+    check_word("kind", assignment.kind)
+    if assignment.nested and assignment.take_over:
+        raise InvalidRequest("nested and takeOver exclude each other: one of them decides on the outer workload")
+    if assignment.member is not None:
+        check_member_id(assignment.member)
+    assignment, whole = profiled.with_profile(ctx, assignment), assignment.key
+    with apart.marking_rejected(ctx, assignment):
+        try:
+            return _assign(ctx, assignment, whole)
+        except (NoSuchClass, ClassMismatch, KernelRefused) as error:
+            if assignment.choice is None or assignment.class_ == FOLLOW:
+                raise
+            profiled.warn_of_class(assignment, str(error))
+        return _assign(ctx, dataclasses.replace(assignment, class_=FOLLOW, allow_class_change=False), whole)
+
+
+def _assign(ctx: Context, assignment: Assignment, whole: str) -> Assigned:
+    """Carry out an assignment whose profile is selected. ``whole`` is the key that the caller has named."""
+    key = canonical_key(assignment.key)
+    with opened(ctx.tree, assignment, ctx.callers) as target:
+        where = target.membership()
+        of_runtime = observed.group_of_runtime(ctx, where, assignment)
+        if of_runtime is not None:
+            return _observe(ctx, of_runtime, target, dataclasses.replace(assignment, key=whole))
+        is_inside = assignment.nested and where is not None and bool(where.group)
+        pid = target.process.pid if target.process is not None else None
+        is_of_service = ctx.take_over.is_of_service(where, pid)
+        takes = assignment.take_over or is_inside or is_of_service
+        turn = ctx.take_over.turn() if takes else contextlib.nullcontext()
+        with turn, ctx.store.transaction(key) as txn, ctx.interference.unreported():
+            run = txn.find()
+            if run is None or run.state.is_over:
+                ctx.callers.forget(key)
+            assigned = assign_target(ctx, txn, target, where, assignment)
+            if target.process is not None:
+                ctx.callers.called(key, target.process.pid)
+            # A service is watched by its control group.
+            if target.process is not None and assignment.unit_command is None:
+                ctx.callbacks.on_assigned(key, target.process.detach())
+            return assigned
+
+
+def _observe(ctx: Context, found: Found, target: Target, assignment: Assignment) -> Assigned:
+    key, whole = canonical_key(found.ref.name), canonical_key(assignment.key)
+    if whole != key:
+        # First, so that a daemon that is killed in between leaves no exact pod that lacks the container.
+        with ctx.store.transaction(whole) as txn:
+            apart.mark_apart(ctx, txn, Reason.COUNTED_APART.text(member=key))
+    with ctx.store.transaction(key) as txn:
+        return observed.observe(ctx, txn, found, target, assignment)
+
+
+def assign_target(
     ctx: Context, txn: Transaction, target: Target, where: Membership | None, assignment: Assignment
 ) -> Assigned:
-    """Put the target, whose first task is at ``where``, into the workload. See ``Manager.assign``."""
-    before = with_left_out(ctx, txn, continue_run(ctx, txn), target, assignment)
+    """Put the target, whose first task is at ``where``, into the workload. See ``assign``."""
+    before = apart.with_left_out(ctx, txn, continue_run(ctx, txn), target, assignment)
     part_of = _outers(ctx, before, where, assignment)
     _check_free(ctx, before, target, None if part_of else where, assignment)
     if assignment.late is False and outside_of(ctx, before, target.children()):

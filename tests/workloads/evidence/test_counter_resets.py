@@ -18,6 +18,10 @@ from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads.evidence import interference
 from resctrlmond.workloads.machine.pools import Pool
 from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment, machine
 from tests.workloads.evidence.test_interference import react
@@ -44,7 +48,7 @@ def busy(abmc: tuple[Host, Control], process: Start) -> tuple[Host, Callable[[in
     host, control = abmc
     child = process()
     control.spawn(tid=child.pid)
-    host.manager.assign(assignment("k", child.pid))
+    assign(host.ctx, assignment("k", child.pid))
     return host, lambda ns: control.run(child.pid, ns)
 
 
@@ -85,11 +89,11 @@ def test_counters_that_were_reset_are_not_exact(
     run(3 * SECOND)
     if not is_seen_at_end:
         react(host)
-        totals = host.manager.read("k")[2]
+        totals = read(host.ctx, "k")[2]
         assert total_of(totals).quality is Quality.ESTIMATED
         host.manager.tick()
-        assert total_of(host.restart().read("k")[2]).quality is Quality.ESTIMATED
-    totals = host.manager.release("k", owner="test").totals
+        assert total_of(read(host.restart().context, "k")[2]).quality is Quality.ESTIMATED
+    totals = release(host.ctx, "k", owner="test").totals
     assert {total.event.name for total in totals if total.quality is not Quality.EXACT} == events
     traffic = total_of(totals)
     assert traffic.quality is Quality.ESTIMATED
@@ -104,25 +108,25 @@ def test_counters_of_a_group_that_begins_after_the_reset_are_exact(
     change_and_restore_filter(Path(host.mountpoint))
     child = process()
     control.spawn(tid=child.pid)
-    host.manager.assign(assignment("k", child.pid))
+    assign(host.ctx, assignment("k", child.pid))
     control.run(child.pid, SECOND)
     react(host)
-    totals = host.manager.release("k", owner="test").totals
+    totals = release(host.ctx, "k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.EXACT}
 
 
 def test_counters_that_the_daemon_assigns_are_not_reset(tmp_path: Path, process: Start) -> None:
     """There are counters for one group, and the second one gets them when the first ends."""
     with machine(tmp_path, "amd-abmc", counters=4) as (host, control):
-        host.manager.create("first", owner="test")
+        create(host.ctx, "first", owner="test")
         child = process()
         control.spawn(tid=child.pid)
-        host.manager.assign(assignment("k", child.pid))
-        assert host.manager.get("k").first.unassigned
-        host.manager.release("first", owner="test")
-        assert not host.manager.get("k").first.unassigned
+        assign(host.ctx, assignment("k", child.pid))
+        assert host.get("k").first.unassigned
+        release(host.ctx, "first", owner="test")
+        assert not host.get("k").first.unassigned
         react(host)
-        assert "another program" not in "".join(host.manager.get("k").first.caveats.values())
+        assert "another program" not in "".join(host.get("k").first.caveats.values())
 
 
 def test_use_of_the_machine_is_not_exact_after_a_reset(abmc: tuple[Host, Control]) -> None:
@@ -130,7 +134,7 @@ def test_use_of_the_machine_is_not_exact_after_a_reset(abmc: tuple[Host, Control
     host.manager.tick()
 
     def qualities() -> set[Quality]:
-        return {use.quality for use in host.manager.context.machine.read().pools if use.event.name == TRAFFIC}
+        return {use.quality for use in host.ctx.machine.read().pools if use.event.name == TRAFFIC}
 
     assert qualities() == {Quality.EXACT}
     for state in "_e":
@@ -139,7 +143,7 @@ def test_use_of_the_machine_is_not_exact_after_a_reset(abmc: tuple[Host, Control
 
 
 def traffic_of_machine(host: Host) -> set[Quality]:
-    return {use.quality for use in host.manager.context.machine.read().pools if use.event.name == TRAFFIC}
+    return {use.quality for use in host.ctx.machine.read().pools if use.event.name == TRAFFIC}
 
 
 def test_reset_during_a_reading_of_the_machine_is_known_to_it(
@@ -148,7 +152,7 @@ def test_reset_during_a_reading_of_the_machine_is_known_to_it(
     """The event was read by the next call only, so the number that lacks the use before the reset was exact."""
     host, _ = abmc
     host.manager.tick()
-    machine = host.manager.context.machine
+    machine = host.ctx.machine
     read = machine._read_whole
 
     def reset_and_read() -> tuple[dict[str, ClassCounters], bool]:
@@ -164,14 +168,14 @@ def test_reset_while_the_pools_begin_is_not_forgotten(
     abmc: tuple[Host, Control], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, _ = abmc
-    machine = host.manager.context.machine
+    machine = host.ctx.machine
     read = machine._read_whole
 
     def read_and_reset() -> tuple[dict[str, ClassCounters], bool]:
         found = read()
         for state in "_e":
             (Path(host.mountpoint) / GROUP.name).write_text(f"{TRAFFIC}:*={state}\n")
-        host.manager.context.interference.read_events()  # as the thread that waits for them does
+        host.ctx.interference.read_events()  # as the thread that waits for them does
         return found
 
     monkeypatch.setattr(machine, "_read_whole", read_and_reset)
@@ -184,8 +188,8 @@ def test_reset_while_the_pools_begin_is_not_forgotten(
 def test_resets_that_were_not_reported_make_no_workload_exact(tmp_path: Path, profile: str, quality: Quality) -> None:
     with machine(tmp_path, profile) as (host, _):
         host.manager.tick()
-        host.manager.context.machine.events_lost()
-        found = host.manager.context.machine.read().pools
+        host.ctx.machine.events_lost()
+        found = host.ctx.machine.read().pools
         assert {use.quality for use in found if use.event.name == TRAFFIC and use.pool is Pool.TRACKED} == {quality}
 
 
@@ -201,7 +205,7 @@ def test_reading_of_the_machine_waits_for_events_that_are_being_processed(
     host, _ = abmc
     host.manager.tick()
     assert traffic_of_machine(host) == {Quality.EXACT}
-    context = host.manager.context
+    context = host.ctx
     is_processing, may_end = threading.Event(), threading.Event()
     process = context.interference._process_resets
 
@@ -218,7 +222,7 @@ def test_reading_of_the_machine_waits_for_events_that_are_being_processed(
         assert is_processing.wait(60)
         monkeypatch.setattr(interference, "_EVENTS_WAIT_S", 60)
         threading.Timer(0.2, may_end.set).start()
-        found = host.manager.context.machine.read().pools
+        found = host.ctx.machine.read().pools
         assert all("may have reset" in use.reason for use in found if use.event.name == TRAFFIC)
     finally:
         may_end.set()
@@ -232,8 +236,8 @@ def test_reading_of_the_machine_does_not_wait_for_ever_for_a_thread_that_hangs(
     host.manager.tick()
     assert traffic_of_machine(host) == {Quality.EXACT}
     monkeypatch.setattr(interference, "_EVENTS_WAIT_S", 0.01)
-    with host.manager.context.interference._events_lock:
-        found = host.manager.context.machine.read().pools
+    with host.ctx.interference._events_lock:
+        found = host.ctx.machine.read().pools
     assert {use.reason for use in found if use.event.name == TRAFFIC} == {
         "the last changes of other programs were not processed"
     }
@@ -244,7 +248,7 @@ def test_resets_are_kept_if_beginning_anew_fails(abmc: tuple[Host, Control], mon
     """Another file system was mounted over resctrl for a moment."""
     host, _ = abmc
     host.manager.tick()
-    machine = host.manager.context.machine
+    machine = host.ctx.machine
     assert traffic_of_machine(host) == {Quality.EXACT}
     reset_bandwidth(host)
     assert traffic_of_machine(host) == {Quality.ESTIMATED}
@@ -263,7 +267,7 @@ def test_resets_are_kept_if_beginning_anew_fails(abmc: tuple[Host, Control], mon
 def test_reset_before_the_pools_begin_is_not_of_them(abmc: tuple[Host, Control]) -> None:
     host, _ = abmc
     reset_bandwidth(host)
-    host.manager.context.machine.tick(has_trouble=False)
+    host.ctx.machine.tick(has_trouble=False)
     assert traffic_of_machine(host) == {Quality.EXACT}
 
 
@@ -271,13 +275,13 @@ def test_changes_while_the_pools_begin_are_not_forgotten(
     abmc: tuple[Host, Control], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, _ = abmc
-    machine = host.manager.context.machine
+    machine = host.ctx.machine
     read = machine._read_whole
 
     def read_and_change() -> tuple[dict[str, ClassCounters], bool]:
         found = read()
         (Path(host.mountpoint) / host.make_foreign("brief").path).rmdir()
-        host.manager.context.interference.read_events()
+        host.ctx.interference.read_events()
         machine.events_lost()
         return found
 

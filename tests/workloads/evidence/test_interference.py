@@ -27,6 +27,12 @@ from resctrlmond.workloads.model.errors import ForeignGroup
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Workload
 from resctrlmond.workloads.upkeep.maintenance import Maintenance
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.members import remove_member
+from resctrlmond.workloads.verbs.move import move
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.sim.conftest import Puppet
 from tests.workloads.conftest import Host, assignment, join
 
@@ -57,7 +63,7 @@ def class_(host: Host) -> str:
 @pytest.fixture
 def workload(host: Host, puppet: Puppet) -> Iterator[Workload]:
     """A command that is known by its process alone, exact from its first instruction on."""
-    record = host.manager.assign(assignment("k", puppet.pid)).workload
+    record = assign(host.ctx, assignment("k", puppet.pid)).workload
     assert record.first.baseline is Quality.EXACT
     yield record
 
@@ -102,13 +108,13 @@ def end_thread(puppet: Puppet, tid: int) -> None:
 
 
 def react(host: Host) -> None:
-    while pause := host.manager.react():
+    while pause := host.manager.maintenance.react():
         time.sleep(pause)
 
 
 def inspect(host: Host, key: str) -> None:
-    with host.manager.context.store.transaction(key) as txn:
-        host.manager.context.interference.inspect(txn)
+    with host.ctx.store.transaction(key) as txn:
+        host.ctx.interference.inspect(txn)
 
 
 def expect_reason(host: Host, quality: Quality, reason: str, key: str = "k") -> None:
@@ -118,8 +124,8 @@ def expect_reason(host: Host, quality: Quality, reason: str, key: str = "k") -> 
 
 
 def found(host: Host, quality: Quality, reason: str, key: str = "k") -> None:
-    assert host.manager.get(key).first.baseline is quality
-    totals = host.manager.read(key)[2]
+    assert host.get(key).first.baseline is quality
+    totals = read(host.ctx, key)[2]
     assert {total.quality for total in totals} == {quality}
     assert all(reason in total.reason for total in totals), totals[0].reason
     host.check()
@@ -128,7 +134,7 @@ def found(host: Host, quality: Quality, reason: str, key: str = "k") -> None:
 def is_exact(host: Host, key: str = "k") -> None:
     react(host)
     inspect(host, key)
-    record = host.manager.get(key)
+    record = host.get(key)
     assert (record.first.baseline, record.first.baseline_reasons) == (Quality.EXACT, ())
 
 
@@ -143,7 +149,7 @@ def test_a_descendant_that_is_moved_to_another_class_makes_its_workload_late(
     write(host, f"{class_}/tasks", child)
     expect_reason(host, Quality.LATE, TAKEN)
     inspect(host, "k")
-    assert len(host.manager.get("k").first.baseline_reasons) == 1
+    assert len(host.get("k").first.baseline_reasons) == 1
 
 
 def test_a_thread_that_is_moved_to_the_root_makes_its_workload_late(
@@ -188,9 +194,9 @@ def test_a_fork_of_a_process_whose_parent_has_ended_is_missed_as_well(
 ) -> None:
     """It is not a descendant of a member that lives."""
     first = process()
-    host.manager.assign(assignment("k", puppet.pid))
-    host.manager.assign(assignment("k", first.pid))
-    host.manager.remove_member("k", f"pid-{puppet.pid}")
+    assign(host.ctx, assignment("k", puppet.pid))
+    assign(host.ctx, assignment("k", first.pid))
+    remove_member(host.ctx, "k", f"pid-{puppet.pid}")
     is_exact(host)
     write(host, f"{class_}/tasks", ask(puppet, "fork"))
     expect_reason(host, Quality.LATE, TAKEN)
@@ -224,7 +230,7 @@ def test_ending_workload_is_inspected_before_its_totals_are_final(
     host: Host, class_: str, workload: Workload, puppet: Puppet
 ) -> None:
     write(host, f"{class_}/tasks", ask(puppet, "fork"))
-    totals = host.manager.release("k", owner="test").totals
+    totals = release(host.ctx, "k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.LATE}
     assert all(TAKEN in total.reason for total in totals)
 
@@ -232,7 +238,7 @@ def test_ending_workload_is_inspected_before_its_totals_are_final(
 def test_first_task_that_is_moved_out_is_moved_back_at_once(host: Host, process: Start) -> None:
     """The next sweep moved it in, and missed a task that had ended by then."""
     pid = process().pid
-    record = host.manager.assign(assignment("k", pid)).workload
+    record = assign(host.ctx, assignment("k", pid)).workload
     write(host, "tasks", pid)
     expect_reason(host, Quality.LATE, "pid-")
     assert host.tree.membership(pid) == Membership("", record.first.name)
@@ -243,7 +249,7 @@ def test_task_of_a_container_that_is_moved_out_is_moved_back_at_once(
 ) -> None:
     pid = process().pid
     join(cgroup, pid)
-    host.manager.assign(assignment("k", pid, own_cgroup=cgroup))
+    assign(host.ctx, assignment("k", pid, own_cgroup=cgroup))
     write(host, f"{class_}/tasks", pid)
     expect_reason(host, Quality.LATE, "pid-")
     assert host.tree.membership(pid).group
@@ -254,8 +260,8 @@ def test_task_that_is_moved_out_and_back_is_detected(
 ) -> None:
     """Only the event shows it."""
     pid = process().pid
-    host.manager.assign(assignment("other", pid))
-    ref = host.manager.get("other").first.ref
+    assign(host.ctx, assignment("other", pid))
+    ref = host.get("other").first.ref
     write(host, "tasks", pid)
     write(host, f"{ref.path}/tasks", pid)
     expect_reason(host, Quality.ESTIMATED, WROTE.format("tasks"), "other")
@@ -266,14 +272,14 @@ def test_a_living_task_that_is_moved_out_to_its_class_marks_its_own_workload_onl
 ) -> None:
     """It was in the list of the class before, which has the tasks of its groups too."""
     child, pid = ask(puppet, "fork"), process().pid
-    host.manager.assign(assignment("other", pid))
+    assign(host.ctx, assignment("other", pid))
     host.restart()
     write(host, "tasks", child)
     expect_reason(host, Quality.LATE, TAKEN)
     is_exact(host, "other")
     write(host, "tasks", pid)
     expect_reason(host, Quality.LATE, "pid-", "other")
-    assert host.manager.get("k").first.baseline is Quality.LATE
+    assert host.get("k").first.baseline is Quality.LATE
 
 
 # -- a task that ends before the inspection
@@ -282,7 +288,7 @@ def test_a_living_task_that_is_moved_out_to_its_class_marks_its_own_workload_onl
 @pytest.fixture
 def other(host: Host, process: Start) -> Workload:
     """A second workload."""
-    return host.manager.assign(assignment("other", process().pid)).workload
+    return assign(host.ctx, assignment("other", process().pid)).workload
 
 
 @pytest.mark.parametrize("directory", ["c1", "", "mon_groups/theirs"])
@@ -360,7 +366,7 @@ def test_a_workload_that_is_created_after_the_write_stays_exact(
     thread = ask(puppet, "thread")
     write(host, f"{class_}/tasks", thread)
     end_thread(puppet, thread)
-    host.manager.assign(assignment("later", process().pid))
+    assign(host.ctx, assignment("later", process().pid))
     expect_reason(host, Quality.ESTIMATED, ENDED)
     is_exact(host, "later")
 
@@ -371,7 +377,7 @@ def test_workload_that_ends_before_an_inspection_is_estimated(
     thread = ask(puppet, "thread")
     write(host, f"{class_}/tasks", thread)
     end_thread(puppet, thread)
-    totals = host.manager.release("k", owner="test").totals
+    totals = release(host.ctx, "k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
     assert all(ENDED in total.reason for total in totals)
 
@@ -380,11 +386,11 @@ def test_task_that_ends_before_the_inspection_of_its_workload_makes_it_late(
     host: Host, class_: str, workload: Workload, other: Workload, puppet: Puppet
 ) -> None:
     """It lived when its class was listed, so that no other workload is marked."""
-    looks = host.manager.context.interference
+    looks = host.ctx.interference
     looks._inspect_not_before = float("inf")
     thread = ask(puppet, "thread")
     write(host, f"{class_}/tasks", thread)
-    host.manager.react()
+    host.manager.maintenance.react()
     end_thread(puppet, thread)
     looks._inspect_not_before = 0.0
     expect_reason(host, Quality.LATE, TAKEN)
@@ -408,7 +414,7 @@ def test_group_removed_before_an_inspection_makes_every_workload_estimated(
 def test_events_that_the_kernel_dropped_make_every_workload_estimated(
     host: Host, workload: Workload, tmp_path: Path
 ) -> None:
-    foreign = host.manager.context.interference._foreign
+    foreign = host.ctx.interference._foreign
     assert foreign is not None
     assert foreign._inotify is not None
     # A faster filesystem fills the same queue.
@@ -430,7 +436,7 @@ def test_events_that_cannot_be_read_make_every_workload_estimated_and_fail_no_ve
 
     with monkeypatch.context() as patched:
         patched.setattr(Inotify, "read", fail)
-        host.manager.create("other", owner="test")
+        create(host.ctx, "other", owner="test")
     expect_reason(host, Quality.ESTIMATED, "or because the kernel's events could not be read")
 
 
@@ -467,7 +473,7 @@ def test_a_task_that_is_moved_into_a_group_makes_the_workload_estimated(
 def test_a_task_that_is_moved_from_one_workload_to_another_marks_both(
     host: Host, workload: Workload, process: Start, puppet: Puppet
 ) -> None:
-    other = host.manager.assign(assignment("other", process().pid)).workload
+    other = assign(host.ctx, assignment("other", process().pid)).workload
     write(host, f"{other.first.ref.path}/tasks", ask(puppet, "fork"))
     expect_reason(host, Quality.LATE, TAKEN)
     expect_reason(host, Quality.ESTIMATED, WROTE.format("tasks"), "other")
@@ -475,7 +481,7 @@ def test_a_task_that_is_moved_from_one_workload_to_another_marks_both(
 
 def test_write_is_in_the_final_totals_before_an_inspection(host: Host, workload: Workload, process: Start) -> None:
     write(host, f"{workload.first.ref.path}/tasks", process().pid)
-    totals = host.manager.release("k", owner="test").totals
+    totals = release(host.ctx, "k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
     assert all(WROTE.format("tasks") in total.reason for total in totals)
 
@@ -492,7 +498,7 @@ def test_cpus_that_are_given_to_a_group_make_the_workload_estimated(
 @pytest.mark.usefixtures("blind")
 def test_without_inotify_cpus_are_found_at_the_end(host: Host, workload: Workload) -> None:
     write(host, f"{workload.first.ref.path}/cpus_list", "0")
-    totals = host.manager.release("k", owner="test").totals
+    totals = release(host.ctx, "k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
     assert all("another program gave the group CPUs (0)" in total.reason for total in totals)
 
@@ -517,7 +523,7 @@ def test_task_moved_in_without_a_daemon_is_found_by_its_age(
     monkeypatch.setattr(inspection, "_FORK_TICKS", 0)
     stranger, member = process().pid, process().pid
     wait_a_tick()
-    record = host.manager.assign(assignment("k", member)).workload
+    record = assign(host.ctx, assignment("k", member)).workload
     Control(host.mountpoint).steal(stranger, record.first.ref.path)
     host.restart()
     found(host, Quality.ESTIMATED, "another program moved tasks into the group")
@@ -529,7 +535,7 @@ def test_group_that_is_renamed_during_the_start_is_inspected(
     monkeypatch.setattr(inspection, "_FORK_TICKS", 0)
     stranger, member = process().pid, process().pid
     wait_a_tick()
-    record = host.manager.assign(assignment("k", member)).workload
+    record = assign(host.ctx, assignment("k", member)).workload
     Control(host.mountpoint).steal(stranger, record.first.ref.path)
     begin = Maintenance.begin
 
@@ -539,7 +545,7 @@ def test_group_that_is_renamed_during_the_start_is_inspected(
 
     monkeypatch.setattr(Maintenance, "begin", rename_first)
     host.restart()
-    assert host.manager.get("k").first.name == "renamed"
+    assert host.get("k").first.name == "renamed"
     found(host, Quality.ESTIMATED, "another program moved tasks into the group")
 
 
@@ -564,14 +570,14 @@ def test_inotify_that_the_host_gives_later_is_used(
         full.setattr(foreign_writes, "Inotify", no_instance)
         host.restart()
         react(host)
-        assert host.manager.context.interference.fd == -1
+        assert host.ctx.interference.fd == -1
         child = ask(puppet, "fork")
         write(host, "c1/tasks", child)
     expect_reason(host, Quality.LATE, TAKEN)
-    assert host.manager.context.interference.fd >= 0
-    host.manager.release("k", owner="test")
-    host.manager.assign(assignment("k", puppet.pid, late=False))
-    write(host, f"{host.manager.get('k').first.ref.path}/tasks", process().pid)
+    assert host.ctx.interference.fd >= 0
+    release(host.ctx, "k", owner="test")
+    assign(host.ctx, assignment("k", puppet.pid, late=False))
+    write(host, f"{host.get('k').first.ref.path}/tasks", process().pid)
     expect_reason(host, Quality.ESTIMATED, WROTE.format("tasks"))
 
 
@@ -582,15 +588,15 @@ def test_the_daemons_own_writes_mark_nothing(host: Host, class_: str, process: S
     pids = [process().pid for _ in range(3)]
     write(host, f"{class_}/tasks", pids[2])
     for number, pid in enumerate(pids):
-        host.manager.assign(assignment(f"k{number}", pid))
-        host.manager.assign(assignment("all", puppet.pid, late=False))
-    host.manager.move("k0", class_)
+        assign(host.ctx, assignment(f"k{number}", pid))
+        assign(host.ctx, assignment("all", puppet.pid, late=False))
+    move(host.ctx, "k0", class_)
     host.restart()
     for number in range(3):
         host.manager.maintenance.sweep(f"k{number}")
         is_exact(host, f"k{number}")
-    host.manager.release("k1", owner="test")
-    host.manager.assign(assignment("k1", pids[1], late=False))
+    release(host.ctx, "k1", owner="test")
+    assign(host.ctx, assignment("k1", pids[1], late=False))
     is_exact(host, "k1")
     is_exact(host, "all")
 
@@ -619,8 +625,8 @@ def test_a_runtime_that_puts_a_container_into_a_class_marks_nothing(
     """The daemon moves the container into a group of that class before it inspects what the runtime wrote."""
     pid = process().pid
     write(host, f"{class_}/tasks", pid)
-    host.manager.assign(assignment("container", pid))
-    assert host.manager.get("container").first.class_ == class_
+    assign(host.ctx, assignment("container", pid))
+    assert host.get("container").first.class_ == class_
     for key in ("k", "container"):
         is_exact(host, key)
 
@@ -660,7 +666,7 @@ def test_refused_write_with_truncation_counts_as_a_write(
     react(host)
     fd = open_truncated(host, class_)
     if is_seen_open:
-        host.manager.react()
+        host.manager.maintenance.react()
     write_refused(fd, tid)
     expect_reason(host, Quality.ESTIMATED, ENDED)
 
@@ -693,7 +699,7 @@ def test_refused_write_does_not_hide_another_write(
     """The text in last_cmd_status is about the last write only."""
     thread, tid = ask(puppet, "thread"), ended_pid(process)
     fd = open_truncated(host, "")
-    host.manager.react()
+    host.manager.maintenance.react()
     write(host, f"{class_}/tasks", thread)
     end_thread(puppet, thread)
     write_refused(fd, tid)
@@ -709,7 +715,7 @@ def test_earlier_refusal_does_not_hide_a_write(
         write(host, f"{class_}/tasks", tid)
     react(host)
     fd = open_truncated(host, class_)
-    host.manager.react()
+    host.manager.maintenance.react()
     os.write(fd, b"%d\n" % thread)
     end_thread(puppet, thread)
     os.close(fd)
@@ -739,11 +745,11 @@ def test_writes_elsewhere_cost_a_bounded_part_of_a_processor(
 ) -> None:
     monkeypatch.setattr(interference, "_MIN_PAUSE_S", 3600.0)
     write(host, f"{class_}/tasks", process().pid)
-    assert host.manager.react() == 0
+    assert host.manager.maintenance.react() == 0
     looks: list[str] = []
-    monkeypatch.setattr(host.manager.context.interference, "inspect", looks.append)
+    monkeypatch.setattr(host.ctx.interference, "inspect", looks.append)
     write(host, f"{class_}/tasks", process().pid)
-    while (pause := host.manager.react()) < 3000:
+    while (pause := host.manager.maintenance.react()) < 3000:
         assert pause, "not before the pause is over"
         time.sleep(pause)
     assert looks == []
@@ -754,11 +760,11 @@ def test_lists_of_tasks_cost_a_bounded_part_of_a_processor(
 ) -> None:
     write(host, f"{class_}/tasks", process().pid)
     monkeypatch.setattr(interference, "_PAUSE_FACTOR", 1e9)
-    assert host.manager.react() == 0
+    assert host.manager.maintenance.react() == 0
     write(host, f"{class_}/tasks", process().pid)
     lists: list[str] = []
-    monkeypatch.setattr(host.manager.context.interference._arrivals, "find", lists.append)
-    assert host.manager.react() > 0
+    monkeypatch.setattr(host.ctx.interference._arrivals, "find", lists.append)
+    assert host.manager.maintenance.react() > 0
     assert lists == []
 
 
@@ -781,17 +787,17 @@ def test_group_of_the_daemon_is_its_own_while_it_is_being_created(
     host: Host, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads read events at any time. As the group of another program, it would cost an inspection of each group."""
-    create = Tree.create
+    create_group = Tree.create
     inspected: list[str] = []
 
     def read_after(tree: Tree, *arguments: object) -> object:
-        created = create(tree, *arguments)  # type: ignore[arg-type]
-        host.manager.context.interference.read_events()
+        created = create_group(tree, *arguments)  # type: ignore[arg-type]
+        host.ctx.interference.read_events()
         return created
 
     with monkeypatch.context() as patched:
         patched.setattr(Tree, "create", read_after)
-        host.manager.create("new", owner="test")
+        create(host.ctx, "new", owner="test")
 
     def inspect(_inspector: object, workload: Workload) -> Workload:
         inspected.append(workload.key)
@@ -806,8 +812,8 @@ def test_group_of_the_daemon_is_its_own_while_it_is_being_created(
 
 def test_end_of_a_group_leaves_no_events_for_which_a_thread_is_woken(host: Host, workload: Workload) -> None:
     events = select.poll()
-    events.register(host.manager.events_fd, select.POLLIN)
-    host.manager.release("k", owner="test")
+    events.register(host.ctx.interference.fd, select.POLLIN)
+    release(host.ctx, "k", owner="test")
     assert not events.poll(0)
 
 
@@ -816,14 +822,14 @@ def test_group_of_another_program_is_watched_if_the_daemon_was_about_to_create_i
 ) -> None:
     def create_instead(_tree: Tree, ref: GroupRef, _nonce: int) -> None:
         host.make_foreign(ref.name)
-        host.manager.context.interference.read_events()
+        host.ctx.interference.read_events()
         raise GroupExists("it exists", path=ref.path)
 
     tid = ask(puppet, "fork")
     with monkeypatch.context() as patched:
         patched.setattr(Tree, "create", create_instead)
         with pytest.raises(ForeignGroup):
-            host.manager.create("new", owner="test")
+            create(host.ctx, "new", owner="test")
     write(host, "mon_groups/new/tasks", tid)
     expect_reason(host, Quality.LATE, TAKEN)
 
@@ -840,8 +846,8 @@ def test_group_is_not_marked_for_an_earlier_group_of_its_name(
     host: Host, workload: Workload, puppet: Puppet, process: Start
 ) -> None:
     write(host, f"{workload.first.ref.path}/tasks", process().pid)
-    host.manager.release("k", owner="test")
-    host.manager.assign(assignment("k", puppet.pid, late=False))
+    release(host.ctx, "k", owner="test")
+    assign(host.ctx, assignment("k", puppet.pid, late=False))
     is_exact(host)
     write(host, f"{workload.first.ref.path}/tasks", process().pid)
     expect_reason(host, Quality.ESTIMATED, WROTE.format("tasks"))
@@ -852,20 +858,20 @@ def test_event_loop_is_not_woken_for_the_daemons_own_writes(
 ) -> None:
     """The loop competed with the thread of the verb for Python's lock."""
     manager, was_woken = host.manager, []
-    write_task = manager.tree.write_task
+    write_task = manager.context.tree.write_task
 
     def is_readable() -> bool:
         poll = select.poll()
-        poll.register(manager.events_fd, select.POLLIN)
+        poll.register(manager.context.interference.fd, select.POLLIN)
         return bool(poll.poll(0))
 
     def checked(directory: str, tid: int) -> None:
         write_task(directory, tid)
         was_woken.append(is_readable())
 
-    monkeypatch.setattr(manager.tree, "write_task", checked)
-    manager.assign(assignment("k", process().pid))
+    monkeypatch.setattr(manager.context.tree, "write_task", checked)
+    assign(manager.context, assignment("k", process().pid))
     assert was_woken == [False]
     assert not is_readable()
-    write(host, f"{manager.get('k').first.ref.path}/tasks", process().pid)
+    write(host, f"{manager.context.store.known('k').first.ref.path}/tasks", process().pid)
     assert is_readable()

@@ -24,6 +24,9 @@ from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, State
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import Host, assignment, join
 from tests.workloads.evidence.test_interference import react, write
 from tests.workloads.test_no_descriptors import left
@@ -101,14 +104,14 @@ def session(cgroup: str, seconds: float) -> None:
     subprocess.run([sys.executable, "-c", _SESSION, cgroup, str(seconds)], check=True)
 
 
-def assign(host: Host, init: Init) -> None:
+def assign_init(host: Host, init: Init) -> None:
     given = assignment(CTR, init.process.pid, "oci", member="c1", own_cgroup=init.cgroup, late=False)
-    assert host.manager.assign(given).workload.first.baseline is Quality.EXACT
+    assert assign(host.ctx, given).workload.first.baseline is Quality.EXACT
 
 
 def reason(host: Host) -> str:
-    totals = host.manager.read(CTR)[2]
-    assert {total.quality for total in totals} == {host.manager.get(CTR).first.baseline}
+    totals = read(host.ctx, CTR)[2]
+    assert {total.quality for total in totals} == {host.get(CTR).first.baseline}
     (found,) = {total.reason for total in totals}
     return found
 
@@ -125,17 +128,17 @@ def reported_cpu_time(text: str) -> float:
 
 def test_a_new_run_in_the_control_group_of_the_last_one_detects_joiners(host: Host, init: Init) -> None:
     """The CPU times of the last run's init hid as much use by processes that joined, and the total was exact."""
-    assign(host, init)
+    assign_init(host, init)
     init.do("burn(0.6)")
     host.manager.maintenance.sweep(CTR)
-    host.manager.release(CTR, owner="oci")
+    release(host.ctx, CTR, owner="oci")
     init.end()
     again = Init(init.cgroup)
     try:
-        assign(host, again)
+        assign_init(host, again)
         session(again.cgroup, 0.3)
         host.manager.maintenance.sweep(CTR)
-        assert host.manager.get(CTR).first.baseline is Quality.LATE
+        assert host.get(CTR).first.baseline is Quality.LATE
     finally:
         again.end()
 
@@ -143,14 +146,14 @@ def test_a_new_run_in_the_control_group_of_the_last_one_detects_joiners(host: Ho
 @pytest.mark.parametrize("meanwhile", ["nothing", "restart of the daemon"])
 def test_process_that_joined_and_ended_between_two_checks_is_detected(host: Host, init: Init, meanwhile: str) -> None:
     """It was missing, and the total was exact."""
-    assign(host, init)
+    assign_init(host, init)
     host.manager.maintenance.sweep(CTR)
-    assert host.manager.get(CTR).first.baseline is Quality.EXACT
+    assert host.get(CTR).first.baseline is Quality.EXACT
     session(init.cgroup, 0.3)
     if meanwhile == "restart of the daemon":
         host.restart()
     host.manager.maintenance.sweep(CTR)
-    record = host.manager.get(CTR)
+    record = host.get(CTR)
     assert (record.first.baseline, record.state) == (Quality.LATE, State.ACTIVE)
     # The start of its interpreter, too, is in it.
     used = reported_cpu_time(reason(host))
@@ -162,7 +165,8 @@ def test_process_that_joined_and_ended_between_two_checks_is_detected(host: Host
 
 def test_container_that_ended_with_a_session_while_no_daemon_ran(host: Host, init: Init) -> None:
     """Its init was gone at the start, so the CPU time of the session was not searched, and the total was exact."""
-    host.manager.assign(
+    assign(
+        host.ctx,
         assignment(
             CTR,
             init.process.pid,
@@ -172,7 +176,7 @@ def test_container_that_ended_with_a_session_while_no_daemon_ran(host: Host, ini
             own_cgroup=init.cgroup,
             ends=EndRule.CONTAINER,
             late=False,
-        )
+        ),
     )
     host.manager.maintenance.sweep(CTR)
     session(init.cgroup, 0.3)
@@ -180,25 +184,25 @@ def test_container_that_ended_with_a_session_while_no_daemon_ran(host: Host, ini
     init.process.wait()
     host.restart()
     host.manager.tick()
-    assert host.manager.get(CTR).state is State.COMPLETED
+    assert host.get(CTR).state is State.COMPLETED
     assert reason(host) == (
         "c1 ended while resctrlmond was not running, so processes that had joined it from outside are not detected"
     )
 
 
 def test_container_that_runs_on_while_no_daemon_runs_stays_exact(host: Host, init: Init) -> None:
-    assign(host, init)
+    assign_init(host, init)
     host.restart()
     init.process.kill()
     init.process.wait()
     host.manager.tick()
-    assert host.manager.get(CTR).first.baseline is Quality.EXACT
+    assert host.get(CTR).first.baseline is Quality.EXACT
 
 
 def test_a_process_that_joined_and_ended_is_marked_at_the_release(host: Host, init: Init) -> None:
-    assign(host, init)
+    assign_init(host, init)
     session(init.cgroup, 0.3)
-    totals = host.manager.release(CTR, owner="oci").totals
+    totals = release(host.ctx, CTR, owner="oci").totals
     assert {total.quality for total in totals} == {Quality.LATE}
 
 
@@ -206,9 +210,9 @@ def test_a_process_that_is_in_the_container_at_the_release_and_not_in_its_group_
     host: Host, init: Init, process: Start
 ) -> None:
     """The totals were exact if the sweep had not come by."""
-    assign(host, init)
+    assign_init(host, init)
     join(init.cgroup, process().pid)
-    totals = host.manager.release(CTR, owner="oci").totals
+    totals = release(host.ctx, CTR, owner="oci").totals
     assert {total.quality for total in totals} == {Quality.LATE}
 
 
@@ -217,31 +221,31 @@ def test_short_sessions_are_reported_again_only_when_their_cpu_time_has_doubled(
 ) -> None:
     """Each exec probe wrote the record and the quality anew, was signalled, and logged."""
     caplog.set_level(logging.INFO, "resctrlmond")
-    assign(host, init)
+    assign_init(host, init)
     session(init.cgroup, 1.0)
     host.manager.maintenance.sweep(CTR)
-    record, before = host.manager.get(CTR), reason(host)
+    record, before = host.get(CTR), reason(host)
     for _ in range(3):
         session(init.cgroup, 0.05)
         host.manager.maintenance.sweep(CTR)
-    assert (host.manager.get(CTR), reason(host)) == (record, before)
+    assert (host.get(CTR), reason(host)) == (record, before)
     session(init.cgroup, 1.5)
     host.manager.maintenance.sweep(CTR)
     assert reported_cpu_time(reason(host)) > 2 * reported_cpu_time(before)
-    assert len(host.manager.get(CTR).first.baseline_reasons) == 1
+    assert len(host.get(CTR).first.baseline_reasons) == 1
     assert caplog.text.count("joined c1 from outside") == 1
 
 
 def test_session_that_was_moved_in_is_not_reported_as_uncounted(host: Host, init: Init, process: Start) -> None:
-    assign(host, init)
+    assign_init(host, init)
     session(init.cgroup, 0.3)
     host.manager.maintenance.sweep(CTR)
-    (first,) = host.manager.get(CTR).first.baseline_reasons
+    (first,) = host.get(CTR).first.baseline_reasons
     join(init.cgroup, process().pid)
     host.manager.maintenance.sweep(CTR)
     session(init.cgroup, 1.0)  # as if that one used it
     host.manager.maintenance.sweep(CTR)
-    assert first in host.manager.get(CTR).first.baseline_reasons
+    assert first in host.get(CTR).first.baseline_reasons
 
 
 @pytest.mark.parametrize("found_by", ["sweep", "release"])
@@ -249,7 +253,7 @@ def test_container_whose_control_groups_cannot_be_searched_is_late(
     host: Host, init: Init, monkeypatch: pytest.MonkeyPatch, found_by: str
 ) -> None:
     """Nothing that joined it was seen, and its totals were exact."""
-    assign(host, init)
+    assign_init(host, init)
     monkeypatch.setattr(cgroups, "MAX_BELOW", 3)
     below = [f"{init.cgroup}/{number}" for number in range(3)]
     for path in below:
@@ -258,11 +262,11 @@ def test_container_whose_control_groups_cannot_be_searched_is_late(
         if found_by == "sweep":
             for _ in range(2):
                 host.manager.maintenance.sweep(CTR)
-            assert host.manager.get(CTR).first.baseline_reasons == (
+            assert host.get(CTR).first.baseline_reasons == (
                 f"processes that join c1 from outside are not detected: {init.cgroup}: "
                 "has more than 3 control groups below it, and is not looked through",
             )
-        totals = host.manager.release(CTR, owner="oci").totals
+        totals = release(host.ctx, CTR, owner="oci").totals
         assert {total.quality for total in totals} == {Quality.LATE}
     finally:
         for path in below:
@@ -276,7 +280,7 @@ def test_container_whose_control_groups_cannot_be_searched_is_late(
 def test_temporary_failure_to_list_a_control_group_marks_nothing(
     host: Host, init: Init, monkeypatch: pytest.MonkeyPatch, number: int, quality: Quality
 ) -> None:
-    assign(host, init)
+    assign_init(host, init)
 
     def refuse(path: str) -> list[int]:
         # root lists every control group, unless systemd runs the daemon in a user namespace (PrivateUsers=).
@@ -286,7 +290,7 @@ def test_temporary_failure_to_list_a_control_group_marks_nothing(
         patched.setattr(cgroups, "tasks", refuse)
         host.manager.maintenance.sweep(CTR)
     host.manager.maintenance.sweep(CTR)
-    record = host.manager.get(CTR)
+    record = host.get(CTR)
     assert record.first.baseline is quality
     assert [member.reason for member in record.members] == [""]
 
@@ -299,11 +303,11 @@ def test_a_task_that_was_moved_out_is_marked_if_its_control_group_cannot_be_list
     host.make_class("c1")
     joined = process()
     join(init.cgroup, joined.pid)
-    assign(host, init)
+    assign_init(host, init)
     if unreadable == "the group":
-        host.manager.assign(assignment(CTR, process().pid))  # only the group's list shows its descendants
+        assign(host.ctx, assignment(CTR, process().pid))  # only the group's list shows its descendants
     react(host)
-    assert host.manager.get(CTR).first.baseline is Quality.EXACT
+    assert host.get(CTR).first.baseline is Quality.EXACT
 
     def starve(*_: object) -> list[int]:
         raise NotRead("cannot be read", errno=errno.EMFILE)
@@ -319,8 +323,8 @@ def test_a_task_that_was_moved_out_is_marked_if_its_control_group_cannot_be_list
     joined.kill()
     joined.wait()
     if unreadable == "the group":
-        host.manager.release(CTR, owner="test")
-    totals = host.manager.release(CTR, owner="oci").totals
+        release(host.ctx, CTR, owner="test")
+    totals = release(host.ctx, CTR, owner="oci").totals
     assert {total.quality for total in totals} == {Quality.ESTIMATED if unreadable else Quality.LATE}
 
 
@@ -329,7 +333,7 @@ def test_a_control_group_that_cannot_be_listed_at_the_end_makes_the_totals_late(
     host: Host, init: Init, process: Start, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     """No later sweep finds the process that joined it, and the totals were called exact."""
-    assign(host, init)
+    assign_init(host, init)
     join(init.cgroup, process().pid)
     tasks = cgroups.tasks
 
@@ -339,10 +343,10 @@ def test_a_control_group_that_cannot_be_listed_at_the_end_makes_the_totals_late(
 
     monkeypatch.setattr(cgroups, "tasks", starve)
     if ends == "Release":
-        host.manager.release(CTR, owner="oci")
+        release(host.ctx, CTR, owner="oci")
     else:
         assert host.manager.release_all() == []
-    totals = host.manager.read(CTR)[2]
+    totals = read(host.ctx, CTR)[2]
     assert {total.quality for total in totals} == {Quality.LATE}
     assert "tasks of c1 may have been outside the group at its end: " in totals[0].reason
     assert "EMFILE" in totals[0].reason
@@ -367,13 +371,13 @@ def test_cpu_time_that_cannot_be_read_leaves_no_exact_total(
         with monkeypatch.context() as patched:
             patched.setattr(cpu_time, "of_tree", starve)
             with pytest.raises(NotRead, match="EMFILE"):
-                assign(host, init)
-        assert host.manager.workloads() == []
+                assign_init(host, init)
+        assert host.ctx.store.all() == []
         return
-    assign(host, init)
+    assign_init(host, init)
     session(init.cgroup, 0.3)
     monkeypatch.setattr(cgroups, "cpu_time_ns", starve_cgroup)
-    totals = host.manager.release(CTR, owner="oci").totals
+    totals = release(host.ctx, CTR, owner="oci").totals
     assert {total.quality for total in totals} == {Quality.LATE}
     assert "tasks of c1 may have been outside the group at its end: " in totals[0].reason
 
@@ -387,7 +391,7 @@ def test_a_process_that_joined_a_container_that_was_started_again_is_marked(
     first = Init(cgroup)
     if hidden_by == "what ran before it was assigned":
         session(cgroup, 1.5)
-    assign(host, first)
+    assign_init(host, first)
     if hidden_by == "what its processes used":
         first.do("burn(1.5)")
     host.manager.maintenance.sweep(CTR)
@@ -398,10 +402,10 @@ def test_a_process_that_joined_a_container_that_was_started_again_is_marked(
     os.mkdir(cgroup)
     again = Init(cgroup)
     try:
-        assign(host, again)
+        assign_init(host, again)
         session(cgroup, 0.3)
         host.manager.maintenance.sweep(CTR)
-        assert host.manager.get(CTR).first.baseline is Quality.LATE
+        assert host.get(CTR).first.baseline is Quality.LATE
     finally:
         again.end()
 
@@ -415,7 +419,7 @@ def test_a_process_that_joined_a_container_that_had_used_nothing_in_its_control_
     join(cgroup, init.pid)
     assert cgroups.cpu_time_ns(cgroup) == 0
     given = assignment(CTR, init.pid, "oci", member="c1", own_cgroup=cgroup, late=False)
-    assert host.manager.assign(given).workload.first.baseline is Quality.EXACT
+    assert assign(host.ctx, given).workload.first.baseline is Quality.EXACT
     session(cgroup, 0.3)
     host.manager.maintenance.sweep(CTR)
     assert reported_cpu_time(reason(host)) > 0.25
@@ -444,14 +448,14 @@ def test_a_control_group_that_does_not_count_cpu_time_is_late(
     if is_container:
         child = process()
         join(cgroup_v1, child.pid)
-        host.manager.assign(assignment(CTR, child.pid, "oci", member="c1", own_cgroup=cgroup_v1))
+        assign(host.ctx, assignment(CTR, child.pid, "oci", member="c1", own_cgroup=cgroup_v1))
     else:
-        host.manager.assign(assignment(CTR, None, "oci", member="c1", cgroup=cgroup_v1))  # type: ignore[arg-type]
+        assign(host.ctx, assignment(CTR, None, "oci", member="c1", cgroup=cgroup_v1))  # type: ignore[arg-type]
     assert reason(host) == (
         "the control group of c1 does not count CPU time, as in version 1, so tasks that join it and end between two "
         "checks are not detected"
     )
-    assert {total.quality for total in host.manager.release(CTR, owner="oci").totals} == {Quality.LATE}
+    assert {total.quality for total in release(host.ctx, CTR, owner="oci").totals} == {Quality.LATE}
 
 
 def test_use_before_the_control_group_does_not_hide_a_joiner(host: Host, cgroup: str) -> None:
@@ -461,7 +465,7 @@ def test_use_before_the_control_group_does_not_hide_a_joiner(host: Host, cgroup:
         join(cgroup, init.process.pid)
         init.cgroup = cgroup
         init.do("burn(0.1)")
-        assign(host, init)
+        assign_init(host, init)
         session(cgroup, 0.3)
         host.manager.maintenance.sweep(CTR)
         assert reported_cpu_time(reason(host)) > 0.25
@@ -474,7 +478,7 @@ def test_use_outside_the_control_group_does_not_hide_a_joiner(
     host: Host, init: Init, cgroup: str, runs_on: bool
 ) -> None:
     """The use of a joiner that had ended was subtracted from it, and the totals were exact."""
-    assign(host, init)
+    assign_init(host, init)
     host.manager.maintenance.sweep(CTR)
     other = f"{os.path.dirname(cgroup)}/cgroup.procs"
     outside = f"(open({other!r}, 'w').write(str(os.getpid())), burn(0.6)"
@@ -485,7 +489,7 @@ def test_use_outside_the_control_group_does_not_hide_a_joiner(
     )
     session(init.cgroup, 0.2)
     host.manager.maintenance.sweep(CTR)
-    assert host.manager.get(CTR).first.baseline is Quality.LATE
+    assert host.get(CTR).first.baseline is Quality.LATE
     assert re.fullmatch(
         r"processes of c1 used at least 0\.\d\d s of CPU time outside its control group, which hides processes that "
         r"join it from outside and end",
@@ -511,20 +515,20 @@ OWN = {
 
 @pytest.mark.parametrize("own", OWN.values(), ids=OWN.keys())
 def test_use_of_a_containers_own_processes_is_not_a_joiners(host: Host, init: Init, own: str) -> None:
-    assign(host, init)
+    assign_init(host, init)
     for _ in range(3):
         init.do(own)
         for _ in range(5):
             host.manager.maintenance.sweep(CTR)
-            assert host.manager.get(CTR).first.baseline is Quality.EXACT, host.manager.get(CTR).first.baseline_reasons
-    totals = host.manager.release(CTR, owner="oci").totals
+            assert host.get(CTR).first.baseline is Quality.EXACT, host.get(CTR).first.baseline_reasons
+    totals = release(host.ctx, CTR, owner="oci").totals
     assert {total.quality for total in totals} == {Quality.EXACT}
 
 
 def test_process_tree_of_an_idle_container_is_not_read(
     host: Host, init: Init, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assign(host, init)
+    assign_init(host, init)
     init.do("burn(0.1)")
     host.manager.maintenance.sweep(CTR)
     walks: list[int] = []
@@ -546,7 +550,7 @@ def test_process_tree_of_an_idle_container_is_not_read(
 def test_container_that_is_late_for_another_reason_is_not_checked(
     host: Host, init: Init, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host.manager.assign(assignment(CTR, init.process.pid, "oci", member="c1", own_cgroup=init.cgroup, late=True))
+    assign(host.ctx, assignment(CTR, init.process.pid, "oci", member="c1", own_cgroup=init.cgroup, late=True))
     monkeypatch.setattr(cgroups, "cpu_time_ns", lambda _: pytest.fail("it was read"))
     host.manager.maintenance.sweep(CTR)
 

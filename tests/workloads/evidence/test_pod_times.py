@@ -19,6 +19,8 @@ from resctrlmond.workloads.model.validation import canonical_key
 from resctrlmond.workloads.model.workload import Group
 from resctrlmond.workloads.upkeep import maintenance
 from resctrlmond.workloads.verbs import apart
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
 from tests.workloads.conftest import UID, Host, assignment, join
 
 FIRST, SECOND = "1" * 64, "2" * 64
@@ -45,7 +47,8 @@ class Pod:
         child = self._children[id_] = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE)
         join(str(path), child.pid)
         if host is not None:
-            host.manager.assign(
+            assign(
+                host.ctx,
                 assignment(
                     UID,
                     child.pid,
@@ -55,7 +58,7 @@ class Pod:
                     is_from_runtime=True,
                     own_cgroup=str(path),
                     pod_cgroup=str(self.path),
-                )
+                ),
             )
         assert child.stdin is not None
         child.stdin.write(b"\n")
@@ -98,7 +101,7 @@ def pod(cgroup: str) -> Iterator[Pod]:
 
 
 def first(host: Host) -> Group:
-    return host.manager.get(UID).first
+    return host.get(UID).first
 
 
 def file(host: Host) -> Path:
@@ -130,7 +133,7 @@ def test_pod_whose_containers_run_on_stays_exact(host: Host, pod: Pod, is_noted:
             host.manager.tick()
         pod.run_busy()
         host.restart()
-        host.manager.search_left_out()
+        host.manager.maintenance.search_left_out()
     assert first(host).baseline is Quality.EXACT
 
 
@@ -141,7 +144,7 @@ def test_container_that_ended_before_the_kill_leaves_the_pod_exact(host: Host, p
     pod.start(SECOND, _BRIEF, host)
     pod.end(SECOND)
     host.manager.tick()
-    assert len(host.manager.get(UID).living) == 1
+    assert len(host.get(UID).living) == 1
     host.restart()
     assert first(host).baseline is Quality.EXACT
 
@@ -162,7 +165,7 @@ def test_pod_that_is_removed_while_no_daemon_runs(host: Host, pod: Pod) -> None:
     host.manager.tick()
     pod.remove()
     host.restart()
-    workload = host.manager.get(UID)
+    workload = host.get(UID)
     assert workload.first.baseline_reasons == (
         "a container of the pod may have started outside the group and ended while resctrlmond was not running: the "
         "control group of the pod was removed meanwhile",
@@ -209,7 +212,7 @@ def test_container_that_starts_and_ends_during_the_start(
     pod.start(SECOND, _BRIEF)  # its hook finds no socket
     pod.end(SECOND)
     assert first(host).baseline is Quality.EXACT
-    host.manager.search_left_out()
+    host.manager.maintenance.search_left_out()
     assert first(host).baseline is Quality.LATE
 
 
@@ -238,7 +241,7 @@ def test_reading_that_cannot_be_written_hides_nothing(host: Host, pod: Pod, monk
     before = file(host).read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr("resctrlmond.workloads.evidence.pod_times.write_file", fill)
-        host.manager.create(UID, owner="another")
+        create(host.ctx, UID, owner="another")
         host.manager.tick()
     assert file(host).read_bytes() == before
     pod.start(SECOND, _BRIEF)
@@ -256,18 +259,18 @@ def test_file_of_a_workload_without_a_record_is_removed(host: Host) -> None:
 def test_new_pod_is_read_when_no_hook_waits(host: Host, pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "FIRST_CHECKPOINT_S", 600.0)
     pod.start(FIRST, host=host)
-    host.manager.postpone_checkpoints(lambda: True)
+    host.manager.maintenance.has_queued_calls = lambda: True
     host.manager.tick()
     assert not file(host).exists()
-    host.manager.postpone_checkpoints(lambda: False)
+    host.manager.maintenance.has_queued_calls = lambda: False
     host.manager.tick()
     assert file(host).exists()
 
 
 def test_pod_that_is_late_already_gets_no_other_reason(host: Host, pod: Pod) -> None:
     pod.start(FIRST, host=host)
-    with host.manager.context.store.transaction(KEY) as txn:
-        apart.mark_apart(host.manager.context, txn, "x is not included, because of its profile quiet")
+    with host.ctx.store.transaction(KEY) as txn:
+        apart.mark_apart(host.ctx, txn, "x is not included, because of its profile quiet")
     pod.start(SECOND, _BRIEF)
     pod.end(SECOND)
     host.restart()

@@ -16,6 +16,9 @@ from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.model.errors import LimitExceeded
 from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.read import read
 from tests.workloads.conftest import Host, assignment, own_host
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -48,7 +51,7 @@ def test_a_task_that_an_rmdir_overlooked_is_moved_out_before_the_baseline(
 ) -> None:
     """It was counted in the next group that got the RMID, and the totals were exact."""
     pid = process().pid
-    record = one_rmid.manager.assign(assignment("k", pid)).workload
+    record = assign(one_rmid.ctx, assignment("k", pid)).workload
     assert record.first.baseline is Quality.EXACT
     assert one_rmid.tree.tasks(record.first.ref) == [pid]
     assert one_rmid.tree.membership(overlooked) == Membership("", ""), "it is where the rmdir should have put it"
@@ -59,12 +62,12 @@ def test_a_task_that_another_call_moves_out_of_a_new_group_stays_in_its_own(
 ) -> None:
     """A container may start from a task that kept its RMID: its hook moves it between the list and the move."""
     task, new = process().pid, GroupRef("", "k")
-    create, tasks, write_task = Tree.create, Tree.tasks, Tree.write_task
+    create_group, tasks, write_task = Tree.create, Tree.tasks, Tree.write_task
     with own_host(tmp_path, "monitoring-only", 4) as host:
-        mine = host.manager.create("mine", owner="other").first.ref
+        mine = create(host.ctx, "mine", owner="other").first.ref
 
         def create_occupied(self: Tree, ref: GroupRef, nonce: int) -> Found:
-            found = create(self, ref, nonce)
+            found = create_group(self, ref, nonce)
             write_task(self, ref.path, task)
             return found
 
@@ -77,7 +80,7 @@ def test_a_task_that_another_call_moves_out_of_a_new_group_stays_in_its_own(
         with monkeypatch.context() as patch:
             patch.setattr(Tree, "create", create_occupied)
             patch.setattr(Tree, "tasks", list_and_start)
-            record = host.manager.create("k", owner="other")
+            record = create(host.ctx, "k", owner="other")
         assert host.tree.membership(task) == Membership("", "mine")
         assert record.first.baseline is Quality.EXACT
         host.clean()
@@ -95,9 +98,9 @@ def test_a_task_that_cannot_be_moved_out_of_a_new_group_makes_it_estimated(
             self.write_task(ref.path, tid)
 
     monkeypatch.setattr(Tree, "take_out", put_again)
-    record = one_rmid.manager.assign(assignment("k", process().pid)).workload
+    record = assign(one_rmid.ctx, assignment("k", process().pid)).workload
     assert record.first.baseline is Quality.ESTIMATED
-    totals = one_rmid.manager.read("k")[2]
+    totals = read(one_rmid.ctx, "k")[2]
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
     assert all("tasks that do not belong to it were in the group" in total.reason for total in totals)
 
@@ -108,10 +111,10 @@ def test_a_task_in_a_group_that_was_created_again_is_marked_though_the_assign_fa
     """Linux 6.1 moves no groups. The undo restored the quality of the group that had been removed."""
     stranger = process().pid
     gold = GroupRef("gold", "k").path
-    create, take_out = Tree.create, Tree.take_out
+    create_group, take_out = Tree.create, Tree.take_out
 
     def create_occupied(self: Tree, ref: GroupRef, nonce: int) -> Found:
-        found = create(self, ref, nonce)
+        found = create_group(self, ref, nonce)
         self.write_task(gold, stranger)
         return found
 
@@ -124,11 +127,11 @@ def test_a_task_in_a_group_that_was_created_again_is_marked_though_the_assign_fa
     with own_host(tmp_path, "intel-rdt", 8, kernel="6.1") as host:
         host.make_class("gold")
         host.tree.write_task("gold", stranger)
-        assert host.manager.create("k", owner="other").first.baseline is Quality.EXACT
+        assert create(host.ctx, "k", owner="other").first.baseline is Quality.EXACT
         monkeypatch.setattr(Tree, "create", create_occupied)
         monkeypatch.setattr(Tree, "take_out", put_again)
         monkeypatch.setattr("resctrlmond.workloads.records.store.MAX_LIVING_MEMBERS", 0)
         with pytest.raises(LimitExceeded):
-            host.manager.assign(assignment("k", process().pid, class_="gold", allow_class_change=True))
-        after = host.manager.get("k").first
+            assign(host.ctx, assignment("k", process().pid, class_="gold", allow_class_change=True))
+        after = host.get("k").first
         assert (after.class_, after.baseline) == ("gold", Quality.ESTIMATED)

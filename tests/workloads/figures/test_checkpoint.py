@@ -29,6 +29,9 @@ from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from resctrlmond.workloads.upkeep.maintenance import log
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment, own_host
@@ -47,35 +50,35 @@ def machine(tmp_path: Path) -> Iterator[Host]:
 
 
 def last_read(host: Host, key: str) -> checkpoint.Checkpoint:
-    return host.manager.context.snapshots.last_read(key)
+    return host.ctx.snapshots.last_read(key)
 
 
 def test_removed_group_ends_with_its_last_readings(host: Host, puppet: Puppet) -> None:
-    record = host.manager.assign(assignment("k", puppet.pid)).workload
+    record = assign(host.ctx, assignment("k", puppet.pid)).workload
     puppet.do("burn 0.2")
     host.manager.maintenance.tick()
     kept = last_read(host, "k")
     os.rmdir(host.tree.full_path(record.first.ref))
     host.manager.maintenance.tick()
-    lost = host.manager.get("k")
+    lost = host.get("k")
     assert lost.state is State.LOST
     host.check()
     files = host.files("k")
     for domain, last in kept.items():
         for event, text in last.values.items():
             assert files[f"mon_data/{domain}/{event}.end"] == f"{text}\n"
-    totals = host.manager.read("k")[2]
+    totals = read(host.ctx, "k")[2]
     assert {one.quality for one in totals} == {Quality.ESTIMATED}
     traffic = total_of(totals)
     assert traffic.number is not None
     assert traffic.number > 0
     # Once, not for each domain: it is the same loss.
     assert traffic.reason == f"{lost.reason}; last read at {kept[DOMAIN].time}"
-    assert host.restart().read("k")[2] == totals
+    assert read(host.restart().context, "k")[2] == totals
 
 
 def test_checkpoint_is_written_at_once_and_then_at_the_interval(host: Host, puppet: Puppet) -> None:
-    host.manager.assign(assignment("k", puppet.pid))
+    assign(host.ctx, assignment("k", puppet.pid))
     assert last_read(host, "k") == {}
     host.manager.maintenance.tick()
     first = last_read(host, "k")
@@ -83,7 +86,7 @@ def test_checkpoint_is_written_at_once_and_then_at_the_interval(host: Host, pupp
     puppet.do("burn 0.2")
     host.manager.maintenance.tick()
     assert last_read(host, "k") == first
-    host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+    host.ctx.config.settings = Settings(checkpoint_interval_s=1e-9)
     host.manager.maintenance.tick()
     assert last_read(host, "k")[DOMAIN].time > first[DOMAIN].time
 
@@ -101,7 +104,7 @@ def test_group_that_did_not_change_is_not_written_again(
 
 
 def check_that_only_changes_are_written(host: Host, control: Control, pid: int) -> None:
-    host.manager.assign(assignment("k", pid))
+    assign(host.ctx, assignment("k", pid))
     folder = Path(host.run, "groups", "k")
 
     def tick() -> dict[str, tuple[int, int]]:
@@ -115,7 +118,7 @@ def check_that_only_changes_are_written(host: Host, control: Control, pid: int) 
     second = tick()
     assert second["checkpoint"] != first["checkpoint"]
     control.run(pid, 1_000_000_000)
-    host.manager.read("k")
+    read(host.ctx, "k")
     third = tick()
     assert third["checkpoint"] != second["checkpoint"], "the values that a caller has read are new too"
     assert tick() == third
@@ -124,18 +127,18 @@ def check_that_only_changes_are_written(host: Host, control: Control, pid: int) 
         (folder / name).unlink()
         assert tick().keys() == third.keys()
     host.check()
-    assert total_of(host.manager.release("k", owner="test").totals).quality is Quality.EXACT
+    assert total_of(release(host.ctx, "k", owner="test").totals).quality is Quality.EXACT
 
 
 def test_quality_of_readings_that_did_not_change_is_written_if_that_failed_before(
     machine: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, child = machine, process()
-    host.manager.settings = Settings(checkpoint_interval_s=1e-9)
-    host.manager.assign(assignment("k", child.pid))
+    host.ctx.config.settings = Settings(checkpoint_interval_s=1e-9)
+    assign(host.ctx, assignment("k", child.pid))
     host.manager.maintenance.tick()
     Control(host.mountpoint).set_faults(Fault(group="mon_groups/k", event=TRAFFIC, answer="Error"))
-    snapshots = host.manager.context.snapshots
+    snapshots = host.ctx.snapshots
     with monkeypatch.context() as full:
 
         def refuse(_subfolder: str, _text: str) -> None:
@@ -151,37 +154,37 @@ def test_quality_of_readings_that_did_not_change_is_written_if_that_failed_befor
 
 
 def test_without_an_interval_no_checkpoint_is_written_and_a_loss_is_unknown(host: Host, process: Start) -> None:
-    host.settings = host.manager.settings = Settings(checkpoint_interval_s=0)
-    record = host.manager.assign(assignment("k", process().pid)).workload
+    host.settings = host.ctx.config.settings = Settings(checkpoint_interval_s=0)
+    record = assign(host.ctx, assignment("k", process().pid)).workload
     host.manager.maintenance.tick()
     assert "checkpoint" not in host.files("k")
     os.rmdir(host.tree.full_path(record.first.ref))
     host.manager.maintenance.tick()
     host.check()
-    traffic = total_of(host.manager.read("k")[2])
+    traffic = total_of(read(host.ctx, "k")[2])
     assert (traffic.number, traffic.quality) == (None, Quality.UNKNOWN)
     assert "never read before" in traffic.reason
 
 
 def test_removed_group_ends_with_the_last_readings_of_a_caller(host: Host, puppet: Puppet) -> None:
     """Its end values were those of the previous checkpoint, and less than a caller had read."""
-    record = host.manager.assign(assignment("k", puppet.pid)).workload
+    record = assign(host.ctx, assignment("k", puppet.pid)).workload
     host.manager.maintenance.tick()
     puppet.do("burn 0.2")
-    before = total_of(host.manager.read("k")[2])
+    before = total_of(read(host.ctx, "k")[2])
     assert before.number
     os.rmdir(host.tree.full_path(record.first.ref))
     host.restart()
-    lost = total_of(host.manager.read("k")[2])
+    lost = total_of(read(host.ctx, "k")[2])
     assert (lost.number, lost.quality) == (before.number, Quality.ESTIMATED)
     host.check()
 
 
 def test_delayed_read_does_not_replace_newer_values(host: Host, process: Start) -> None:
     """They would look like counters that went back. So would values that are kept after the end values."""
-    record = host.manager.assign(assignment("k", process().pid)).workload
-    snapshots, begun_ns = host.manager.context.snapshots, time.monotonic_ns()
-    readings = host.manager.read("k")[1]
+    record = assign(host.ctx, assignment("k", process().pid)).workload
+    snapshots, begun_ns = host.ctx.snapshots, time.monotonic_ns()
+    readings = read(host.ctx, "k")[1]
     old = [Reading(one.domain, one.event, parse_value("0")) for one in readings]
     newer = last_read(host, "k")
     snapshots.keep_read(record.first.created_at, begun_ns, "k", old, record.first.inodes)
@@ -193,16 +196,16 @@ def test_delayed_read_does_not_replace_newer_values(host: Host, process: Start) 
 
 def test_overtaken_read_of_a_domain_that_came_back_does_not_count_it_twice(machine: Host, puppet: Puppet) -> None:
     """Its higher count of before looked like use since then, and the count before was added to it."""
-    group = machine.manager.assign(assignment("k", puppet.pid)).workload.first
+    group = assign(machine.ctx, assignment("k", puppet.pid)).workload.first
     puppet.do("burn 0.4")
-    snapshots, begun_ns = machine.manager.context.snapshots, time.monotonic_ns()
+    snapshots, begun_ns = machine.ctx.snapshots, time.monotonic_ns()
     old = machine.tree.read(group.ref)
-    machine.manager.read("k")
+    read(machine.ctx, "k")
     for domain in ("mon_L3_00", DOMAIN):
         Control(machine.mountpoint).offline(domain)
         Control(machine.mountpoint).online(domain)
     puppet.do("burn 0.1")
-    machine.manager.read("k")
+    read(machine.ctx, "k")
     newer = last_read(machine, "k")
     assert sum(last.carried.get(TRAFFIC, 0) for last in newer.values()) > 0
     kept = snapshots.keep_read(group.created_at, begun_ns, "k", old, group.inodes).checkpoint
@@ -221,12 +224,12 @@ def test_another_reader_between_two_steps_of_a_read_leaves_it_exact(
     host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """The newer checkpoint of the other one made the counters of this one look as if they had gone back."""
-    host.manager.assign(assignment("k", puppet.pid))
-    host.manager.read("k")
+    assign(host.ctx, assignment("k", puppet.pid))
+    read(host.ctx, "k")
     puppet.do("burn 0.1")
     of, name = {
-        "before it is kept": (host.manager.context.tree, "read"),
-        "after it is kept": (host.manager.context.snapshots, "keep_read"),
+        "before it is kept": (host.ctx.tree, "read"),
+        "after it is kept": (host.ctx.snapshots, "keep_read"),
     }[step]
     done = getattr(of, name)
 
@@ -234,12 +237,12 @@ def test_another_reader_between_two_steps_of_a_read_leaves_it_exact(
         found = done(*arguments)
         monkeypatch.setattr(of, name, done)
         puppet.do("burn 0.1")
-        others.append(total_of(host.manager.read("k")[2]))
+        others.append(total_of(read(host.ctx, "k")[2]))
         return found
 
     others: list[Total] = []
     monkeypatch.setattr(of, name, other_reads_then)
-    total = total_of(host.manager.read("k")[2])
+    total = total_of(read(host.ctx, "k")[2])
     [other] = others
     assert (total.quality, total.reason, other.quality) == (Quality.EXACT, "", Quality.EXACT)
     assert "estimated" not in host.files("k")["quality"]
@@ -249,53 +252,53 @@ def test_a_gap_that_another_reader_finds_during_a_checkpoint_stays_in_the_file(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tick wrote the quality of its own older readings over that of the reply."""
-    group = host.manager.assign(assignment("k", process().pid)).workload.first
-    host.manager.read("k")
-    snapshots, keep = host.manager.context.snapshots, host.manager.context.snapshots.keep_read
+    group = assign(host.ctx, assignment("k", process().pid)).workload.first
+    read(host.ctx, "k")
+    snapshots, keep = host.ctx.snapshots, host.ctx.snapshots.keep_read
 
     def other_reads_then(*arguments: object) -> object:
         kept = keep(*arguments)  # type: ignore[arg-type]
         monkeypatch.setattr(snapshots, "keep_read", keep)
         control = Control(host.mountpoint)
         control.set_faults(Fault(group=group.ref.path, event="mbm_total_bytes", answer="Unavailable"))
-        assert total_of(host.manager.read("k")[2]).quality is not Quality.EXACT
+        assert total_of(read(host.ctx, "k")[2]).quality is not Quality.EXACT
         control.set_faults()
         return kept
 
     monkeypatch.setattr(snapshots, "keep_read", other_reads_then)
-    with host.manager.context.store.transaction("k") as txn:
-        counters.checkpoint(host.manager.context, txn)
+    with host.ctx.store.transaction("k") as txn:
+        counters.checkpoint(host.ctx, txn)
     assert "mbm_total_bytes exact" not in host.files("k")["quality"]
 
 
 def test_a_read_of_an_earlier_run_is_not_kept_for_the_next_one(host: Host, process: Start) -> None:
-    host.manager.assign(assignment("k", process().pid))
-    earlier, readings = host.manager.get("k"), host.manager.read("k")[1]
-    host.manager.release("k", owner="test")
-    host.manager.assign(assignment("k", process().pid))
-    snapshots = host.manager.context.snapshots
+    assign(host.ctx, assignment("k", process().pid))
+    earlier, readings = host.get("k"), read(host.ctx, "k")[1]
+    release(host.ctx, "k", owner="test")
+    assign(host.ctx, assignment("k", process().pid))
+    snapshots = host.ctx.snapshots
     snapshots.keep_read(earlier.first.created_at, time.monotonic_ns(), "k", readings, earlier.first.inodes)
     assert last_read(host, "k") == {}
-    host.manager.read("k")
+    read(host.ctx, "k")
     assert last_read(host, "k")
 
 
 def test_checkpoints_do_not_make_an_exact_end_estimated(host: Host, process: Start) -> None:
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     host.manager.maintenance.tick()
-    totals = host.manager.release("k", owner="test").totals
+    totals = release(host.ctx, "k", owner="test").totals
     assert {(one.quality, one.reason) for one in totals} == {(Quality.EXACT, "")}
-    assert host.manager.read("k")[2] == totals
+    assert read(host.ctx, "k")[2] == totals
 
 
 def test_unmount_loses_at_most_the_use_of_one_interval(machine: Host, puppet: Puppet) -> None:
-    machine.manager.assign(assignment("k", puppet.pid))
+    assign(machine.ctx, assignment("k", puppet.pid))
     puppet.do("burn 0.2")
     machine.manager.maintenance.tick()
     kept = last_read(machine, "k")
     assert unmount(machine.mountpoint)
     machine.manager.maintenance.tick()
-    record, _, totals = machine.manager.read("k")
+    record, _, totals = read(machine.ctx, "k")
     assert record.state is State.LOST
     traffic = total_of(totals)
     assert (traffic.quality, bool(traffic.number)) == (Quality.ESTIMATED, True)
@@ -304,30 +307,30 @@ def test_unmount_loses_at_most_the_use_of_one_interval(machine: Host, puppet: Pu
 
 
 def test_group_removed_without_a_daemon_ends_with_its_checkpoint(host: Host, process: Start) -> None:
-    record = host.manager.assign(assignment("k", process().pid)).workload
+    record = assign(host.ctx, assignment("k", process().pid)).workload
     host.manager.maintenance.tick()
     os.rmdir(host.tree.full_path(record.first.ref))
     host.restart()
     host.check()
-    assert host.manager.get("k").state is State.LOST
-    assert total_of(host.manager.read("k")[2]).quality is Quality.ESTIMATED
+    assert host.get("k").state is State.LOST
+    assert total_of(read(host.ctx, "k")[2]).quality is Quality.ESTIMATED
 
 
 def test_domain_that_went_offline_counts_until_its_last_reading(machine: Host, process: Start) -> None:
-    machine.manager.assign(assignment("k", process().pid))
+    assign(machine.ctx, assignment("k", process().pid))
     machine.manager.maintenance.tick()
     time = last_read(machine, "k")[DOMAIN].time
     Control(machine.mountpoint).offline(DOMAIN)
     reason = f"{DOMAIN} went offline, last read at {time}"
-    living = total_of(machine.manager.read("k")[2])
+    living = total_of(read(machine.ctx, "k")[2])
     assert (living.quality, living.reason) == (Quality.ESTIMATED, reason)
     assert living.number is not None
     # A later checkpoint knows nothing of it and takes nothing away.
-    machine.manager.settings = Settings(checkpoint_interval_s=1e-9)
+    machine.ctx.config.settings = Settings(checkpoint_interval_s=1e-9)
     machine.manager.maintenance.tick()
     assert last_read(machine, "k")[DOMAIN].time == time
     assert f"{TRAFFIC} estimated" in machine.files("k")["quality"]
-    ended = machine.manager.release("k", owner="test")
+    ended = release(machine.ctx, "k", owner="test")
     assert ended.workload.state is State.COMPLETED
     assert total_of(ended.totals).reason == reason
     energy = total_of(ended.totals, "core_energy")
@@ -339,7 +342,7 @@ def test_domain_that_went_offline_counts_until_its_last_reading(machine: Host, p
 @pytest.mark.parametrize("checkpointed", [True, False], ids=["known", "unknown"])
 def test_domain_that_was_offline_counts_before_and_after(machine: Host, puppet: Puppet, checkpointed: bool) -> None:
     """Its traffic begins from 0 again, as the baseline did: nothing goes back, and yet something is missing."""
-    machine.manager.assign(assignment("k", puppet.pid))
+    assign(machine.ctx, assignment("k", puppet.pid))
     puppet.do("burn 0.2")
     known = 0
     if checkpointed:
@@ -351,7 +354,7 @@ def test_domain_that_was_offline_counts_before_and_after(machine: Host, puppet: 
         Control(machine.mountpoint).offline(domain)
         Control(machine.mountpoint).online(domain)
     puppet.do("burn 0.4")
-    ended = machine.manager.release("k", owner="test")
+    ended = release(machine.ctx, "k", owner="test")
     traffic, energy = total_of(ended.totals), total_of(ended.totals, "core_energy")
     files = machine.files("k")
     since = sum(int(files[f"mon_data/{domain}/{TRAFFIC}.end"]) for domain in domains)
@@ -360,7 +363,7 @@ def test_domain_that_was_offline_counts_before_and_after(machine: Host, puppet: 
     assert "began from 0" in traffic.reason
     # The registers of the packages run on.
     assert "began from 0" not in energy.reason
-    assert machine.restart().read("k")[2] == ended.totals
+    assert read(machine.restart().context, "k")[2] == ended.totals
 
 
 def test_counter_that_restarts_in_the_same_directory_is_detected_by_its_value() -> None:
@@ -426,18 +429,18 @@ def test_event_without_a_counter_for_a_time_is_estimated_from_its_readings(tmp_p
     with Simulation(str(tmp_path / "resctrl"), "amd-abmc", 16, virtual_cpus=1):
         host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
         # Only the readings are examined here: each write to the file makes the total estimated.
-        host.manager.context.interference.close()
-        host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+        host.ctx.interference.close()
+        host.ctx.config.settings = Settings(checkpoint_interval_s=1e-9)
         control, child = Control(host.mountpoint), process()
         control.spawn(tid=child.pid)
-        record = host.manager.assign(assignment("k", child.pid)).workload
+        record = assign(host.ctx, assignment("k", child.pid)).workload
         assignments = Path(host.tree.full_path(record.first.ref), "mbm_L3_assignments")
 
         def used_with(state: str) -> Total:
             assignments.write_text(f"{TRAFFIC}:*={state}\n")
             control.run(child.pid, 1_000_000_000)
             host.manager.maintenance.tick()
-            return total_of(host.manager.read("k")[2])
+            return total_of(read(host.ctx, "k")[2])
 
         first = used_with("e")
         assert first.quality is Quality.EXACT
@@ -449,7 +452,7 @@ def test_event_without_a_counter_for_a_time_is_estimated_from_its_readings(tmp_p
         assert (again.number, again.quality) == (2 * int(first.number), Quality.ESTIMATED)
         assert "had no counter for a time" in again.reason
         # The other event had its counter all the time.
-        totals = host.manager.release("k", owner="test").totals
+        totals = release(host.ctx, "k", owner="test").totals
         assert total_of(totals, "mbm_local_bytes").quality is Quality.EXACT
         assert total_of(totals) == again
 
@@ -480,11 +483,11 @@ def test_use_before_a_counter_was_unavailable_is_kept(tmp_path: Path, process: S
         host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
         control, child = Control(host.mountpoint), process()
         control.spawn(tid=child.pid)
-        record = host.manager.assign(assignment("k", child.pid)).workload
-        host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+        record = assign(host.ctx, assignment("k", child.pid)).workload
+        host.ctx.config.settings = Settings(checkpoint_interval_s=1e-9)
         control.run(child.pid, 1_000_000_000)
         host.manager.maintenance.tick()
-        before = total_of(host.manager.read("k")[2])
+        before = total_of(read(host.ctx, "k")[2])
         assert before.number
         control.set_faults(Fault(group=record.first.ref.path, event=TRAFFIC, answer="Unavailable"))
         host.manager.maintenance.tick()
@@ -493,7 +496,7 @@ def test_use_before_a_counter_was_unavailable_is_kept(tmp_path: Path, process: S
         # It begins from 0.
         control.offline("mon_L3_00")
         control.online("mon_L3_00")
-        ended = host.manager.release("k", owner="test")
+        ended = release(host.ctx, "k", owner="test")
         traffic = total_of(ended.totals)
         assert (traffic.number, traffic.quality) == (before.number, Quality.ESTIMATED)
 
@@ -506,17 +509,17 @@ def test_a_part_of_a_domain_that_was_offline_is_counted_once(tmp_path: Path, pro
         host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
         control, child = Control(host.mountpoint), process()
         control.spawn(tid=child.pid)
-        host.manager.assign(assignment("k", child.pid))
+        assign(host.ctx, assignment("k", child.pid))
         control.run(child.pid, 3_000_000_000, 0)
         control.run(child.pid, 7_000_000_000, 1)
         host.manager.maintenance.tick()
-        before = total_of(host.manager.read("k")[2])
+        before = total_of(read(host.ctx, "k")[2])
         values = {domain: last.values[TRAFFIC] for domain, last in last_read(host, "k").items()}
         assert before.number == int(values["mon_L3_00"]) + int(values["mon_L3_01"])
         assert before.quality is Quality.EXACT
         control.offline("mon_sub_L3_01")
         control.online("mon_sub_L3_01")
-        traffic = total_of(host.manager.release("k", owner="test").totals)
+        traffic = total_of(release(host.ctx, "k", owner="test").totals)
         assert (traffic.number, traffic.quality) == (before.number, Quality.ESTIMATED)
         assert "mon_sub_L3_01 began from 0" in traffic.reason
 
@@ -532,9 +535,9 @@ def test_energy_of_a_package_that_came_online_later_excludes_the_use_of_others(
         control, child = Control(host.mountpoint), process()
         control.spawn(tid=child.pid)
         control.offline("mon_PERF_PKG_01")
-        host.manager.assign(assignment("k", child.pid))
+        assign(host.ctx, assignment("k", child.pid))
         control.online("mon_PERF_PKG_01")
-        energy = total_of(host.manager.release("k", owner="test").totals, "core_energy")
+        energy = total_of(release(host.ctx, "k", owner="test").totals, "core_energy")
         # Nothing ran.
         assert (energy.number, energy.quality) == (0, Quality.ESTIMATED)
         assert "mon_PERF_PKG_01 read 'not online' at the beginning" in energy.reason
@@ -545,7 +548,7 @@ def test_checkpoint_that_cannot_be_opened_without_descriptors_is_not_taken_as_mi
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, lack: int
 ) -> None:
     """A lost group ended without its checkpoint. No kernel can be made to answer like this."""
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     host.manager.maintenance.tick()
 
     def refuse(path: str, flags: int, *_: int) -> int:
@@ -562,17 +565,17 @@ def test_end_is_recorded_if_the_checkpoint_cannot_be_written(
     host: Host, process: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     child = process()
-    host.manager.assign(assignment("4d" * 32, child.pid, "oci"))
+    assign(host.ctx, assignment("4d" * 32, child.pid, "oci"))
     os.mkdir(os.path.join(host.run, "groups", "4d" * 32, "checkpoint"))
     with caplog.at_level("ERROR", log.name):
         host.manager.maintenance.tick()
     assert "checkpoint" in caplog.text
-    assert host.manager.get("4d" * 32).state is State.ACTIVE
+    assert host.get("4d" * 32).state is State.ACTIVE
     shutil.rmtree(os.path.join(host.run, "groups", "4d" * 32, "checkpoint"))
     child.kill()
     child.wait()
     host.manager.maintenance.tick()
-    assert host.manager.get("4d" * 32).state is State.COMPLETED
+    assert host.get("4d" * 32).state is State.COMPLETED
     host.check()
 
 

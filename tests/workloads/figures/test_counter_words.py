@@ -18,6 +18,10 @@ from resctrlmond.workloads.figures import checkpoint
 from resctrlmond.workloads.figures.accounting import Total, totals
 from resctrlmond.workloads.figures.caveats import of_readings, with_change
 from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment, machine
 
@@ -32,12 +36,12 @@ FEATURES = "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes\n"
 
 def so_far(host: Host) -> Total:
     """The traffic of the workload "k" until now."""
-    return total_of(host.manager.read("k")[2])
+    return total_of(read(host.ctx, "k")[2])
 
 
 def at_end(host: Host) -> Total:
     """The traffic of the workload "k", which this ends."""
-    return total_of(host.manager.release("k", owner="test").totals)
+    return total_of(release(host.ctx, "k", owner="test").totals)
 
 
 def read_in_turn(event: str, *texts: str) -> Total:
@@ -54,10 +58,10 @@ def test_bandwidth_that_is_unavailable_at_begin_and_end_is_not_0_and_exact(tmp_p
     """It was reported as 0 bytes, exact, though the checkpoint in between had read a gigabyte."""
     with machine(tmp_path, "amd-bmec") as (host, control):
         pid = control.spawn(tid=process().pid)
-        ref = host.manager.create("k", owner="test").first.ref
-        host.manager.release("k", owner="test")
+        ref = create(host.ctx, "k", owner="test").first.ref
+        release(host.ctx, "k", owner="test")
         control.set_faults(Fault(group=ref.path, event=TRAFFIC, answer="Unavailable"))
-        host.manager.assign(assignment("k", pid))
+        assign(host.ctx, assignment("k", pid))
         control.set_faults()
         control.run(pid, SECOND)
         host.manager.maintenance.tick()
@@ -75,13 +79,13 @@ def test_reset_between_two_numbers_is_not_exact_if_hardware_reallocates_counters
     """AMD without mbm_event: the RMID loses its counter to others, gets it back at 0, and always reads a number."""
     with machine(tmp_path, "amd-tracking") as (host, control):
         pid, *others = (control.spawn(tid=process().pid) for _ in range(6))
-        host.manager.assign(assignment("k", pid))
+        assign(host.ctx, assignment("k", pid))
         control.run(pid, SECOND)
         host.manager.maintenance.tick()
         first = so_far(host)
         assert first.number
         for number, other in enumerate(others):
-            host.manager.assign(assignment(f"other-{number}", other))
+            assign(host.ctx, assignment(f"other-{number}", other))
             control.run(other, SECOND)
         control.run(pid, 3 * SECOND)
         ended = at_end(host)
@@ -90,7 +94,7 @@ def test_reset_between_two_numbers_is_not_exact_if_hardware_reallocates_counters
         assert ended.quality is Quality.ESTIMATED
         assert "takes bandwidth counters from one RMID for another" in ended.reason
         # The same after a restart, and from the record alone.
-        assert total_of(host.restart().read("k")[2]) == ended
+        assert total_of(read(host.restart().context, "k")[2]) == ended
 
 
 @pytest.mark.parametrize("profile", ["amd-bmec", "amd-tracking"])
@@ -99,20 +103,20 @@ def test_no_bandwidth_is_exact_if_hardware_may_reallocate_counters(
 ) -> None:
     with machine(tmp_path, profile) as (host, control):
         pid = control.spawn(tid=process().pid)
-        host.manager.assign(assignment("k", pid))
+        assign(host.ctx, assignment("k", pid))
         control.run(pid, SECOND)
         assert so_far(host).quality is Quality.ESTIMATED
-        assert {one.quality for one in host.manager.release("k", owner="test").totals} == {Quality.ESTIMATED}
+        assert {one.quality for one in release(host.ctx, "k", owner="test").totals} == {Quality.ESTIMATED}
 
 
 @pytest.mark.parametrize("profile", ["intel-rdt", "intel-snc2", "intel-aet", "amd-abmc", "monitoring-only"])
 def test_bandwidth_is_exact_if_each_group_has_its_own_counters(tmp_path: Path, process: Start, profile: str) -> None:
     with machine(tmp_path, profile) as (host, control):
         pid = control.spawn(tid=process().pid)
-        host.manager.assign(assignment("k", pid))
+        assign(host.ctx, assignment("k", pid))
         control.run(pid, SECOND)
         host.manager.maintenance.tick()
-        found = host.manager.release("k", owner="test").totals
+        found = release(host.ctx, "k", owner="test").totals
         assert {(one.quality, one.reason) for one in found if one.event.name.startswith("mbm")} == {
             (Quality.EXACT, "")
         }
@@ -121,7 +125,7 @@ def test_bandwidth_is_exact_if_each_group_has_its_own_counters(tmp_path: Path, p
 def test_the_mode_that_is_left_during_a_run_makes_its_bandwidth_estimated(tmp_path: Path, process: Start) -> None:
     with machine(tmp_path, "amd-abmc") as (host, control):
         pid = control.spawn(tid=process().pid)
-        host.manager.assign(assignment("k", pid))
+        assign(host.ctx, assignment("k", pid))
         assert so_far(host).quality is Quality.EXACT
         mode = Path(host.mountpoint, "info", "L3_MON", "mbm_assign_mode")
         mode.write_text("default\n")
@@ -190,10 +194,10 @@ def test_event_without_a_number_only_at_the_baseline_excludes_the_past_of_its_rm
     with machine(tmp_path, "intel-aet", residue=7) as (host, control):
         pid = control.spawn(tid=process().pid)
         control.set_faults(Fault(group=GroupRef("", "k").path, event=ENERGY, answer=word))
-        host.manager.assign(assignment("k", pid))
+        assign(host.ctx, assignment("k", pid))
         control.set_faults()
         control.run(pid, SECOND)
-        ended = total_of(host.manager.release("k", owner="test").totals, ENERGY)
+        ended = total_of(release(host.ctx, "k", owner="test").totals, ENERGY)
         assert (ended.number, ended.quality) == (None, Quality.UNKNOWN)
         assert f"read {word!r} at the beginning" in ended.reason
 
@@ -202,10 +206,10 @@ def test_energy_of_an_rmid_without_a_past_counts_from_its_first_activity(tmp_pat
     """After a boot no register of any package has a number yet."""
     with machine(tmp_path, "intel-aet") as (host, control):
         pid = control.spawn(tid=process().pid)
-        record = host.manager.assign(assignment("k", pid)).workload
+        record = assign(host.ctx, assignment("k", pid)).workload
         assert {text for name, text in host.files("k").items() if "core_energy.begin" in name} == {"Unavailable\n"}
         control.run(pid, SECOND)
-        ended = total_of(host.manager.release("k", owner="test").totals, ENERGY)
+        ended = total_of(release(host.ctx, "k", owner="test").totals, ENERGY)
         assert ended.number
         assert record.first.baseline is Quality.EXACT
 
@@ -223,7 +227,7 @@ def test_event_that_is_reconfigured_during_a_run_is_estimated(
     """The total was the difference of two counts of different things, and exact."""
     with machine(tmp_path, profile) as (host, control):
         pid = control.spawn(tid=process().pid)
-        host.manager.assign(assignment("k", pid))
+        assign(host.ctx, assignment("k", pid))
         control.run(pid, SECOND)
         why = f"which memory transactions it counts was changed during the run (info/L3_MON/{path})"
         assert why not in so_far(host).reason
@@ -233,7 +237,7 @@ def test_event_that_is_reconfigured_during_a_run_is_estimated(
         assert read.quality is Quality.ESTIMATED
         assert read.reason.count(why) == 1
         host.restart()
-        totals = host.manager.release("k", owner="test").totals
+        totals = release(host.ctx, "k", owner="test").totals
         assert total_of(totals).quality is Quality.ESTIMATED
         assert total_of(totals).reason.count(why) == 1
         assert why not in total_of(totals, "mbm_local_bytes").reason
@@ -246,9 +250,9 @@ def test_an_event_that_counts_the_same_as_at_the_baseline_is_exact(tmp_path: Pat
         pid = control.spawn(tid=process().pid)
         filters = Path(host.mountpoint, "info", "L3_MON", "event_configs", TRAFFIC, "event_filter")
         filters.write_text("local_reads\n")
-        host.manager.assign(assignment("k", pid))
+        assign(host.ctx, assignment("k", pid))
         control.run(pid, SECOND)
-        assert {one.quality for one in host.manager.release("k", owner="test").totals} == {Quality.EXACT}
+        assert {one.quality for one in release(host.ctx, "k", owner="test").totals} == {Quality.EXACT}
     both, one = "0=0x7f;1=0x7f", "0=0x7f"
     for before, now in ((both, one), (one, both)):
         assert (

@@ -26,6 +26,11 @@ from resctrlmond.workloads.model.errors import InvalidClass
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import ROOT_FOLDER, GroupState, State, Workload
 from resctrlmond.workloads.records.store import Limit, Transaction
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.move import move
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.sim.conftest import Puppet
 from tests.workloads.conftest import UID, Host, assignment, own_host, when_all_stand
 from tests.workloads.groups.test_cut import Fuse, cut, forget, fuse
@@ -51,14 +56,14 @@ def spread(host: Host, process: Start, *classes: str) -> list[subprocess.Popen[b
             if not host.tree.has_class(class_):
                 host.make_class(class_)
             host.tree.write_task(class_, child.pid)
-        host.manager.assign(assignment(UID, child.pid, "nri", member=f"c{number}"))
+        assign(host.ctx, assignment(UID, child.pid, "nri", member=f"c{number}"))
         children.append(child)
     return children
 
 
 def test_each_class_gets_a_group_and_no_allocation_changes(host: Host, process: Start) -> None:
     children = spread(host, process, "gold", "", "silver", "gold")
-    record = host.manager.get(UID)
+    record = host.get(UID)
     assert [group.ref for group in record.groups] == [GroupRef(class_, UID) for class_ in ("gold", "", "silver")]
     assert [host.tree.membership(child.pid) for child in children] == [
         Membership(class_, UID) for class_ in ("gold", "", "silver", "gold")
@@ -81,26 +86,26 @@ def test_tasks_in_a_class_whose_name_cannot_be_recorded_are_refused(
     host.make_class(odd)
     child = process()
     if is_member:
-        host.manager.assign(assignment("k", puppet.pid))
+        assign(host.ctx, assignment("k", puppet.pid))
         for pid in (puppet.pid, int(puppet.do("thread"))):
             host.tree.write_task(odd, pid)
         host.manager.maintenance.sweep("k")
-        assert "not allowed" in host.manager.get("k").members[0].reason
-        assert host.manager.get("k").first.baseline is Quality.LATE
+        assert "not allowed" in host.get("k").members[0].reason
+        assert host.get("k").first.baseline is Quality.LATE
     host.tree.write_task(odd, child.pid)
     with pytest.raises(InvalidClass, match="not allowed"):
-        host.manager.assign(assignment("other", child.pid))
-    assert [workload.key for workload in host.manager.workloads()] == ["k"] * is_member
+        assign(host.ctx, assignment("other", child.pid))
+    assert [workload.key for workload in host.ctx.store.all()] == ["k"] * is_member
     host.check()
 
 
 def test_reads_and_totals_are_sums(host: Host, puppet: Puppet, process: Start) -> None:
     host.make_class("gold")
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     host.tree.write_task("gold", puppet.pid)
-    host.manager.assign(assignment("k", puppet.pid))
+    assign(host.ctx, assignment("k", puppet.pid))
     puppet.do("burn 0.2")
-    _, readings, totals = host.manager.read("k")
+    _, readings, totals = read(host.ctx, "k")
     names = [(reading.domain, reading.event) for reading in readings]
     assert len(names) == len(set(names))
     assert {reading.value.status for reading in readings} == {Status.OK}
@@ -108,7 +113,7 @@ def test_reads_and_totals_are_sums(host: Host, puppet: Puppet, process: Start) -
     traffic = next(total for total in totals if total.event.name == "mbm_total_bytes")
     assert traffic.number is not None
     assert traffic.number > 0
-    final = host.manager.release("k", owner="test")
+    final = release(host.ctx, "k", owner="test")
     assert final.completed
     assert {total.quality for total in final.totals} == {Quality.EXACT}
     ends = {name: text for name, text in host.files("k").items() if name.endswith("mbm_total_bytes.end")}
@@ -116,15 +121,15 @@ def test_reads_and_totals_are_sums(host: Host, puppet: Puppet, process: Start) -
     begins = [int(host.files("k")[name.removesuffix("end") + "begin"]) for name in ends]
     [traffic] = [total for total in final.totals if total.event.name == "mbm_total_bytes"]
     assert traffic.number == sum(map(int, ends.values())) - sum(begins)
-    assert host.manager.read("k") == (host.manager.get("k"), [], final.totals)
+    assert read(host.ctx, "k") == (host.get("k"), [], final.totals)
     host.check()
 
 
 def test_restart_keeps_the_groups_of_all_classes(host: Host, process: Start) -> None:
     spread(host, process, "gold", "")
-    record, files = host.manager.get(UID), host.files(UID)
+    record, files = host.get(UID), host.files(UID)
     manager = host.restart()
-    assert (manager.get(UID), host.files(UID), manager.problems) == (record, files, [])
+    assert (manager.context.store.known(UID), host.files(UID), manager.problems) == (record, files, [])
     host.check()
 
 
@@ -137,13 +142,13 @@ def test_group_moved_without_a_daemon_is_kept_with_the_next_group(host: Host, pr
     host.restart()
     third = process()
     host.tree.write_task("gold", third.pid)
-    record = host.manager.assign(assignment(UID, third.pid, "nri", member="c3")).workload
+    record = assign(host.ctx, assignment(UID, third.pid, "nri", member="c3")).workload
     assert [group.class_ for group in record.groups] == ["", "silver", "gold"]
     assert host.tree.membership(third.pid) == Membership("gold", UID)
     host.check()
     host.restart()
     host.check()
-    done = host.manager.release(UID, owner="nri")
+    done = release(host.ctx, UID, owner="nri")
     assert {total.quality for total in done.totals} == {Quality.EXACT}
     assert len({done.workload.subfolder(group) for group in done.workload.groups}) == 3
     assert host.marked_groups() == []
@@ -152,11 +157,11 @@ def test_group_moved_without_a_daemon_is_kept_with_the_next_group(host: Host, pr
 
 def test_release_ends_the_groups_of_all_classes(host: Host, process: Start) -> None:
     children = spread(host, process, "gold", "")
-    done = host.manager.release(UID, owner="nri")
+    done = release(host.ctx, UID, owner="nri")
     assert {group.state for group in done.workload.groups} == {GroupState.COMPLETED}
     assert host.marked_groups() == []
     assert [host.tree.membership(child.pid) for child in children] == [Membership("gold", ""), Membership("", "")]
-    again = host.manager.assign(assignment(UID, children[1].pid, "nri")).workload
+    again = assign(host.ctx, assignment(UID, children[1].pid, "nri")).workload
     assert (again.generation, again.groups[1:]) == (2, ())
     host.check()
 
@@ -164,28 +169,28 @@ def test_release_ends_the_groups_of_all_classes(host: Host, process: Start) -> N
 def test_group_remains_without_members_and_is_used_again(host: Host, process: Start) -> None:
     """The next container of that class counts in the same group: its RMID and its values are kept."""
     _, second = spread(host, process, "gold", "")
-    before = host.manager.get(UID)
+    before = host.get(UID)
     second.kill()
     second.wait()
     host.manager.maintenance.tick()
-    assert host.manager.get(UID).state is State.ACTIVE
+    assert host.get(UID).state is State.ACTIVE
     third = process()
-    record = host.manager.assign(assignment(UID, third.pid, "nri", member="c3")).workload
+    record = assign(host.ctx, assignment(UID, third.pid, "nri", member="c3")).workload
     assert [group.nonce for group in record.groups] == [group.nonce for group in before.groups]
     assert host.tree.membership(third.pid) == Membership("", UID)
     # A member whose process is assigned already is in no other monitoring group.
-    assert host.manager.assign(assignment(UID, third.pid, "nri", member="c3")).workload == record
+    assert assign(host.ctx, assignment(UID, third.pid, "nri", member="c3")).workload == record
 
 
 def test_named_class_requires_permission_to_change_and_gets_a_group(host: Host, process: Start) -> None:
     host.make_class("gold")
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     child = process()
     with pytest.raises(ClassMismatch):
-        host.manager.assign(assignment("k", child.pid, class_="gold"))
-    assert host.manager.get("k").groups[1:] == ()
+        assign(host.ctx, assignment("k", child.pid, class_="gold"))
+    assert host.get("k").groups[1:] == ()
     host.check()
-    done = host.manager.assign(assignment("k", child.pid, class_="gold", allow_class_change=True))
+    done = assign(host.ctx, assignment("k", child.pid, class_="gold", allow_class_change=True))
     assert [group.class_ for group in done.workload.groups] == ["", "gold"]
     assert host.tree.membership(child.pid) == Membership("gold", "k")
     host.check()
@@ -195,7 +200,7 @@ def test_move_refuses_a_workload_in_several_classes(host: Host, process: Start) 
     spread(host, process, "gold", "", "silver")
     for class_ in ("", "silver"):
         with pytest.raises(ClassMismatch, match="in several classes"):
-            host.manager.move(UID, class_)
+            move(host.ctx, UID, class_)
     host.check()
 
 
@@ -205,11 +210,11 @@ def test_lost_group_ends_the_run_with_the_values_of_all_groups(host: Host, proce
     host.manager.maintenance.tick()
     os.rmdir(host.tree.full_path(GroupRef(class_, UID)))
     host.manager.maintenance.tick()
-    record = host.manager.get(UID)
+    record = host.get(UID)
     assert (record.state, record.is_interrupted) == (State.LOST, True)
     assert host.marked_groups() == []
     host.check()
-    totals = host.manager.read(UID)[2]
+    totals = read(host.ctx, UID)[2]
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
     assert all("last read at" in total.reason for total in totals)
 
@@ -218,7 +223,7 @@ def test_group_lost_without_a_daemon_ends_the_run(host: Host, process: Start) ->
     spread(host, process, "gold", "")
     os.rmdir(host.tree.full_path(GroupRef("", UID)))
     host.restart()
-    assert host.manager.get(UID).state is State.LOST
+    assert host.get(UID).state is State.LOST
     assert host.manager.problems == []
     assert host.marked_groups() == []
     host.check()
@@ -240,23 +245,23 @@ def test_group_with_a_name_that_records_cannot_have_is_lost(
         return save(txn, workload, limit)
 
     monkeypatch.setattr(Transaction, "save", keep)
-    with host.manager.context.store.transaction(UID) as txn:
-        removal.lose(host.manager.context, txn, "lost")
+    with host.ctx.store.transaction(UID) as txn:
+        removal.lose(host.ctx, txn, "lost")
     assert set(saved) == {UID}
     assert host.marked_groups() == []
-    assert host.restart().unreadable == []
-    assert host.manager.get(UID).state is State.LOST
+    assert host.restart().recovery.unreadable == []
+    assert host.get(UID).state is State.LOST
 
 
 def test_foreign_group_in_one_class_does_not_affect_the_other_classes(host: Host, process: Start) -> None:
     host.make_class("gold")
     foreign = host.make_foreign(UID, "gold")
     first, second = process(), process()
-    before = host.manager.assign(assignment(UID, first.pid, "nri")).workload
+    before = assign(host.ctx, assignment(UID, first.pid, "nri")).workload
     host.tree.write_task("gold", second.pid)
     with pytest.raises(Exception, match="another program created it"):
-        host.manager.assign(assignment(UID, second.pid, "nri"))
-    assert host.manager.get(UID) == before
+        assign(host.ctx, assignment(UID, second.pid, "nri"))
+    assert host.get(UID) == before
     assert host.tree.find(foreign) is not None
     host.check()
 
@@ -264,25 +269,25 @@ def test_foreign_group_in_one_class_does_not_affect_the_other_classes(host: Host
 def test_without_an_rmid_the_further_group_waits_and_is_late(tight: Host, process: Start) -> None:
     tight.make_class("gold")
     tight.make_class("silver")
-    tight.manager.create("other", owner="a")
+    create(tight.ctx, "other", owner="a")
     spread(tight, process, "gold", "silver")
-    record = tight.manager.get(UID)
+    record = tight.get(UID)
     assert [group.state for group in record.groups] == [GroupState.CREATED, GroupState.PENDING]
     assert "ENOSPC" in record.members[1].reason
-    _, _, totals = tight.manager.read(UID)
+    _, _, totals = read(tight.ctx, UID)
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
     assert all("class silver is not included" in total.reason for total in totals)
     with pytest.raises(RmidsExhausted):
         child = process()
-        tight.manager.assign(assignment(UID, child.pid, "nri", may_wait=False))
+        assign(tight.ctx, assignment(UID, child.pid, "nri", may_wait=False))
     tight.check()
-    assert tight.restart().get(UID) == record
-    tight.manager.release("other", owner="a")
+    assert tight.restart().context.store.known(UID) == record
+    release(tight.ctx, "other", owner="a")
     record = when_all_stand(tight, UID)
     assert [group.baseline for group in record.groups] == [Quality.EXACT, Quality.LATE]
     assert (record.members[1].late, record.members[1].reason) == (True, "")
     assert tight.tree.membership(record.members[1].pid) == Membership("silver", UID)
-    assert {total.quality for total in tight.manager.release(UID, owner="nri").totals} == {Quality.LATE}
+    assert {total.quality for total in release(tight.ctx, UID, owner="nri").totals} == {Quality.LATE}
     tight.check()
 
 
@@ -290,29 +295,29 @@ def test_assign_counts_tasks_left_in_a_class_whose_group_waits(tight: Host, proc
     """The reply reported that no task stayed outside, also if threads were in another class."""
     tight.make_class("gold")
     tight.make_class("silver")
-    tight.manager.create("other", owner="a")
+    create(tight.ctx, "other", owner="a")
     caller = Caller(0, frozenset({0}), os.getpid(), pid_namespaces=1)
 
-    def assign(pid: int) -> types.Reply:
+    def assign_pid(pid: int) -> types.Reply:
         return VERBS["Assign"].run(tight.manager, types.AssignRequest(key=UID, pid=pid, late=True), caller)
 
-    tight.manager.assign(assignment(UID, process().pid))
+    assign(tight.ctx, assignment(UID, process().pid))
     # One thread of two is in another class.
     tight.tree.write_task("gold", int(puppet.do("thread")))
     # A whole process in another class.
     child = process()
     tight.tree.write_task("gold", child.pid)
     for pid, moved in ((puppet.pid, 1), (child.pid, 0)):
-        reply = assign(pid)
+        reply = assign_pid(pid)
         assert isinstance(reply, types.AssignReply)
         assert (reply.moved, reply.tasks_outside) == (moved, 1)
         member = next(member for member in reply.workload.members if member.pid == pid)
         assert member.tasks_outside == 1
         assert "ENOSPC" in member.reason
-    tight.manager.release("other", owner="a")
+    release(tight.ctx, "other", owner="a")
     when_all_stand(tight, UID)
     tight.manager.maintenance.sweep(UID)
-    assert [(member.tasks_outside, member.reason) for member in tight.manager.get(UID).members] == 3 * [(0, "")]
+    assert [(member.tasks_outside, member.reason) for member in tight.get(UID).members] == 3 * [(0, "")]
     tight.check()
 
 
@@ -320,28 +325,28 @@ def test_pending_group_of_a_removed_class_is_created_in_the_current_class(tight:
     """Its group failed, and its tasks, which the kernel had moved to the root, were not searched again."""
     for class_ in ("gold", "silver"):
         tight.make_class(class_)
-    tight.manager.create("other", owner="a")
+    create(tight.ctx, "other", owner="a")
     second = spread(tight, process, "", "gold")[1]
-    assert [group.state for group in tight.manager.get(UID).groups] == [GroupState.CREATED, GroupState.PENDING]
+    assert [group.state for group in tight.get(UID).groups] == [GroupState.CREATED, GroupState.PENDING]
     os.rmdir(os.path.join(tight.mountpoint, "gold"))
     when_all_stand(tight, UID)
     tight.manager.maintenance.sweep(UID)
     assert tight.tree.membership(second.pid) == Membership("", UID)
-    assert tight.manager.get(UID).first.baseline is Quality.LATE
+    assert tight.get(UID).first.baseline is Quality.LATE
     tight.check()
 
 
 def test_first_group_of_a_pending_workload_is_created_first(tight: Host, process: Start) -> None:
     tight.make_class("gold")
     for key in ("one", "two", "three"):
-        tight.manager.create(key, owner="a")
+        create(tight.ctx, key, owner="a")
     children = [process(), process()]
-    tight.manager.assign(assignment(UID, children[0].pid, "nri"))
+    assign(tight.ctx, assignment(UID, children[0].pid, "nri"))
     tight.tree.write_task("gold", children[1].pid)
-    done = tight.manager.assign(assignment(UID, children[1].pid, "nri"))
+    done = assign(tight.ctx, assignment(UID, children[1].pid, "nri"))
     assert [group.state for group in done.workload.groups] == [GroupState.PENDING, GroupState.PENDING]
     for key in ("one", "two"):
-        tight.manager.release(key, owner="a")
+        release(tight.ctx, key, owner="a")
     record = when_all_stand(tight, UID)
     assert record.state is State.ACTIVE
     assert [tight.tree.membership(child.pid) for child in children] == [Membership("", UID), Membership("gold", UID)]
@@ -357,21 +362,21 @@ def test_a_kill_at_any_step_of_joining_another_class(
     killed = True
     while killed:
         first, second = process(), process()
-        host.manager.assign(assignment(UID, first.pid, "oci", pod_cgroup="/nowhere"))
+        assign(host.ctx, assignment(UID, first.pid, "oci", pod_cgroup="/nowhere"))
         host.tree.write_task("gold", second.pid)
         killed = cut(fuse, step, lambda pid=second.pid: join(host.manager, pid))  # type: ignore[misc]
         manager = host.restart()
         host.check()
-        record = manager.get(UID)
+        record = manager.context.store.known(UID)
         # Known and counted, or not known at all.
         inside = host.tree.membership(second.pid) == Membership("gold", UID)
         assert inside == (len(record.members) == 2), step
-        cut(fuse, step, lambda: host.manager.release(UID, owner="oci"))
+        cut(fuse, step, lambda: release(host.ctx, UID, owner="oci"))
         manager = host.restart()
         host.check()
-        manager.release(UID, owner="oci")
+        release(manager.context, UID, owner="oci")
         assert host.marked_groups() == [], step
-        assert ends_are_whole(host, manager.get(UID)), step
+        assert ends_are_whole(host, manager.context.store.known(UID)), step
         forget(host)
         first.kill()
         second.kill()
@@ -381,11 +386,11 @@ def test_a_kill_at_any_step_of_joining_another_class(
 
 
 def join(manager: Manager, pid: int) -> None:
-    manager.assign(assignment(UID, pid, "oci", pod_cgroup="/nowhere"))
+    assign(manager.context, assignment(UID, pid, "oci", pod_cgroup="/nowhere"))
 
 
 def ends_are_whole(host: Host, record: Workload) -> bool:
-    snapshots = host.manager.context.snapshots
+    snapshots = host.ctx.snapshots
     return all(snapshots.is_complete(record.subfolder(group)) for group in record.groups)
 
 
@@ -394,18 +399,18 @@ def test_groups_of_both_classes_are_adopted_without_records(host: Host, process:
     shutil.rmtree(os.path.join(host.run, "records"))
     os.mkdir(os.path.join(host.run, "records"))
     host.restart()
-    record = host.manager.get(UID)
+    record = host.get(UID)
     assert sorted(group.class_ for group in record.groups) == ["", "gold"]
     assert {group.baseline for group in record.groups} == {Quality.UNKNOWN}
     host.check()
     children[0].kill()
     children[0].wait()
     host.manager.maintenance.tick()
-    assert host.manager.get(UID).state is State.ACTIVE
+    assert host.get(UID).state is State.ACTIVE
     children[1].kill()
     children[1].wait()
     host.manager.maintenance.tick()
-    assert host.manager.get(UID).state is State.COMPLETED
+    assert host.get(UID).state is State.COMPLETED
     host.check()
 
 
@@ -428,13 +433,13 @@ def test_totals_are_as_good_as_their_worst_group() -> None:
 def test_a_baseline_that_is_late_in_a_second_class_only_is_reported(host: Host, puppet: Puppet) -> None:
     """It was exact, and the totals were late."""
     host.make_class("gold")
-    host.manager.assign(assignment(UID, puppet.pid))
+    assign(host.ctx, assignment(UID, puppet.pid))
     host.tree.write_task("gold", int(puppet.do("thread")))
     host.manager.maintenance.sweep(UID)
-    record = host.manager.get(UID)
+    record = host.get(UID)
     assert [(group.class_, group.baseline) for group in record.groups] == [
         ("", Quality.EXACT),
         ("gold", Quality.LATE),
     ]
-    assert {total.quality for total in host.manager.read(UID)[2]} == {Quality.LATE}
+    assert {total.quality for total in read(host.ctx, UID)[2]} == {Quality.LATE}
     assert translate.workload_of(record, None).baseline is Quality.LATE

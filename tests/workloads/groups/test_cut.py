@@ -19,6 +19,11 @@ from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.move import move
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.builders import drop
 from tests.workloads.conftest import Host, assignment, join, own_host
 from tests.workloads.evidence.test_interference import react, write
@@ -68,25 +73,25 @@ def cut(fuse: Fuse, step: int, action: Callable[[], object]) -> bool:
 
 
 def joined(manager: Manager, pid: int) -> None:
-    manager.assign(assignment(CTR, pid, "oci", member="c1"))
+    assign(manager.context, assignment(CTR, pid, "oci", member="c1"))
 
 
 def created(manager: Manager, pid: int) -> None:
-    manager.create(CTR, owner="other")
-    manager.tree.write_task("gold", pid)
+    create(manager.context, CTR, owner="other")
+    manager.context.tree.write_task("gold", pid)
 
 
 def followed(manager: Manager, pid: int) -> None:
     joined(manager, pid)
-    manager.release(CTR, owner="other")
+    release(manager.context, CTR, owner="other")
 
 
 def moved(manager: Manager, pid: int) -> None:
-    manager.move(CTR, "gold")
+    move(manager.context, CTR, "gold")
 
 
 def came_back(manager: Manager, pid: int) -> None:
-    manager.release(CTR, owner="oci")
+    release(manager.context, CTR, owner="oci")
     joined(manager, pid)
 
 
@@ -118,7 +123,7 @@ def test_a_kill_at_any_step(host: Host, process: Start, fuse: Fuse, scenario: tu
         killed = cut(fuse, step, lambda pid=child.pid: action(host.manager, pid))  # type: ignore[misc]
         manager = host.restart()
         host.check()
-        for record in manager.workloads():
+        for record in manager.context.store.all():
             inside = host.tree.membership(child.pid).group == CTR
             assert record.state is (State.ACTIVE if inside else State.COMPLETED if record.members else State.IDLE), (
                 step
@@ -127,10 +132,13 @@ def test_a_kill_at_any_step(host: Host, process: Start, fuse: Fuse, scenario: tu
         child.kill()
         child.wait()
         manager.maintenance.tick()
-        if before is created and manager.workloads():
-            manager.release(CTR, owner="other")
+        if before is created and manager.context.store.all():
+            release(manager.context, CTR, owner="other")
         assert host.marked_groups() == [], step
-        assert {record.state for record in manager.workloads()} <= {State.COMPLETED}, (step, manager.workloads())
+        assert {record.state for record in manager.context.store.all()} <= {State.COMPLETED}, (
+            step,
+            manager.context.store.all(),
+        )
         host.check()
         forget(host)
         step += 1
@@ -149,21 +157,21 @@ def test_release_is_completed_after_a_kill_at_any_step(
         children = [process() for _ in classes]
         for class_, child in zip(classes, children, strict=True):
             host.tree.write_task(class_, child.pid)
-            host.manager.assign(assignment(CTR, child.pid, "nri"))
-        killed = cut(fuse, step, lambda: host.manager.release(CTR, owner="nri"))
+            assign(host.ctx, assignment(CTR, child.pid, "nri"))
+        killed = cut(fuse, step, lambda: release(host.ctx, CTR, owner="nri"))
         host.restart()
         host.check()
-        record = host.manager.get(CTR)
+        record = host.get(CTR)
         expected = {Quality.EXACT, Quality.LATE}
         if record.state is State.ACTIVE:
             assert record.is_claimed_by("nri"), step
-            record = host.manager.release(CTR, owner="nri").workload
+            record = release(host.ctx, CTR, owner="nri").workload
         else:
             ended += killed
             # Its processes ran on until the restart, at which the end values were read.
             expected.add(Quality.ESTIMATED)
         assert (record.state, record.reason) == (State.COMPLETED, "released"), step
-        assert {total.quality for total in host.manager.read(CTR)[2]} <= expected, step
+        assert {total.quality for total in read(host.ctx, CTR)[2]} <= expected, step
         host.check()
         forget(host)
         step += 1
@@ -180,7 +188,7 @@ def test_use_outside_between_a_kill_and_the_next_start_is_not_exact(
     own = cgroup if has_cgroup else ""
 
     def joins(pid: int) -> None:
-        host.manager.assign(assignment(CTR, pid, "oci", member="c1", own_cgroup=own))
+        assign(host.ctx, assignment(CTR, pid, "oci", member="c1", own_cgroup=own))
 
     while killed:
         child = process()
@@ -189,9 +197,9 @@ def test_use_outside_between_a_kill_and_the_next_start_is_not_exact(
         was_inside = host.tree.membership(child.pid).group == CTR
         child.kill()
         child.wait()
-        for record in host.restart().workloads():
+        for record in host.restart().context.store.all():
             assert record.state is State.COMPLETED, step
-            totals = host.manager.read(CTR)[2]
+            totals = read(host.ctx, CTR)[2]
             outside += not was_inside
             assert was_inside or Quality.EXACT not in {total.quality for total in totals}, step
         forget(host)
@@ -206,28 +214,28 @@ def test_kill_at_any_step_of_a_take_over_leaves_no_workload_without_its_task_exa
     step = robbed = 0
     killed = True
     while killed:
-        host.manager.assign(assignment("first", child.pid))
+        assign(host.ctx, assignment("first", child.pid))
 
         def take() -> None:
-            host.manager.assign(assignment("thief", child.pid, take_over=True))
+            assign(host.ctx, assignment("thief", child.pid, take_over=True))
 
         killed = cut(fuse, step, take)
         manager = host.restart()
         if host.tree.membership(child.pid).group != "first":
             robbed += 1
-            assert manager.get("first").first.baseline is Quality.LATE, step
-        for record in manager.workloads():
+            assert manager.context.store.known("first").first.baseline is Quality.LATE, step
+        for record in manager.context.store.all():
             for claim in record.claims:
-                manager.release(record.key, owner=claim.owner)
+                release(manager.context, record.key, owner=claim.owner)
         forget(host)
         step += 1
     assert robbed > 1
 
 
 def forget(host: Host) -> None:
-    for record in host.manager.workloads():
-        host.manager.context.snapshots.delete(record.key)
-        drop(host.manager.context.store, record.key)
+    for record in host.ctx.store.all():
+        host.ctx.snapshots.delete(record.key)
+        drop(host.ctx.store, record.key)
 
 
 def test_a_kill_at_any_step_of_the_recovery_itself(host: Host, process: Start, fuse: Fuse) -> None:
@@ -235,18 +243,18 @@ def test_a_kill_at_any_step_of_the_recovery_itself(host: Host, process: Start, f
     killed = True
     while killed:
         living, ended = process(), process()
-        host.manager.assign(assignment("living", living.pid, "a"))
-        host.manager.assign(assignment(CTR, ended.pid, "oci"))
-        host.manager.create("unrecorded", owner="a")
-        drop(host.manager.context.store, "unrecorded")
+        assign(host.ctx, assignment("living", living.pid, "a"))
+        assign(host.ctx, assignment(CTR, ended.pid, "oci"))
+        create(host.ctx, "unrecorded", owner="a")
+        drop(host.ctx.store, "unrecorded")
         ended.kill()
         ended.wait()
         killed = cut(fuse, step, host.restart)
         manager = host.restart()
         host.check()
-        states = {record.key: record.state for record in manager.workloads()}
+        states = {record.key: record.state for record in manager.context.store.all()}
         assert states == {"living": State.ACTIVE, CTR: State.COMPLETED}, step
-        assert manager.release("living", owner="a").workload.generation == 1
+        assert release(manager.context, "living", owner="a").workload.generation == 1
         forget(host)
         step += 1
     assert step > 10
@@ -285,8 +293,8 @@ def test_a_full_run_folder_at_any_step(
     child = process()
     if again:
         joined(host.manager, child.pid)
-        host.manager.release(CTR, owner="oci")
-    before = host.manager.workloads()
+        release(host.ctx, CTR, owner="oci")
+    before = host.ctx.store.all()
     files = host.files(CTR)
     used = inodes(host.run)
     room = 0
@@ -300,15 +308,15 @@ def test_a_full_run_folder_at_any_step(
         else:
             break
         assert host.marked_groups() == [], room
-        assert host.manager.workloads() == before, room
+        assert host.ctx.store.all() == before, room
         assert (host.files(CTR), inodes(host.run)) == (files, used) or again, room
         small_run(1000)
-        assert host.restart().workloads() == before, room
+        assert host.restart().context.store.all() == before, room
         assert host.files(CTR) == files, room
         room += 1
     assert room > 10
     small_run(1000)
-    host.manager.release(CTR, owner="oci")
+    release(host.ctx, CTR, owner="oci")
     host.check()
 
 
@@ -320,7 +328,7 @@ def test_mark_that_cannot_be_written_to_a_full_run_folder_is_not_lost(
     """Another program moves the task out while there is no space. Only the failed write had the mark."""
     host = Host(small_simulation, small_run(1000))
     child = process()
-    workload = host.manager.assign(assignment(CTR, child.pid, "oci", member="c1", late=False)).workload
+    workload = assign(host.ctx, assignment(CTR, child.pid, "oci", member="c1", late=False)).workload
     react(host)
     assert qualities(host) == {Quality.EXACT}
     small_run(inodes(host.run))
@@ -340,7 +348,7 @@ def test_mark_that_cannot_be_written_to_a_full_run_folder_is_not_lost(
     host.manager.maintenance.tick()
     host.restart()
     assert Quality.EXACT not in qualities(host)
-    host.manager.release(CTR, owner="oci")
+    release(host.ctx, CTR, owner="oci")
     assert Quality.EXACT not in qualities(host)
 
 
@@ -350,15 +358,15 @@ def test_assign_that_fails_in_a_full_run_folder_leaves_the_totals_exact(
     """The group stayed late without a reason, because of a member that was rejected before it was moved."""
     host = Host(small_simulation, small_run(1000))
     child, other = process(), process()
-    host.manager.assign(assignment(CTR, child.pid, "oci", member="c1", late=False))
+    assign(host.ctx, assignment(CTR, child.pid, "oci", member="c1", late=False))
     small_run(inodes(host.run))
     with pytest.raises(NotWritten):
-        host.manager.assign(assignment(CTR, other.pid, "oci", member="c2", late=True))
+        assign(host.ctx, assignment(CTR, other.pid, "oci", member="c2", late=True))
     assert qualities(host) == {Quality.EXACT}
     small_run(1000)
     host.manager.maintenance.tick()
     assert qualities(host) == {Quality.EXACT}
-    host.manager.release(CTR, owner="oci")
+    release(host.ctx, CTR, owner="oci")
 
 
 def test_quality_file_is_not_better_while_a_mark_cannot_be_written(
@@ -367,21 +375,21 @@ def test_quality_file_is_not_better_while_a_mark_cannot_be_written(
     """There is no Read meanwhile, because it writes the file too."""
     host = Host(small_simulation, small_run(1000))
     child = process()
-    host.manager.assign(assignment(CTR, child.pid, "oci", member="c1", late=False))
+    assign(host.ctx, assignment(CTR, child.pid, "oci", member="c1", late=False))
     react(host)
     small_run(inodes(host.run))
     write(host, "tasks", child.pid)
     react(host)
-    assert " exact" not in host.manager.context.snapshots.quality(CTR)
+    assert " exact" not in host.ctx.snapshots.quality(CTR)
     small_run(1000)
     host.manager.maintenance.tick()
     host.check()
-    assert " exact" not in host.manager.context.snapshots.quality(CTR)
-    host.manager.release(CTR, owner="oci")
+    assert " exact" not in host.ctx.snapshots.quality(CTR)
+    release(host.ctx, CTR, owner="oci")
 
 
 def qualities(host: Host) -> set[Quality]:
-    return {total.quality for total in host.manager.read(CTR)[2]}
+    return {total.quality for total in read(host.ctx, CTR)[2]}
 
 
 def test_a_full_run_folder_at_the_end_loses_nothing(
@@ -395,10 +403,10 @@ def test_a_full_run_folder_at_the_end_loses_nothing(
     while True:
         small_run(inodes(host.run) + room)
         try:
-            host.manager.release(CTR, owner="oci")
+            release(host.ctx, CTR, owner="oci")
         except ResctrlError:
             assert [found.ref for found in host.marked_groups()] == [GroupRef("", CTR)], room
-            assert not host.manager.get(CTR).state.is_over
+            assert not host.get(CTR).state.is_over
         else:
             break
         room += 1
@@ -408,7 +416,7 @@ def test_a_full_run_folder_at_the_end_loses_nothing(
             break
     small_run(1000)
     host.restart()
-    assert host.manager.get(CTR).state is State.COMPLETED
+    assert host.get(CTR).state is State.COMPLETED
     assert host.marked_groups() == []
     host.check()
 
@@ -421,7 +429,7 @@ def test_links_that_could_not_follow_a_move_are_changed_later(host: Host, proces
     in_the_way = Path(host.run, "groups", CTR, "mon_data", "mon_L3_00", ".mbm_total_bytes.new")
     in_the_way.mkdir()
     with pytest.raises(NotWritten):
-        host.manager.move(CTR, "gold")
+        move(host.ctx, CTR, "gold")
     in_the_way.rmdir()
     assert host.tree.find(GroupRef("gold", CTR)) is not None
     if restarts:
@@ -437,18 +445,18 @@ def test_the_daemon_starts_with_a_full_run_folder(
     host = Host(small_simulation, small_run(1000))
     child, other = process(), process()
     joined(host.manager, child.pid)
-    host.manager.assign(assignment("living", other.pid))
+    assign(host.ctx, assignment("living", other.pid))
     child.kill()
     child.wait()
     small_run(inodes(host.run))
     manager = host.restart()
     assert any("ENOSPC" in problem for problem in manager.problems)
-    assert manager.get("living").state is State.ACTIVE
-    assert manager.get(CTR).state is State.ACTIVE
+    assert manager.context.store.known("living").state is State.ACTIVE
+    assert manager.context.store.known(CTR).state is State.ACTIVE
     small_run(1000)
     manager.maintenance.tick()
-    assert manager.get(CTR).state is State.COMPLETED
-    manager.release("living", owner="test")
+    assert manager.context.store.known(CTR).state is State.COMPLETED
+    release(manager.context, "living", owner="test")
     host.check()
 
 
@@ -457,31 +465,29 @@ def test_end_of_the_last_member_and_the_begin_of_the_end_of_its_workload_are_one
 ) -> None:
     """The end of a container wrote its record three times."""
     child = process()
-    host.manager.assign(assignment(CTR, child.pid, "oci", member="c1"))
+    assign(host.ctx, assignment(CTR, child.pid, "oci", member="c1"))
     written = []
-    host.manager.subscribe(
-        lambda _, workload: written.append(
-            workload and (workload.state, [bool(one.ended_at) for one in workload.members], len(workload.claims))
-        )
+    host.ctx.store.on_change = lambda _, workload: written.append(
+        workload and (workload.state, [bool(one.ended_at) for one in workload.members], len(workload.claims))
     )
     child.kill()
     child.wait()
-    host.manager.record_ends(CTR)
+    host.manager.maintenance.record_ends(CTR)
     assert written == [(State.ENDING, [True], 0), (State.COMPLETED, [True], 0)]
-    assert [member.reason for member in host.manager.get(CTR).members] == ["ended"]
+    assert [member.reason for member in host.get(CTR).members] == ["ended"]
 
 
 def test_member_of_a_workload_that_never_had_a_group_ends_with_its_own_reason(tmp_path: Path, process: Start) -> None:
     # A machine with one RMID and root's. On a machine that other tests share, their groups would wait.
     with own_host(tmp_path, "monitoring-only", 2) as host:
-        host.manager.create("one", owner="test")
+        create(host.ctx, "one", owner="test")
         child = process()
-        done = host.manager.assign(assignment(CTR, child.pid, "oci", member="c1"))
+        done = assign(host.ctx, assignment(CTR, child.pid, "oci", member="c1"))
         assert done.workload.state is State.PENDING
         child.kill()
         child.wait()
-        host.manager.record_ends(CTR)
-        workload = host.manager.get(CTR)
+        host.manager.maintenance.record_ends(CTR)
+        workload = host.get(CTR)
         assert workload.state is State.COMPLETED
         assert [member.reason for member in workload.members] == ["ended"]
 
@@ -494,27 +500,27 @@ def test_renamed_group_and_a_full_run_folder_do_not_stop_the_search(
     host.make_class("gold")
     first, second = process(), process()
     join(cgroup, first.pid)
-    host.manager.assign(assignment(CTR, first.pid, "oci", member="c1", kind="container", own_cgroup=cgroup))
+    assign(host.ctx, assignment(CTR, first.pid, "oci", member="c1", kind="container", own_cgroup=cgroup))
     host.tree.write_task("gold", second.pid)
-    host.manager.assign(assignment(CTR, second.pid, "oci", member="helper"))
+    assign(host.ctx, assignment(CTR, second.pid, "oci", member="helper"))
     host.manager.maintenance.tick()
-    assert {group.baseline for group in host.manager.get(CTR).groups} == {Quality.EXACT}
+    assert {group.baseline for group in host.get(CTR).groups} == {Quality.EXACT}
     renamed = [GroupRef("", "renamed"), GroupRef("gold", "renamed")]
-    for group, to in zip(host.manager.get(CTR).groups, renamed, strict=True):
+    for group, to in zip(host.get(CTR).groups, renamed, strict=True):
         host.tree.rename(group.ref, to)
     used = inodes(host.run)
     small_run(used)
     join(cgroup, process().pid)
     with pytest.raises(NotWritten):
         host.manager.maintenance.sweep(CTR)
-    assert [group.ref for group in host.manager.get(CTR).groups] == renamed
-    assert host.manager.get(CTR).first.baseline is Quality.LATE
+    assert [group.ref for group in host.get(CTR).groups] == renamed
+    assert host.get(CTR).first.baseline is Quality.LATE
     small_run(1000)
     host.manager.maintenance.tick()
     host.manager.maintenance.sweep(CTR)
-    record = host.restart().get(CTR)
+    record = host.restart().context.store.known(CTR)
     assert [group.ref for group in record.groups] == renamed
     assert [group.baseline for group in record.groups] == [Quality.LATE, Quality.EXACT]
-    host.manager.release(CTR, owner="oci")
+    release(host.ctx, CTR, owner="oci")
     host.check()
     host.clean()

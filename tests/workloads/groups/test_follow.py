@@ -20,6 +20,11 @@ from resctrlmond.workloads.groups import relocation
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import ROOT_FOLDER, State
 from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.members import add_member
+from resctrlmond.workloads.verbs.move import move
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import UID, Host, assignment, join, own_host, when_all_stand
 from tests.workloads.evidence.test_interference import react, write
 from tests.workloads.groups.test_cut import CTR, Fuse, cut, forget, fuse
@@ -55,12 +60,12 @@ def test_group_follows_a_workload_whose_tasks_all_moved(
 ) -> None:
     caplog.set_level("INFO")
     first, second = process(), process()
-    before = host.manager.assign(container(cgroup, first, second)).workload
+    before = assign(host.ctx, container(cgroup, first, second)).workload
     host.manager.maintenance.tick()
     for child in (first, second):
         host.tree.write_task(gold, child.pid)
     host.manager.maintenance.tick()
-    record = host.manager.get(UID)
+    record = host.get(UID)
     # The same directory, with its RMID and its counters.
     assert (record.first.class_, record.first.nonce, record.groups[1:]) == (gold, before.first.nonce, ())
     assert (record.state, record.generation, record.first.baseline) == (State.ACTIVE, 1, Quality.LATE)
@@ -78,15 +83,15 @@ def test_group_follows_a_workload_whose_tasks_all_moved(
 
 def test_moved_part_of_a_workload_gets_a_second_group(host: Host, process: Start, cgroup: str, gold: str) -> None:
     stays, moved = process(), process()
-    host.manager.assign(container(cgroup, stays, moved))
+    assign(host.ctx, container(cgroup, stays, moved))
     host.manager.maintenance.tick()
     host.tree.write_task(gold, moved.pid)
     host.manager.maintenance.tick()
-    record = host.manager.get(UID)
+    record = host.get(UID)
     assert [(group.class_, group.baseline) for group in record.groups] == [("", Quality.LATE), (gold, Quality.LATE)]
     assert host.tree.membership(stays.pid) == Membership("", UID)
     assert host.tree.membership(moved.pid) == Membership(gold, UID)
-    assert host.manager.get(UID).members[0].reason == ""
+    assert host.get(UID).members[0].reason == ""
     host.check()
     # And back: its task joins those that stayed, and the group in gold waits for the next.
     host.tree.write_task("", moved.pid)
@@ -94,7 +99,7 @@ def test_moved_part_of_a_workload_gets_a_second_group(host: Host, process: Start
     assert host.tree.membership(moved.pid) == Membership("", UID)
     host.restart()
     host.check()
-    host.manager.release(UID, owner="nri")
+    release(host.ctx, UID, owner="nri")
     host.check()
 
 
@@ -104,7 +109,7 @@ def test_total_is_not_exact_while_tasks_run_in_a_foreign_group(
 ) -> None:
     """A part was counted elsewhere, or nowhere, for as long as it lived, and the rest was called exact."""
     stays, moved = process(), process()
-    host.manager.assign(container(cgroup, stays, moved))
+    assign(host.ctx, container(cgroup, stays, moved))
     foreign = host.make_foreign(name, gold)
     host.tree.write_task(gold, moved.pid)
     if name != UID:
@@ -115,24 +120,24 @@ def test_total_is_not_exact_while_tasks_run_in_a_foreign_group(
     moved.wait()
     host.manager.maintenance.sweep(UID)
     host.restart()
-    assert {total.quality for total in host.manager.release(UID, owner="nri").totals} == {Quality.LATE}
+    assert {total.quality for total in release(host.ctx, UID, owner="nri").totals} == {Quality.LATE}
     host.check()
 
 
 def test_a_process_without_a_control_group_is_followed_as_well(host: Host, process: Start, gold: str) -> None:
     child = process()
-    host.manager.assign(assignment("k", child.pid))
+    assign(host.ctx, assignment("k", child.pid))
     host.tree.write_task(gold, child.pid)
     host.manager.maintenance.tick()
     assert host.tree.membership(child.pid) == Membership(gold, "k")
-    assert host.manager.get("k").groups[1:] == ()
+    assert host.get("k").groups[1:] == ()
 
 
 def test_a_group_that_followed_is_not_forgotten_if_its_tasks_cannot_yet_be_moved(
     host: Host, process: Start, gold: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = process()
-    host.manager.assign(assignment("k", child.pid))
+    assign(host.ctx, assignment("k", child.pid))
     host.tree.write_task(gold, child.pid)
 
     def refuse(_tree: Tree, _before: Membership, directory: str, _tid: int) -> bool:
@@ -141,7 +146,7 @@ def test_a_group_that_followed_is_not_forgotten_if_its_tasks_cannot_yet_be_moved
     with monkeypatch.context() as patched:
         patched.setattr(Tree, "write_task_from", refuse)
         host.manager.maintenance.tick()
-    record = host.manager.get("k")
+    record = host.get("k")
     assert (record.first.class_, record.state, record.first.baseline) == (gold, State.ACTIVE, Quality.LATE)
     assert "not now" in record.members[0].reason
     assert record.members[0].late
@@ -154,7 +159,7 @@ def test_second_group_is_created_if_groups_cannot_be_renamed(
     host: Host, process: Start, gold: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = process()
-    host.manager.assign(assignment("k", child.pid))
+    assign(host.ctx, assignment("k", child.pid))
     host.tree.write_task(gold, child.pid)
 
     def refuse(*_: object) -> None:
@@ -162,7 +167,7 @@ def test_second_group_is_created_if_groups_cannot_be_renamed(
 
     monkeypatch.setattr(relocation, "relocate", refuse)
     host.manager.maintenance.tick()
-    assert [group.class_ for group in host.manager.get("k").groups] == ["", gold]
+    assert [group.class_ for group in host.get("k").groups] == ["", gold]
     assert host.tree.membership(child.pid) == Membership(gold, "k")
     host.check()
 
@@ -175,7 +180,7 @@ def test_control_group_with_tasks_in_several_classes_is_assigned_completely(
         join(cgroup, child.pid)
     for child in children[::2]:
         host.tree.write_task(gold, child.pid)
-    done = host.manager.assign(by_cgroup(cgroup))
+    done = assign(host.ctx, by_cgroup(cgroup))
     assert done.moved.moved == 4
     assert done.workload.members[0].tasks_outside == 0
     places = [host.tree.membership(child.pid) for child in children]
@@ -189,17 +194,17 @@ def test_named_class_applies_to_all_tasks_or_to_none(host: Host, process: Start,
         join(cgroup, child.pid)
     host.tree.write_task(gold, child.pid)
     with pytest.raises(ClassMismatch):
-        host.manager.assign(by_cgroup(cgroup, class_=gold))
-    assert host.manager.workloads() == []
+        assign(host.ctx, by_cgroup(cgroup, class_=gold))
+    assert host.ctx.store.all() == []
     assert host.marked_groups() == []
-    record = host.manager.assign(by_cgroup(cgroup, class_=gold, allow_class_change=True)).workload
+    record = assign(host.ctx, by_cgroup(cgroup, class_=gold, allow_class_change=True)).workload
     assert (record.first.class_, record.groups[1:], record.members[0].tasks_outside) == (gold, (), 0)
 
 
 def test_failed_call_leaves_no_task_in_an_existing_group(host: Host, process: Start, cgroup: str, gold: str) -> None:
     """Those that were moved before it failed stayed, and counted in a workload that does not know them."""
-    host.manager.assign(assignment(UID, process().pid))
-    before = host.manager.get(UID)
+    assign(host.ctx, assignment(UID, process().pid))
+    before = host.get(UID)
     for child in (process(), process(), process()):
         join(cgroup, child.pid)
     pids = sorted(int(pid) for pid in Path(cgroup, "cgroup.procs").read_text().split())
@@ -208,13 +213,13 @@ def test_failed_call_leaves_no_task_in_an_existing_group(host: Host, process: St
     host.tree.write_task(gold, pids[2])
     places = [host.tree.membership(pid) for pid in pids]
     with pytest.raises(ClassMismatch):
-        host.manager.assign(by_cgroup(cgroup, class_="", take_over=True))
+        assign(host.ctx, by_cgroup(cgroup, class_="", take_over=True))
     assert [host.tree.membership(pid) for pid in pids] == places
-    record = host.manager.get(UID)
+    record = host.get(UID)
     assert (record.members, record.claims, record.groups[1:]) == (before.members, before.claims, ())
     # They ran in it until they were put back.
     assert record.first.baseline is Quality.ESTIMATED
-    assert host.manager.assign(by_cgroup(cgroup, take_over=True)).moved.moved == 3
+    assert assign(host.ctx, by_cgroup(cgroup, take_over=True)).moved.moved == 3
     os.rmdir(host.tree.full_path(foreign))
     host.check()
 
@@ -230,18 +235,18 @@ def test_a_call_that_fails_on_the_second_class_leaves_no_group_in_the_first(
     host.tree.write_task("silver", pids[2])
     foreign = host.make_foreign(UID, "silver")
     with pytest.raises(Exception, match="another program created it"):
-        host.manager.assign(by_cgroup(cgroup))
-    assert host.manager.workloads() == []
+        assign(host.ctx, by_cgroup(cgroup))
+    assert host.ctx.store.all() == []
     assert host.marked_groups() == []
     assert os.path.isdir(host.tree.full_path(foreign))
 
 
 def test_sandbox_without_a_process_does_not_determine_the_class(host: Host, process: Start, gold: str) -> None:
-    host.manager.create(UID, owner="nri")
-    host.manager.add_member(UID, "sandbox", owner="nri")
+    create(host.ctx, UID, owner="nri")
+    add_member(host.ctx, UID, "sandbox", owner="nri")
     child = process()
     host.tree.write_task(gold, child.pid)
-    record = host.manager.assign(assignment(UID, child.pid, "nri", member="c1")).workload
+    record = assign(host.ctx, assignment(UID, child.pid, "nri", member="c1")).workload
     assert (record.first.class_, record.groups[1:]) == (gold, ())
     assert host.tree.membership(child.pid) == Membership(gold, UID)
     host.check()
@@ -254,18 +259,18 @@ def test_group_that_cannot_be_removed_is_kept_when_it_is_created_elsewhere(tmp_p
     with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8, kernel="6.1"):
         host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
         host.make_class("gold")
-        host.manager.create(CTR, owner="other")
+        create(host.ctx, CTR, owner="other")
         child = process()
         host.tree.write_task("gold", child.pid)
         control = Control(host.mountpoint)
         control.set_faults(Fault(on=Operation.RMDIR, group=f"mon_groups/{CTR}", answer="ENOMEM", times=1))
         with pytest.raises(OutOfResources, match="ENOMEM"):
-            host.manager.assign(assignment(CTR, child.pid))
+            assign(host.ctx, assignment(CTR, child.pid))
         assert control.faults == []
         host.check()
         host.manager.maintenance.tick()
         host.check()
-        host.manager.assign(assignment(CTR, child.pid))
+        assign(host.ctx, assignment(CTR, child.pid))
         assert host.tree.membership(child.pid) == Membership("gold", CTR)
         assert [found.ref.class_ for found in host.marked_groups()] == ["gold"]
 
@@ -274,15 +279,15 @@ def test_a_group_that_waits_for_an_rmid_in_another_class_keeps_its_mark(tmp_path
     """Linux 6.1 moves no groups, and another program takes the RMID meanwhile. The second baseline was exact."""
     with own_host(tmp_path, "intel-rdt", 8, kernel="6.1") as host:
         host.make_class("gold")
-        host.manager.create("k", owner="other")
+        create(host.ctx, "k", owner="other")
         write(host, "mon_groups/k/cpus", "1")
         react(host)
-        before = host.manager.get("k").first
+        before = host.get("k").first
         assert before.baseline is Quality.ESTIMATED
         Control(host.mountpoint).set_faults(
             Fault(on=Operation.MKDIR, group="gold/mon_groups/k", answer="ENOSPC", times=2)
         )
-        assert host.manager.move("k", "gold").state is State.PENDING
+        assert move(host.ctx, "k", "gold").state is State.PENDING
         after = when_all_stand(host, "k").first
         assert (after.class_, after.baseline, after.baseline_reasons) == (
             "gold",
@@ -300,7 +305,7 @@ def test_a_kill_at_any_step_of_following(small_host: Host, process: Start, fuse:
     while killed:
         children = [process(), process()]
         for number, child in enumerate(children):
-            host.manager.assign(assignment(CTR, child.pid, "oci", member=f"c{number}"))
+            assign(host.ctx, assignment(CTR, child.pid, "oci", member=f"c{number}"))
         host.manager.maintenance.tick()
         leaving = children if whole else children[1:]
         for child in leaving:
@@ -309,7 +314,7 @@ def test_a_kill_at_any_step_of_following(small_host: Host, process: Start, fuse:
         manager = host.restart()
         host.check()
         manager.maintenance.tick()
-        record = manager.get(CTR)
+        record = manager.context.store.known(CTR)
         assert (record.state, record.generation) == (State.ACTIVE, 1), step
         for child in children:
             class_ = gold if child in leaving else ""
@@ -319,7 +324,7 @@ def test_a_kill_at_any_step_of_following(small_host: Host, process: Start, fuse:
             child.kill()
             child.wait()
         manager.maintenance.tick()
-        assert manager.get(CTR).state is State.COMPLETED
+        assert manager.context.store.known(CTR).state is State.COMPLETED
         assert host.marked_groups() == []
         host.check()
         forget(host)
@@ -332,7 +337,7 @@ def test_a_task_that_ends_while_its_group_follows_it_makes_the_totals_late(
 ) -> None:
     """Its use in the other class is missing, but no task was left to move, so nothing was marked."""
     child = process()
-    host.manager.assign(assignment("k", child.pid))
+    assign(host.ctx, assignment("k", child.pid))
     host.tree.write_task(gold, child.pid)
     rename = host.tree.rename
 
@@ -343,4 +348,4 @@ def test_a_task_that_ends_while_its_group_follows_it_makes_the_totals_late(
 
     monkeypatch.setattr(host.tree, "rename", rename_too_late)
     host.manager.maintenance.sweep("k")
-    assert {total.quality for total in host.manager.release("k", owner="test").totals} == {Quality.LATE}
+    assert {total.quality for total in release(host.ctx, "k", owner="test").totals} == {Quality.LATE}

@@ -15,6 +15,9 @@ from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.groups.counters import REPORTING_LAG_S
 from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -43,7 +46,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host
 
 
 def energy(host: Host, key: str) -> object:
-    (total,) = (total for total in host.manager.read(key)[2] if total.event.name == "core_energy")
+    (total,) = (total for total in read(host.ctx, key)[2] if total.event.name == "core_energy")
     return total.number
 
 
@@ -56,11 +59,11 @@ def test_last_reading_includes_use_immediately_before_the_release(
     for class_ in ("", "gold")[:classes]:
         tid = control.spawn(tid=process().pid)
         host.tree.write_task(class_, tid)
-        host.manager.assign(assignment("k", tid))
-    for child in host.manager.get("k").members:
+        assign(host.ctx, assignment("k", tid))
+    for child in host.get("k").members:
         control.run(child.pid, SECOND_NS)
         control.exit(child.pid)
-    host.manager.release("k", owner="test")
+    release(host.ctx, "k", owner="test")
     assert energy(host, "k") == Decimal("2.5") * classes
 
 
@@ -70,13 +73,13 @@ def test_last_reading_includes_use_immediately_before_the_end_of_the_process(
     host, control = slow
     child, key = process(), "4d" * 32
     control.spawn(tid=child.pid)
-    host.manager.assign(assignment(key, child.pid, "oci"))
+    assign(host.ctx, assignment(key, child.pid, "oci"))
     control.run(child.pid, SECOND_NS)
     control.exit(child.pid)
     child.kill()
     child.wait()
     host.manager.maintenance.tick()
-    assert host.manager.get(key).state is State.COMPLETED
+    assert host.get(key).state is State.COMPLETED
     assert energy(host, key) == Decimal("2.5")
 
 
@@ -88,7 +91,7 @@ def test_end_waits_for_late_reports_only_if_the_group_has_events_that_are_report
         (tmp_path / folder).mkdir()
     with Simulation(str(tmp_path / "resctrl"), machine, 8) as simulation:
         host = Host(simulation.mountpoint, str(tmp_path / "run"))
-        host.manager.assign(assignment("k", process().pid))
+        assign(host.ctx, assignment("k", process().pid))
         pauses: list[float] = []
         sleep = time.sleep
 
@@ -97,6 +100,6 @@ def test_end_waits_for_late_reports_only_if_the_group_has_events_that_are_report
             sleep(seconds)
 
         monkeypatch.setattr(time, "sleep", counted)
-        host.manager.release("k", owner="test")
-        host.manager.context.interference.close()
+        release(host.ctx, "k", owner="test")
+        host.ctx.interference.close()
         assert pauses.count(REPORTING_LAG_S) == waits

@@ -17,6 +17,10 @@ from resctrlmond.workloads.model.errors import LimitExceeded, NotWritten
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import GroupState, State, Workload
 from resctrlmond.workloads.records.store import Limit, Transaction
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import Host, assignment
 from tests.workloads.evidence.test_interference import blind, react, write
 
@@ -29,13 +33,13 @@ def test_read_reports_a_mark_that_arrives_between_its_readings_and_its_totals(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The readings included the use of the task, and the totals were called exact."""
-    record = host.manager.assign(assignment("k", process().pid)).workload
+    record = assign(host.ctx, assignment("k", process().pid)).workload
     stranger = process().pid
-    read = host.tree.read
+    read_group = host.tree.read
     moved: list[int] = []
 
     def read_then_move(ref: GroupRef) -> list[Reading]:
-        found = read(ref)
+        found = read_group(ref)
         if not moved:
             moved.append(stranger)
             write(host, f"{record.first.ref.path}/tasks", stranger)
@@ -43,7 +47,7 @@ def test_read_reports_a_mark_that_arrives_between_its_readings_and_its_totals(
         return found
 
     monkeypatch.setattr(host.tree, "read", read_then_move)
-    totals = host.manager.read("k")[2]
+    totals = read(host.ctx, "k")[2]
     assert moved
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
 
@@ -51,7 +55,7 @@ def test_read_reports_a_mark_that_arrives_between_its_readings_and_its_totals(
 def test_a_mark_that_arrives_while_the_write_of_another_fails_is_kept(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = host.manager.assign(assignment("k", process().pid)).workload
+    record = assign(host.ctx, assignment("k", process().pid)).workload
     save = Transaction.save
     failed: list[Workload] = []
 
@@ -59,7 +63,7 @@ def test_a_mark_that_arrives_while_the_write_of_another_fails_is_kept(
         if txn.key == "k" and not failed:
             failed.append(workload)
             write(host, f"{record.first.ref.path}/cpus", "1")
-            host.manager.create("other", owner="test")  # reads the event of that write
+            create(host.ctx, "other", owner="test")  # reads the event of that write
             raise NotWritten("cannot write", errno=errno.ENOSPC)
         return save(txn, workload, limit)
 
@@ -67,7 +71,7 @@ def test_a_mark_that_arrives_while_the_write_of_another_fails_is_kept(
     write(host, f"{record.first.ref.path}/tasks", process().pid)
     react(host)
     assert failed
-    written = [why for why in host.manager.get("k").first.baseline_reasons if "another program wrote to" in why]
+    written = [why for why in host.get("k").first.baseline_reasons if "another program wrote to" in why]
     assert len(written) == 2, written
 
 
@@ -75,7 +79,7 @@ def test_a_mark_that_arrives_while_the_write_of_another_fails_is_kept(
 def test_a_mark_that_cannot_be_written_at_the_end_keeps_the_workload_from_ending_exact(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = host.manager.assign(assignment("k", process().pid)).workload
+    record = assign(host.ctx, assignment("k", process().pid)).workload
     write(host, f"{record.first.ref.path}/cpus_list", "0")
     save = Transaction.save
     failed: list[Workload] = []
@@ -88,9 +92,9 @@ def test_a_mark_that_cannot_be_written_at_the_end_keeps_the_workload_from_ending
 
     monkeypatch.setattr(Transaction, "save", refuse)
     with pytest.raises(NotWritten):
-        host.manager.release("k", owner="test")
+        release(host.ctx, "k", owner="test")
     host.manager.maintenance.tick()
-    ended, _, totals = host.manager.read("k")
+    ended, _, totals = read(host.ctx, "k")
     assert ended.state is State.COMPLETED
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
 
@@ -105,26 +109,26 @@ def test_a_mark_of_a_later_group_that_arrives_at_the_end_of_another_is_kept(
         child = process()
         if class_:
             host.tree.write_task(class_, child.pid)
-        host.manager.assign(assignment("k", child.pid))
+        assign(host.ctx, assignment("k", child.pid))
     react(host)
-    _, second, third = host.manager.get("k").groups
+    _, second, third = host.get("k").groups
     stranger = process().pid
     host.tree.write_task("silver", stranger)
     react(host)
-    read = host.tree.read
+    read_group = host.tree.read
     moved: list[int] = []
 
     def read_then_move(ref: GroupRef) -> list[Reading]:
-        found = read(ref)
+        found = read_group(ref)
         if ref == second.ref and not moved:
             moved.append(stranger)
             write(host, f"{third.ref.path}/tasks", stranger)
         return found
 
     monkeypatch.setattr(host.tree, "read", read_then_move)
-    host.manager.release("k", owner="test")
+    release(host.ctx, "k", owner="test")
     assert moved
-    assert Quality.EXACT not in {total.quality for total in host.manager.read("k")[2]}
+    assert Quality.EXACT not in {total.quality for total in read(host.ctx, "k")[2]}
 
 
 def test_a_failed_assign_keeps_the_groups_that_waited_before_and_removes_its_own(
@@ -139,14 +143,14 @@ def test_a_failed_assign_keeps_the_groups_that_waited_before_and_removes_its_own
         for class_, child in zip(["gold", "silver"], children[1:], strict=True):
             host.make_class(class_)
             host.tree.write_task(class_, child.pid)
-        host.manager.create("one", owner="test")
+        create(host.ctx, "one", owner="test")
         before = [
-            host.manager.assign(assignment("k", child.pid, member=f"c{number}")).workload
+            assign(host.ctx, assignment("k", child.pid, member=f"c{number}")).workload
             for number, child in enumerate(children[:2])
         ][-1]
         assert [group.state for group in before.groups] == [GroupState.PENDING] * 2
         monkeypatch.setattr("resctrlmond.workloads.records.store.MAX_LIVING_MEMBERS", 2)
         with pytest.raises(LimitExceeded):
-            host.manager.assign(assignment("k", children[2].pid, member="c2"))
-        assert host.manager.get("k") == before
+            assign(host.ctx, assignment("k", children[2].pid, member="c2"))
+        assert host.get("k") == before
         host.check()

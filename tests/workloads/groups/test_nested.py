@@ -29,6 +29,10 @@ from resctrlmond.workloads.model.workload import EndRule, Nested, State
 from resctrlmond.workloads.profiles.requests import Assigned
 from resctrlmond.workloads.records import store
 from resctrlmond.workloads.records.totals import used
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.read import nested_totals, read
+from resctrlmond.workloads.verbs.release import release
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import drop
 from tests.workloads.conftest import Host, assignment, join, machine
@@ -45,8 +49,8 @@ PICO = 10**12
 
 
 def inspect(host: Host, key: str) -> None:
-    with host.manager.context.store.transaction(key) as txn:
-        host.manager.context.interference.inspect_with_cpus(txn)
+    with host.ctx.store.transaction(key) as txn:
+        host.ctx.interference.inspect_with_cpus(txn)
 
 
 class Family:
@@ -72,26 +76,26 @@ class Family:
         return sum((Decimal(row.picojoules) for task in tasks for row in task.used), Decimal(0)) / PICO
 
     def assign(self, key: str, pid: int, *, nested: bool = True, **more: Any) -> Assigned:
-        return self.host.manager.assign(assignment(key, pid, nested=nested, **more))
+        return assign(self.host.ctx, assignment(key, pid, nested=nested, **more))
 
     def group(self, tid: int) -> str:
         return self.host.tree.membership(tid).group
 
     def read(self, key: str) -> tuple[Total, Total | None]:
         """Return the energy of a workload, and of those inside it."""
-        workload, _, totals = self.host.manager.read(key)
-        return energy(totals), energy_if_any(self.host.manager.nested_totals(workload, totals))
+        workload, _, totals = read(self.host.ctx, key)
+        return energy(totals), energy_if_any(nested_totals(self.host.ctx, workload, totals))
 
     def sweep(self, key: str) -> None:
-        with self.host.manager.context.store.transaction(key) as txn:
-            sweep(self.host.manager.context, txn)
+        with self.host.ctx.store.transaction(key) as txn:
+            sweep(self.host.ctx, txn)
 
     def inspect(self, key: str) -> None:
         inspect(self.host, key)
 
     def release(self, key: str) -> tuple[Total, Total | None]:
         """Release a workload. Return its energy, and that of the workloads inside it: Read returns the same later."""
-        done = self.host.manager.release(key, owner="test")
+        done = release(self.host.ctx, key, owner="test")
         found = energy(done.totals), energy_if_any(done.nested)
         assert done.completed
         assert self.read(key) == found
@@ -157,7 +161,7 @@ def test_both_runs_are_exact_and_the_outer_one_includes_the_inner_one(family: Fa
     found = family.release("outer")
     assert exact(found[1]) == exact(own)
     assert summed(found) == family.used(outer, inner, child)
-    assert family.host.manager.get("outer").nested.count == 1
+    assert family.host.get("outer").nested.count == 1
     family.host.check()
 
 
@@ -172,11 +176,11 @@ def test_nested_runs_one_after_the_other_are_added_up_in_the_record(family: Fami
         family.assign(f"inner-{number % 3}", inner[-1])
         family.run(inner[-1])
         family.release(f"inner-{number % 3}")
-    nested = family.host.manager.get("outer").nested
+    nested = family.host.get("outer").nested
     assert (nested.count, [part.key for part in nested.living]) == (4, ["inner-0"])
     assert summed(family.read("outer")) == family.used(outer, *inner)
     family.host.manager.maintenance.sweep("outer")
-    assert family.host.manager.get("outer").nested.living == ()
+    assert family.host.get("outer").nested.living == ()
     assert os.listdir(f"{family.host.run}/groups/outer/nested") == []
     assert summed(family.release("outer")) == family.used(outer, *inner)
 
@@ -194,10 +198,10 @@ def test_use_of_an_earlier_run_with_the_same_key_is_not_counted_again(
     with monkeypatch.context() as patch:
         patch.setattr("resctrlmond.workloads.records.snapshot.Snapshots.remove_nested", lambda *_: None)
         family.host.manager.maintenance.sweep("outer")
-    family.host.manager.context.snapshots.delete("inner")
-    drop(family.host.manager.context.store, "inner")
+    family.host.ctx.snapshots.delete("inner")
+    drop(family.host.ctx.store, "inner")
     family.assign("inner", second)
-    assert family.host.manager.get("inner").generation == 1
+    assert family.host.get("inner").generation == 1
     family.run(second)
     assert summed(family.read("outer")) == family.used(outer, first, second)
     family.run(second)
@@ -211,7 +215,7 @@ def test_run_inside_a_nested_run_is_counted_once_in_each_run_around_it(family: F
     for key in "bc":
         tasks.append(family.start(by=tasks[-1]))
         family.assign(key, tasks[-1])
-    assert family.host.manager.get("c").part_of == ("b", "a")
+    assert family.host.get("c").part_of == ("b", "a")
     family.run(*tasks)
     for number, key in enumerate("abc"):
         assert summed(family.read(key)) == family.used(*tasks[number:])
@@ -284,31 +288,31 @@ def test_sweep_of_the_outer_workload_leaves_the_tasks_of_the_inner_one(
     init, inner = process(), process()
     for child in (init, inner):
         join(cgroup, child.pid)
-    host.manager.assign(assignment("ctr", init.pid, "oci", member="c1", own_cgroup=cgroup))
+    assign(host.ctx, assignment("ctr", init.pid, "oci", member="c1", own_cgroup=cgroup))
     host.manager.maintenance.sweep("ctr")
     assert host.tree.membership(inner.pid).group == "ctr"
-    before = host.manager.get("ctr")
-    host.manager.assign(assignment("inner", inner.pid, nested=True))
+    before = host.get("ctr")
+    assign(host.ctx, assignment("inner", inner.pid, nested=True))
     for _ in range(2):
         host.manager.maintenance.sweep("ctr")
         inspect(host, "ctr")
     assert host.tree.membership(inner.pid).group == "inner"
-    now = host.manager.get("ctr")
+    now = host.get("ctr")
     assert (now.groups, now.members) == (before.groups, before.members)
-    assert host.manager.get("inner").first.baseline is Quality.EXACT
+    assert host.get("inner").first.baseline is Quality.EXACT
 
 
 def test_child_in_a_nested_run_does_not_look_as_if_it_was_moved_out(host: Host, puppet: Puppet) -> None:
     """A daemon that has started again does not know which tasks the last one moved."""
-    host.manager.assign(assignment("outer", puppet.pid))
+    assign(host.ctx, assignment("outer", puppet.pid))
     child = int(puppet.do("fork"))
     assert host.tree.membership(child).group == "outer"
-    host.manager.assign(assignment("inner", child, nested=True))
+    assign(host.ctx, assignment("inner", child, nested=True))
     host.restart()
     for _ in range(2):
         inspect(host, "outer")
     assert host.tree.membership(child).group == "inner"
-    assert host.manager.get("outer").first.baseline is Quality.EXACT
+    assert host.get("outer").first.baseline is Quality.EXACT
 
 
 def test_task_of_another_program_or_of_no_nested_run_is_not_taken(family: Family) -> None:
@@ -326,7 +330,7 @@ def test_task_of_another_program_or_of_no_nested_run_is_not_taken(family: Family
     family.assign("second", family.start(), nested=False)
     with pytest.raises(AlreadyMonitored):
         family.assign("second", first)
-    assert [family.host.manager.get(key).nested for key in ("first", "second")] == [Nested(), Nested()]
+    assert [family.host.get(key).nested for key in ("first", "second")] == [Nested(), Nested()]
     # Outside every group, it is a workload as any other.
     assert family.assign("third", family.start()).workload.part_of == ()
 
@@ -371,7 +375,7 @@ def test_outer_run_is_late_if_another_program_moves_a_task_out_of_the_inner_one(
     family.inspect("inner")
     write_as_other(family.host.tree.path, child)
     family.inspect("inner")
-    assert family.host.manager.get("inner").first.baseline_reasons == (Reason.MOVED_OUT.text(),)
+    assert family.host.get("inner").first.baseline_reasons == (Reason.MOVED_OUT.text(),)
     family.run(child)
     os.kill(child, 9)
     os.waitpid(child, 0)
@@ -397,11 +401,11 @@ def test_tasks_that_cannot_return_while_run_is_full_make_the_outer_run_late(
         raise NotWritten("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(family.host.manager.context.snapshots, "write_nested", fill)
+        patch.setattr(family.host.ctx.snapshots, "write_nested", fill)
         family.release("inner")
     family.run(inner)
     if is_pruned:
-        drop(family.host.manager.context.store, "inner")
+        drop(family.host.ctx.store, "inner")
         family.sweep("outer")
     for own, inside in (family.read("outer"), family.release("outer")):
         assert (own.quality, own.reason) == (Quality.LATE, LEFT)
@@ -420,10 +424,10 @@ def test_end_without_a_file_is_kept_by_the_next_sweep(family: Family, monkeypatc
         raise NotWritten("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(family.host.manager.context.snapshots, "write_nested", fill)
+        patch.setattr(family.host.ctx.snapshots, "write_nested", fill)
         family.release("inner")
     family.sweep("outer")
-    drop(family.host.manager.context.store, "inner")
+    drop(family.host.ctx.store, "inner")
     assert summed(family.release("outer")) == family.used(outer, inner)
 
 
@@ -463,9 +467,9 @@ def test_end_that_is_completed_later_makes_the_outer_run_late(
     with monkeypatch.context() as patch:
         patch.setattr(nested, "has_new_tasks", fail)
         with pytest.raises(NotWritten):
-            family.host.manager.release("inner", owner="test")
+            release(family.host.ctx, "inner", owner="test")
     family.host.manager.maintenance.tick()
-    assert family.host.manager.get("inner").state is State.COMPLETED
+    assert family.host.get("inner").state is State.COMPLETED
     own, _ = family.release("outer")
     assert (own.quality, own.reason) == (Quality.LATE, LEFT)
 
@@ -556,7 +560,7 @@ def test_task_that_a_container_takes_meanwhile_stays_there(family: Family, monke
     inner = family.start(by=outer)
     family.assign("inner", inner)
     init = family.start(by=inner)
-    family.host.manager.create("container", owner="oci")
+    create(family.host.ctx, "container", owner="oci")
     is_running = processes.is_running
 
     def moved_meanwhile(tid: int, start_time: int | None = None) -> bool:
@@ -594,7 +598,7 @@ def test_use_of_an_inner_run_that_is_lost_is_not_exact(family: Family) -> None:
     os.rmdir(family.host.tree.full_path(GroupRef("", "inner")))
     family.run(inner)
     family.host.manager.maintenance.tick()
-    assert family.host.manager.get("inner").state is State.LOST
+    assert family.host.get("inner").state is State.LOST
     own, inside = family.release("outer")
     assert (own.quality, own.reason) == (Quality.LATE, LEFT)
     assert inside is not None and inside.quality is Quality.ESTIMATED
@@ -612,7 +616,7 @@ def test_nested_use_that_cannot_be_read_is_unknown(family: Family, what: str) ->
         family.release("inner")
         (end,) = Path(family.host.run, "groups/outer/nested").iterdir()
         end.write_text("{")
-    drop(family.host.manager.context.store, "inner")
+    drop(family.host.ctx.store, "inner")
     # Nor is it known whether tasks of it have run on elsewhere.
     family.sweep("outer")
     for own, inside in (family.read("outer"), family.release("outer")):
@@ -626,12 +630,12 @@ def test_failed_assign_leaves_the_outer_run_as_it_was(family: Family) -> None:
     outer = family.start()
     family.assign("outer", outer, nested=False)
     inner = family.start(by=outer)
-    before = family.host.manager.get("outer")
+    before = family.host.get("outer")
     family.control.set_faults(Fault(on=Operation.TASKS, group="mon_groups/inner", answer="EPERM"))
     with pytest.raises(ResctrlError):
         family.assign("inner", inner)
     family.control.set_faults()
-    assert family.host.manager.get("outer") == before
+    assert family.host.get("outer") == before
     assert family.group(inner) == "outer"
     family.run(outer, inner)
     found = family.release("outer")
@@ -685,7 +689,7 @@ def test_resumed_outer_run_keeps_the_nested_ones(family: Family, monkeypatch: py
     os.rmdir(family.host.tree.full_path(GroupRef("", "outer")))
     for _ in range(2):
         family.host.manager.maintenance.tick()
-    assert family.host.manager.get("outer").generation == 2
+    assert family.host.get("outer").generation == 2
     family.run(inner)
     used = family.used(inner)
     family.release("inner")
@@ -699,10 +703,10 @@ def test_sweep_finds_tasks_outside_while_the_end_of_a_nested_run_cannot_be_saved
 ) -> None:
     """While /run is full, a sweep cannot add the file of the nested run to the record."""
     join(cgroup, puppet.pid)
-    host.manager.assign(assignment("ctr", puppet.pid, "oci", member="c1", own_cgroup=cgroup))
-    host.manager.assign(assignment("inner", int(puppet.do("fork")), nested=True))
-    host.manager.release("inner", owner="test")
-    assert host.manager.get("ctr").first.baseline is Quality.EXACT
+    assign(host.ctx, assignment("ctr", puppet.pid, "oci", member="c1", own_cgroup=cgroup))
+    assign(host.ctx, assignment("inner", int(puppet.do("fork")), nested=True))
+    release(host.ctx, "inner", owner="test")
+    assert host.get("ctr").first.baseline is Quality.EXACT
     outside = process()
     join(cgroup, outside.pid)
 
@@ -713,9 +717,9 @@ def test_sweep_finds_tasks_outside_while_the_end_of_a_nested_run_cannot_be_saved
         patch.setattr("resctrlmond.workloads.records.store.write_file", fill)
         with suppress(NotWritten):
             host.manager.maintenance.sweep("ctr")
-        assert host.manager.get("ctr").first.baseline is Quality.LATE
+        assert host.get("ctr").first.baseline is Quality.LATE
     host.manager.maintenance.sweep("ctr")
-    assert host.manager.get("ctr").nested.living == ()
+    assert host.get("ctr").nested.living == ()
     assert host.tree.membership(outside.pid).group == "ctr"
 
 
@@ -730,10 +734,10 @@ def test_nested_use_is_not_exact_after_a_loss_of_the_outer_group(
     family.assign("first", first)
     os.rmdir(family.host.tree.full_path(GroupRef("", "outer")))
     family.host.manager.maintenance.tick()
-    assert family.host.manager.get("outer").state is State.LOST
+    assert family.host.get("outer").state is State.LOST
     assert family.assign("missed", missed).workload.part_of == ()
     family.host.manager.maintenance.tick()
-    assert family.host.manager.get("outer").generation == 2
+    assert family.host.get("outer").generation == 2
     family.run(first, missed)
     used = family.used(first)
     family.host.restart()
@@ -794,13 +798,13 @@ def test_kill_at_any_step_of_a_nested_assign_and_release(family: Family, fuse: F
                 family.assign("inner", inner)
                 family.host.tree.write_task("mon_groups/inner", child)
                 family.run(inner, child)
-                killed = cut(fuse, step, lambda: family.host.manager.release("inner", owner="test"))
+                killed = cut(fuse, step, lambda: release(family.host.ctx, "inner", owner="test"))
             family.host.restart()
             family.run(outer, inner, child)
             family.host.check()
-            inner_record = family.host.manager.find("inner")
+            inner_record = family.host.ctx.store.get("inner")
             if inner_record is not None and not inner_record.state.is_over:
-                family.host.manager.release("inner", owner="test")
+                release(family.host.ctx, "inner", owner="test")
             assert {family.group(pid) for pid in (inner, child)} == {"outer"}, (verb, step)
             family.run(outer, inner, child)
             found = summed(family.release("outer"))
@@ -824,8 +828,8 @@ def test_release_that_cannot_be_recorded_leaves_the_tasks_in_the_inner_run(
     with monkeypatch.context() as patch:
         patch.setattr(store, "write_file", refuse)
         with pytest.raises(NotWritten):
-            family.host.manager.release("inner", owner="test")
-    assert (family.host.manager.get("inner").state, family.group(inner)) == (State.ACTIVE, "inner")
+            release(family.host.ctx, "inner", owner="test")
+    assert (family.host.get("inner").state, family.group(inner)) == (State.ACTIVE, "inner")
     family.run(inner)
     used = family.used(inner)
     family.control.exit(inner)
@@ -843,10 +847,10 @@ def test_inner_run_whose_tasks_returned_before_the_end_values_were_read_is_estim
     family.assign("inner", inner, own_cgroup=cgroup)
     family.run(inner)
     with monkeypatch.context() as patch:
-        patch.setattr(type(family.host.manager.context.snapshots), "end", refuse)
+        patch.setattr(type(family.host.ctx.snapshots), "end", refuse)
         with pytest.raises(OSError, match="No space"):
-            family.host.manager.release("inner", owner="test")
-    assert (family.host.manager.get("inner").state, family.group(inner)) == (State.ENDING, "outer")
+            release(family.host.ctx, "inner", owner="test")
+    assert (family.host.get("inner").state, family.group(inner)) == (State.ENDING, "outer")
     family.run(inner)
     used = family.used(inner)
     family.control.exit(inner)

@@ -21,6 +21,9 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.errors import InvalidRequest
 from resctrlmond.workloads.model.states import Quality, seconds_up_to
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.sim.conftest import Puppet
 from tests.wait import wait_until
 from tests.workloads.builders import save
@@ -99,13 +102,13 @@ def forker() -> Iterator[int]:
 
 
 def reasons(manager: Manager, key: str) -> set[str]:
-    return {total.reason for total in manager.read(key)[2]}
+    return {total.reason for total in read(manager.context, key)[2]}
 
 
 def test_process_that_has_run_is_late_with_its_cpu_time(host: Host, puppet: Puppet) -> None:
     """It used 0.2 s of CPU time before, and its total was exact."""
     puppet.do("burn 0.2")
-    done = host.manager.assign(assignment("k", puppet.pid, late=None))
+    done = assign(host.ctx, assignment("k", puppet.pid, late=None))
     member = done.workload.members[0]
     assert (member.late, done.workload.first.baseline) == (True, Quality.LATE)
     # More than it burnt, for it also started; less than all that it has used by now.
@@ -116,42 +119,42 @@ def test_process_that_has_run_is_late_with_its_cpu_time(host: Host, puppet: Pupp
         f"pid-{puppet.pid} ran and had used up to {seconds_up_to(member.cpu_time_before_ns)} s of CPU time "
         "before it was put into the group"
     )
-    assert {total.quality for total in host.manager.release("k", owner="test").totals} == {Quality.LATE}
+    assert {total.quality for total in release(host.ctx, "k", owner="test").totals} == {Quality.LATE}
 
 
 @pytest.mark.parametrize(("late", "quality"), [(False, Quality.EXACT), (True, Quality.LATE)])
 def test_late_false_of_a_caller_is_accepted(host: Host, process: Start, late: bool, quality: Quality) -> None:
-    done = host.manager.assign(assignment("k", process().pid, late=late))
+    done = assign(host.ctx, assignment("k", process().pid, late=late))
     assert (done.workload.members[0].late, done.workload.first.baseline) == (quality is Quality.LATE, quality)
 
 
 def test_late_false_with_a_pidfd_is_accepted(host: Host, process: Start) -> None:
     with contextlib.closing(processes.Descriptor(os.pidfd_open(process().pid))) as pidfd:
-        done = host.manager.assign(assignment("k", None, pidfd=pidfd, late=False))  # type: ignore[arg-type]
+        done = assign(host.ctx, assignment("k", None, pidfd=pidfd, late=False))  # type: ignore[arg-type]
     assert (done.workload.members[0].late, done.workload.first.baseline) == (False, Quality.EXACT)
 
 
 def test_process_assigned_before_it_ran_stays_exact_when_it_is_assigned_again(host: Host, process: Start) -> None:
     child = process()
-    host.manager.assign(assignment("k", child.pid))
-    again = host.manager.assign(assignment("k", child.pid, late=None))
+    assign(host.ctx, assignment("k", child.pid))
+    again = assign(host.ctx, assignment("k", child.pid, late=None))
     assert (again.moved.moved, again.workload.first.baseline) == (0, Quality.EXACT)
 
 
 def test_process_that_is_reported_later_to_have_run_is_late(host: Host, process: Start) -> None:
     child = process()
-    host.manager.assign(assignment("k", child.pid))
-    again = host.manager.assign(assignment("k", child.pid, late=True))
+    assign(host.ctx, assignment("k", child.pid))
+    again = assign(host.ctx, assignment("k", child.pid, late=True))
     assert (again.workload.members[0].late, again.workload.first.baseline) == (True, Quality.LATE)
 
 
 def test_process_is_late_if_the_daemon_was_killed_during_its_assign(host: Host, process: Start) -> None:
     """The call got no reply, and it is unknown whether its caller waited."""
-    host.manager.assign(assignment("k", process().pid))
-    record = host.manager.get("k")
+    assign(host.ctx, assignment("k", process().pid))
+    record = host.get("k")
     joining = msgspec.structs.replace(record.members[0], joining=True)
-    save(host.manager.context.store, record.with_member(joining))
-    after = host.restart().get("k")
+    save(host.ctx.store, record.with_member(joining))
+    after = host.restart().context.store.known("k")
     assert (after.members[0].late, after.members[0].joining, after.first.baseline) == (True, False, Quality.LATE)
     assert reasons(host.manager, "k") == {f"resctrlmond was killed while {joining.id} was put into the group"}
 
@@ -166,9 +169,9 @@ def test_upper_bound_is_rounded_up(ns: int, text: str) -> None:
 
 
 def test_a_task_that_had_left_when_its_process_is_assigned_again_makes_it_late(host: Host, puppet: Puppet) -> None:
-    host.manager.assign(assignment("k", puppet.pid))
+    assign(host.ctx, assignment("k", puppet.pid))
     host.tree.write_task("", puppet.pid)
-    again = host.manager.assign(assignment("k", puppet.pid))
+    again = assign(host.ctx, assignment("k", puppet.pid))
     assert (again.moved.moved, again.workload.first.baseline) == (1, Quality.LATE)
     assert host.tree.membership(puppet.pid) == Membership("", "k")
 
@@ -176,15 +179,15 @@ def test_a_task_that_had_left_when_its_process_is_assigned_again_makes_it_late(h
 def test_existing_descendants_stay_outside_and_their_number_is_reported(host: Host, puppet: Puppet) -> None:
     """A busy child outside, and the total was 0 and exact."""
     child = int(puppet.do("fork"))
-    done = host.manager.assign(assignment("k", puppet.pid, late=None))
+    done = assign(host.ctx, assignment("k", puppet.pid, late=None))
     assert host.tree.membership(child) == Membership("", "")
     assert (done.descendants_outside, done.moved.outside, done.workload.first.baseline) == (1, 0, Quality.LATE)
     assert "1 descendant stayed outside" in reasons(host.manager, "k").pop()
     # A later one is its parent's in all.
     assert host.tree.membership(int(puppet.do("fork"))) == Membership("", "k")
     # A descendant in the workload's own group is not outside.
-    host.manager.assign(assignment("k", child, late=None))
-    assert host.manager.assign(assignment("k", puppet.pid, late=None)).descendants_outside == 0
+    assign(host.ctx, assignment("k", child, late=None))
+    assert assign(host.ctx, assignment("k", puppet.pid, late=None)).descendants_outside == 0
 
 
 @pytest.mark.parametrize(("tree", "is_zombie"), [(False, False), (True, False), (False, True)])
@@ -206,7 +209,7 @@ def test_the_cost_of_an_assign_does_not_grow_with_the_processes_of_the_host(
     open_ = os.open
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", noting)
-        done = host.manager.assign(assignment("k", puppet.pid, late=None, include_descendants=tree))
+        done = assign(host.ctx, assignment("k", puppet.pid, late=None, include_descendants=tree))
     assert (done.descendants_outside, done.workload.first.baseline) == (0 if tree else 1, Quality.LATE)
     read = {int(pid) for path in opened if (pid := path.removeprefix("/proc/").partition("/")[0]).isdecimal()}
     assert puppet.pid in read
@@ -215,7 +218,7 @@ def test_the_cost_of_an_assign_does_not_grow_with_the_processes_of_the_host(
 
 def test_a_descendant_in_another_control_group_is_counted(host: Host, puppet: Puppet, cgroup: str) -> None:
     join(cgroup, int(puppet.do("fork")))
-    assert host.manager.assign(assignment("k", puppet.pid, late=None)).descendants_outside == 1
+    assert assign(host.ctx, assignment("k", puppet.pid, late=None)).descendants_outside == 1
 
 
 def test_descendants_are_found_by_a_kernel_that_does_not_list_children(
@@ -225,7 +228,7 @@ def test_descendants_are_found_by_a_kernel_that_does_not_list_children(
     listed = processes.descendants(reaper)
     monkeypatch.setattr(processes, "children", lambda *_: None)
     assert processes.descendants(reaper) == listed == [child, grandchild]
-    assert host.manager.assign(assignment("k", reaper, late=None)).descendants_outside == 2
+    assert assign(host.ctx, assignment("k", reaper, late=None)).descendants_outside == 2
 
 
 def test_a_descendant_whose_parent_ends_during_the_assign_is_counted(
@@ -234,7 +237,7 @@ def test_a_descendant_whose_parent_ends_during_the_assign_is_counted(
     """It became a child of a process whose children had been read."""
     reaper, child, grandchild = family
     when_children_were_read(monkeypatch, reaper, lambda: end_child(child, grandchild))
-    done = host.manager.assign(assignment("k", reaper, late=None))
+    done = assign(host.ctx, assignment("k", reaper, late=None))
     # A zombie is a process in a group, too.
     assert done.descendants_outside == 1 + os.path.exists(f"/proc/{child}")
     assert host.tree.membership(grandchild) == Membership("", "")
@@ -252,7 +255,7 @@ def test_a_child_of_a_thread_that_ends_during_the_assign_is_counted(
         wait_until(lambda: not os.path.exists(f"/proc/{puppet.pid}/task/{thread}"))
 
     when_children_were_read(monkeypatch, puppet.pid, end_thread)
-    assert host.manager.assign(assignment("k", puppet.pid, late=None)).descendants_outside == 1
+    assert assign(host.ctx, assignment("k", puppet.pid, late=None)).descendants_outside == 1
 
 
 def test_late_false_is_not_accepted_if_the_parent_of_a_descendant_ends_during_the_assign(
@@ -261,7 +264,7 @@ def test_late_false_is_not_accepted_if_the_parent_of_a_descendant_ends_during_th
     """The child that was found had ended, its own child was outside, and the totals were exact."""
     reaper, child, grandchild = family
     when_children_were_read(monkeypatch, reaper, lambda: end_child(child, grandchild))
-    done = host.manager.assign(assignment("k", reaper, late=False))
+    done = assign(host.ctx, assignment("k", reaper, late=False))
     assert host.tree.membership(grandchild) == Membership("", "")
     assert done.workload.first.baseline is Quality.LATE
 
@@ -286,7 +289,7 @@ def test_late_false_is_not_accepted_for_a_process_with_a_child_outside(
 ) -> None:
     """The child was not counted, and the totals were exact."""
     puppet.do("fork")
-    done = host.manager.assign(assignment("k", puppet.pid, late=False, include_descendants=tree))
+    done = assign(host.ctx, assignment("k", puppet.pid, late=False, include_descendants=tree))
     assert (done.descendants_outside, done.workload.first.baseline) == (0 if tree else 1, Quality.LATE)
     assert f"pid-{puppet.pid} ran and had used" in reasons(host.manager, "k").pop()
 
@@ -294,14 +297,14 @@ def test_late_false_is_not_accepted_for_a_process_with_a_child_outside(
 def test_a_process_whose_children_are_in_the_group_is_exact_when_it_is_assigned_again(
     host: Host, puppet: Puppet
 ) -> None:
-    host.manager.assign(assignment("k", puppet.pid, late=False))
+    assign(host.ctx, assignment("k", puppet.pid, late=False))
     puppet.do("fork")
-    again = host.manager.assign(assignment("k", puppet.pid, late=False))
+    again = assign(host.ctx, assignment("k", puppet.pid, late=False))
     assert (again.descendants_outside, again.workload.first.baseline) == (0, Quality.EXACT)
 
 
 def test_process_tree_is_moved_with_children_that_it_forks_meanwhile(host: Host, forker: int) -> None:
-    done = host.manager.assign(assignment("k", forker, late=None, include_descendants=True))
+    done = assign(host.ctx, assignment("k", forker, late=None, include_descendants=True))
     assert (done.descendants_outside, done.moved.outside, done.workload.first.baseline) == (0, 0, Quality.LATE)
     for _ in range(3):
         # Between two of its children it has none.
@@ -312,25 +315,25 @@ def test_process_tree_is_moved_with_children_that_it_forks_meanwhile(host: Host,
                 assert host.tree.membership(pid) == Membership("", "k")
             except NoSuchProcess:
                 continue
-    assert not host.manager.get("k").members[0].include_descendants
+    assert not host.get("k").members[0].include_descendants
 
 
 def test_process_tree_that_waits_for_an_rmid_is_moved_completely(tmp_path: Path, puppet: Puppet) -> None:
     child = int(puppet.do("fork"))
     with own_host(tmp_path, "monitoring-only", 2) as host:
         filler = host.make_foreign("filler")
-        waits = host.manager.assign(assignment("k", puppet.pid, late=None, include_descendants=True))
+        waits = assign(host.ctx, assignment("k", puppet.pid, late=None, include_descendants=True))
         assert (waits.moved.outside, waits.workload.members[0].tasks_outside) == (2, 2)
         os.rmdir(host.tree.full_path(filler))
         when_all_stand(host, "k")
         assert host.tree.membership(child) == Membership("", "k")
-        member = host.manager.get("k").members[0]
+        member = host.get("k").members[0]
         assert (member.include_descendants, member.tasks_outside) == (False, 0)
 
 
 def test_descendants_are_included_only_for_a_process(host: Host, cgroup: str) -> None:
     with pytest.raises(InvalidRequest, match="includeDescendants"):
-        host.manager.assign(assignment("k", None, cgroup=cgroup, include_descendants=True))  # type: ignore[arg-type]
+        assign(host.ctx, assignment("k", None, cgroup=cgroup, include_descendants=True))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("late", [None, False])
@@ -340,17 +343,17 @@ def test_an_empty_control_group_is_exact_until_a_task_joins(
     join(cgroup, puppet.pid)
     puppet.do("burn 0.05")
     join(os.path.dirname(cgroup), puppet.pid)
-    done = host.manager.assign(assignment("k", None, cgroup=cgroup, late=late))  # type: ignore[arg-type]
+    done = assign(host.ctx, assignment("k", None, cgroup=cgroup, late=late))  # type: ignore[arg-type]
     assert (done.workload.members[0].late, done.workload.first.baseline) == (False, Quality.EXACT)
     join(cgroup, puppet.pid)
     host.manager.maintenance.sweep("k")
-    assert host.manager.get("k").first.baseline is Quality.LATE
+    assert host.get("k").first.baseline is Quality.LATE
 
 
 def test_earlier_cpu_time_of_a_control_group_is_reported(host: Host, cgroup: str, puppet: Puppet) -> None:
     join(cgroup, puppet.pid)
     puppet.do("burn 0.2")
-    done = host.manager.assign(assignment("k", None, cgroup=cgroup, late=None))  # type: ignore[arg-type]
+    done = assign(host.ctx, assignment("k", None, cgroup=cgroup, late=None))  # type: ignore[arg-type]
     member = done.workload.members[0]
     assert member.late
     used = dict(line.split() for line in Path(cgroup, "cpu.stat").read_text().splitlines())

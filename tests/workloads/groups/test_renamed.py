@@ -16,6 +16,10 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import MARK, Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -35,7 +39,7 @@ def notice(host: Host, noticed: str) -> None:
     if noticed == "by the tick":
         host.manager.maintenance.tick()
     elif noticed == "by a call":
-        host.manager.create("k", owner="another")
+        create(host.ctx, "k", owner="another")
     else:
         host.restart()
 
@@ -45,11 +49,11 @@ def notice(host: Host, noticed: str) -> None:
 def test_renamed_group_still_belongs_to_the_workload(host: Host, process: Start, to: GroupRef, noticed: str) -> None:
     """It was called lost, and adopted with an unknown baseline, or replaced by a new and empty group."""
     child = process()
-    before = host.manager.assign(assignment("k", child.pid)).workload
+    before = assign(host.ctx, assignment("k", child.pid)).workload
     rename(host, before.first.ref, to)
     notice(host, noticed)
     host.manager.maintenance.tick()
-    record = host.manager.get("k")
+    record = host.get("k")
     assert (record.first.ref, record.first.nonce, record.state) == (to, before.first.nonce, State.ACTIVE)
     assert (record.generation, record.first.baseline, record.members) == (1, Quality.EXACT, before.members)
     assert host.tree.membership(child.pid) == Membership(to.class_, to.name)
@@ -59,11 +63,11 @@ def test_renamed_group_still_belongs_to_the_workload(host: Host, process: Start,
     assert link == host.tree.full_path(to) + "/mon_data/mon_L3_00/llc_occupancy"
     host.check()
     another = process()
-    host.manager.assign(assignment("k", another.pid, member="another"))
+    assign(host.ctx, assignment("k", another.pid, member="another"))
     assert host.tree.membership(another.pid).group == to.name
     if noticed == "by a call":
-        host.manager.release("k", owner="another")
-    released = host.manager.release("k", owner="test")
+        release(host.ctx, "k", owner="another")
+    released = release(host.ctx, "k", owner="test")
     assert released.completed
     assert {total.quality for total in released.totals} == {Quality.EXACT}
     assert host.marked_groups() == []
@@ -72,12 +76,12 @@ def test_renamed_group_still_belongs_to_the_workload(host: Host, process: Start,
 @PLACES
 def test_a_renamed_group_is_read_and_released_before_any_tick(host: Host, process: Start, to: GroupRef) -> None:
     child = process()
-    before = host.manager.assign(assignment("k", child.pid)).workload
+    before = assign(host.ctx, assignment("k", child.pid)).workload
     rename(host, before.first.ref, to)
-    _, readings, totals = host.manager.read("k")
+    _, readings, totals = read(host.ctx, "k")
     assert readings
     assert {total.quality for total in totals} == {Quality.EXACT}
-    released = host.manager.release("k", owner="test")
+    released = release(host.ctx, "k", owner="test")
     assert (released.workload.state, host.marked_groups()) == (State.COMPLETED, [])
     assert {total.quality for total in released.totals} == {Quality.EXACT}
 
@@ -86,23 +90,23 @@ def test_further_groups_are_followed_as_well(host: Host, process: Start) -> None
     host.make_class("gold")
     first, second = process(), process()
     host.tree.write_task("gold", second.pid)
-    host.manager.assign(assignment("k", first.pid, member="first"))
-    before = host.manager.assign(assignment("k", second.pid, member="second")).workload
+    assign(host.ctx, assignment("k", first.pid, member="first"))
+    before = assign(host.ctx, assignment("k", second.pid, member="second")).workload
     rename(host, before.groups[1:][0].ref, GroupRef("gold", "renamed"))
     rename(host, before.first.ref, GroupRef("", "first"))
     host.manager.maintenance.tick()
-    record = host.manager.get("k")
+    record = host.get("k")
     assert [group.ref for group in record.groups] == [GroupRef("", "first"), GroupRef("gold", "renamed")]
     assert [group.baseline for group in record.groups] == [group.baseline for group in before.groups]
     host.check()
 
 
 def test_a_group_that_is_swapped_for_a_foreign_one_is_found(host: Host, process: Start) -> None:
-    record = host.manager.assign(assignment("k", process().pid)).workload
+    record = assign(host.ctx, assignment("k", process().pid)).workload
     host.tree.rename(record.first.ref, GroupRef("", "renamed"))
     foreign = host.make_foreign("k")
     host.manager.maintenance.tick()
-    assert host.manager.get("k").first.ref == GroupRef("", "renamed")
+    assert host.get("k").first.ref == GroupRef("", "renamed")
     assert host.tree.find(foreign) is not None
     host.check()
 
@@ -110,27 +114,27 @@ def test_a_group_that_is_swapped_for_a_foreign_one_is_found(host: Host, process:
 def test_group_with_the_name_of_another_workload_does_not_become_its_group(host: Host, process: Start) -> None:
     """There was no check since the rename, so no record has this name yet."""
     child = process()
-    record = host.manager.assign(assignment("k", child.pid)).workload
+    record = assign(host.ctx, assignment("k", child.pid)).workload
     host.tree.rename(record.first.ref, GroupRef("", "other"))
     with pytest.raises(GroupExists):
-        host.manager.create("other", owner="test")
+        create(host.ctx, "other", owner="test")
     host.manager.maintenance.tick()
-    assert host.manager.get("k").first.baseline is Quality.EXACT
+    assert host.get("k").first.baseline is Quality.EXACT
     assert host.tree.membership(child.pid).group == "other"
     host.check()
 
 
 @pytest.mark.parametrize("name", [b"k\xff", b"info"])
 def test_a_group_with_a_name_that_no_record_can_hold_is_renamed_back(host: Host, process: Start, name: bytes) -> None:
-    before = host.manager.assign(assignment("k", process().pid)).workload
+    before = assign(host.ctx, assignment("k", process().pid)).workload
     host.tree.rename(before.first.ref, GroupRef("", os.fsdecode(name)))
     host.manager.maintenance.tick()
-    assert host.manager.get("k") == before
+    assert host.get("k") == before
     host.check()
 
 
 def test_a_renamed_group_is_shown_without_the_daemon(host: Host, process: Start) -> None:
-    before = host.manager.assign(assignment("k", process().pid)).workload
+    before = assign(host.ctx, assignment("k", process().pid)).workload
     host.tree.rename(before.first.ref, GroupRef("", "renamed"))
     view = TreeView(host.tree, MARK, {"k": before}, host.run)
     assert [workload.key for workload in view.workloads().workloads] == ["k"]

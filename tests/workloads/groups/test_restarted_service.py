@@ -17,6 +17,10 @@ from resctrlmond.workloads.groups import plan
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, State
 from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.members import remove_member
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import Host, join
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -26,7 +30,7 @@ KEY = "unit.service"
 def service(host: Host, cgroup: str, child: subprocess.Popen[bytes] | None = None) -> None:
     if child is not None:
         join(cgroup, child.pid)
-    host.manager.assign(Assignment(key=KEY, owner="admin", cgroup=cgroup, kind="unit"))
+    assign(host.ctx, Assignment(key=KEY, owner="admin", cgroup=cgroup, kind="unit"))
 
 
 def stop(cgroup: str, child: subprocess.Popen[bytes], *, removed: bool = True) -> None:
@@ -61,14 +65,14 @@ def test_restarted_service_continues_late_and_is_logged(
     stop(cgroup, first, removed=removed)
     if meanwhile == "tick":
         host.manager.maintenance.tick()
-        assert host.manager.get(KEY).state is State.IDLE
+        assert host.get(KEY).state is State.IDLE
         assert "are moved into the group, late" in caplog.text
     elif meanwhile == "restart of the daemon":
         host.restart()
     start(cgroup, second)
     host.manager.maintenance.sweep(KEY)
     host.manager.maintenance.tick()
-    record = host.manager.get(KEY)
+    record = host.get(KEY)
     assert (record.state, record.first.baseline, record.generation) == (State.ACTIVE, Quality.LATE, 1)
     assert [(member.late, member.is_living, member.dormant, member.reason) for member in record.members] == [
         (True, True, False, "")
@@ -77,7 +81,7 @@ def test_restarted_service_continues_late_and_is_logged(
     assert "has tasks again" in caplog.text or "moved 1 task" in caplog.text
     stop(cgroup, second)
     host.manager.maintenance.tick()
-    assert host.manager.get(KEY).state is State.IDLE
+    assert host.get(KEY).state is State.IDLE
     host.check()
 
 
@@ -87,7 +91,7 @@ def test_an_empty_control_group_whose_tasks_come_later_is_not_exact(host: Host, 
     host.manager.maintenance.tick()
     start(cgroup, child)
     host.manager.maintenance.tick()
-    record = host.manager.get(KEY)
+    record = host.get(KEY)
     assert (record.state, record.first.baseline) == (State.ACTIVE, Quality.LATE)
     assert host.tree.membership(child.pid).group == KEY
 
@@ -97,18 +101,18 @@ def test_control_group_without_a_claim_is_not_assigned_again(
     host: Host, process: Start, cgroup: str, how: str
 ) -> None:
     first, second = process(), process()
-    host.manager.create(KEY, owner="another")
+    create(host.ctx, KEY, owner="another")
     service(host, cgroup, first)
     stop(cgroup, first)
     host.manager.maintenance.tick()
     if how == "removed as a member":
-        host.manager.remove_member(KEY, os.path.basename(cgroup))
+        remove_member(host.ctx, KEY, os.path.basename(cgroup))
     else:
-        host.manager.release(KEY, owner="admin")
+        release(host.ctx, KEY, owner="admin")
     start(cgroup, second)
     for _ in range(2):
         host.manager.maintenance.tick()
-    assert host.manager.get(KEY).state is State.IDLE
+    assert host.get(KEY).state is State.IDLE
     assert host.tree.membership(second.pid).group == ""
 
 
@@ -120,13 +124,13 @@ def test_stopped_service_whose_group_is_lost_is_still_watched(
     service(host, cgroup, first)
     stop(cgroup, first)
     host.manager.maintenance.tick()
-    os.rmdir(host.tree.full_path(host.manager.get(KEY).first.ref))
+    os.rmdir(host.tree.full_path(host.get(KEY).first.ref))
     for _ in range(2):
         host.manager.maintenance.tick()
-    assert (host.manager.get(KEY).state, host.manager.get(KEY).generation) == (State.IDLE, 2)
+    assert (host.get(KEY).state, host.get(KEY).generation) == (State.IDLE, 2)
     start(cgroup, second)
     host.manager.maintenance.tick()
-    record = host.manager.get(KEY)
+    record = host.get(KEY)
     assert (record.state, record.first.baseline) == (State.ACTIVE, Quality.LATE)
     assert host.tree.membership(second.pid).group == KEY
 
@@ -140,10 +144,10 @@ def test_a_release_marks_tasks_that_came_to_an_empty_control_group(
     service(host, cgroup)
     if when == "after a tick":
         host.manager.maintenance.tick()
-        assert host.manager.get(KEY).state is State.IDLE
-        assert host.manager.get(KEY).first.baseline is Quality.EXACT
+        assert host.get(KEY).state is State.IDLE
+        assert host.get(KEY).first.baseline is Quality.EXACT
     start(cgroup, child)
-    released = host.manager.release(KEY, owner="admin")
+    released = release(host.ctx, KEY, owner="admin")
     assert released.completed
     assert {total.quality for total in released.totals} == {Quality.LATE}
 
@@ -154,11 +158,9 @@ def test_tasks_that_return_are_moved_in_before_the_workload_ends(
 ) -> None:
     """The workload ended with an exact total while its tasks ran outside."""
     child = process()
-    host.manager.assign(
-        Assignment(key=KEY, owner="admin", cgroup=cgroup, kind="unit", ends=EndRule.MEMBERS, member="m")
-    )
+    assign(host.ctx, Assignment(key=KEY, owner="admin", cgroup=cgroup, kind="unit", ends=EndRule.MEMBERS, member="m"))
     host.manager.maintenance.tick()
-    assert host.manager.get(KEY).first.baseline is Quality.EXACT
+    assert host.get(KEY).first.baseline is Quality.EXACT
     start(cgroup, child)
     monkeypatch.setattr(plan, "MEMBERS_LINGER_S", 0.0)  # its time is over
     if end == "tick":
@@ -166,8 +168,8 @@ def test_tasks_that_return_are_moved_in_before_the_workload_ends(
     elif end == "restart of the daemon":
         host.restart()
     else:
-        host.manager.remove_member(KEY, "another")
-    record = host.manager.get(KEY)
+        remove_member(host.ctx, KEY, "another")
+    record = host.get(KEY)
     assert (record.state, record.first.baseline) == (State.ACTIVE, Quality.LATE)
     assert host.tree.membership(child.pid).group == KEY
 
@@ -186,18 +188,18 @@ def test_a_task_that_ran_and_ended_in_an_empty_control_group_makes_it_late(
     service(host, cgroup)
     if found_by in ("later tick", "release after a tick", "next assign"):
         host.manager.maintenance.tick()
-        assert host.manager.get(KEY).dormant
-        assert host.manager.get(KEY).first.baseline is Quality.EXACT
+        assert host.get(KEY).dormant
+        assert host.get(KEY).first.baseline is Quality.EXACT
     run_in(cgroup)
     if found_by.startswith("release"):
-        totals = host.manager.release(KEY, owner="admin").totals
+        totals = release(host.ctx, KEY, owner="admin").totals
         assert {total.quality for total in totals} == {Quality.LATE}
         return
     if found_by == "next assign":
         service(host, cgroup)
     else:
         host.manager.maintenance.tick()
-    record = host.manager.get(KEY)
+    record = host.get(KEY)
     assert record.first.baseline is Quality.LATE
     (reason,) = record.first.baseline_reasons
     assert "ran and ended" in reason
@@ -210,7 +212,7 @@ def test_an_empty_control_group_in_which_nothing_runs_stays_exact(host: Host, cg
         host.manager.maintenance.tick()
     host.restart()
     host.manager.maintenance.tick()
-    totals = host.manager.release(KEY, owner="admin").totals
+    totals = release(host.ctx, KEY, owner="admin").totals
     assert {total.quality for total in totals} == {Quality.EXACT}
 
 
@@ -219,7 +221,7 @@ def test_a_removed_control_group_in_which_tasks_may_have_run_is_late(host: Host,
     run_in(cgroup)
     os.rmdir(cgroup)
     host.manager.maintenance.tick()
-    record = host.manager.get(KEY)
+    record = host.get(KEY)
     assert record.first.baseline is Quality.LATE
     (reason,) = record.first.baseline_reasons
     assert reason.startswith(f"control group {os.path.basename(cgroup)} was removed, so tasks that ran in it")

@@ -21,6 +21,11 @@ from resctrlmond.workloads.groups.plan import MAX_RESUME_S, losses_in_a_row, res
 from resctrlmond.workloads.model.errors import ForeignGroup
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import PriorRuns, State
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.members import remove_member
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import reconcile, release
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import save, total_of, workload
 from tests.workloads.conftest import UID, Host, assignment, locked, own_host
@@ -46,7 +51,7 @@ def machine(tmp_path: Path) -> Iterator[Host]:
 
 def remove(host: Host, key: str) -> None:
     """Remove a group as another program does."""
-    os.rmdir(host.tree.full_path(host.manager.get(key).first.ref))
+    os.rmdir(host.tree.full_path(host.get(key).first.ref))
     host.manager.maintenance.tick()
 
 
@@ -58,12 +63,12 @@ def end(child: subprocess.Popen[bytes]) -> None:
 @pytest.mark.usefixtures("soon")
 def test_a_workload_whose_group_was_removed_gets_a_new_one_and_is_late(host: Host, process: Start) -> None:
     first, second = process(), process()
-    host.manager.assign(assignment(UID, first.pid, "oci", member="c1", attributes={"pod": "web"}, priority=3))
-    before = host.manager.assign(assignment(UID, second.pid, "nri", member="c2")).workload
+    assign(host.ctx, assignment(UID, first.pid, "oci", member="c1", attributes={"pod": "web"}, priority=3))
+    before = assign(host.ctx, assignment(UID, second.pid, "nri", member="c2")).workload
     remove(host, UID)
-    assert host.manager.get(UID).state is State.LOST
+    assert host.get(UID).state is State.LOST
     host.manager.maintenance.tick()
-    record = host.manager.get(UID)
+    record = host.get(UID)
     assert (record.state, record.generation, record.first.baseline) == (State.ACTIVE, 2, Quality.LATE)
     assert (record.claims, record.attributes, record.priority) == (before.claims, {"pod": "web"}, 3)
     assert [(member.id, member.late) for member in record.living] == [("c1", True), ("c2", True)]
@@ -73,28 +78,28 @@ def test_a_workload_whose_group_was_removed_gets_a_new_one_and_is_late(host: Hos
     end(first)
     end(second)
     host.manager.maintenance.tick()
-    host.manager.release(UID, owner="nri")
-    assert not host.manager.get(UID).is_claimed_by("nri")
+    release(host.ctx, UID, owner="nri")
+    assert not host.get(UID).is_claimed_by("nri")
 
 
 @pytest.mark.usefixtures("soon")
 def test_use_before_the_loss_is_in_the_totals(host: Host, puppet: Puppet) -> None:
-    host.manager.assign(assignment("k", puppet.pid))
+    assign(host.ctx, assignment("k", puppet.pid))
     puppet.do("burn 0.1")
     host.manager.maintenance.tick()
-    known = total_of(host.manager.read("k")[2])
+    known = total_of(read(host.ctx, "k")[2])
     assert known.number
-    with host.manager.context.store.transaction("k") as txn:
-        counters.checkpoint(host.manager.context, txn)
+    with host.ctx.store.transaction("k") as txn:
+        counters.checkpoint(host.ctx, txn)
     for losses in (1, 2):
         remove(host, "k")
         host.manager.maintenance.tick()
-        record = host.manager.get("k")
+        record = host.get("k")
         assert record.prior_runs is not None
         assert (record.state, record.prior_runs.losses) == (State.ACTIVE, losses)
     host.restart()
     puppet.do("burn 0.1")
-    found = total_of(host.manager.release("k", owner="test").totals)
+    found = total_of(release(host.ctx, "k", owner="test").totals)
     assert found.quality is Quality.ESTIMATED
     assert "use until it had a new one is not counted" in found.reason
     assert found.number is not None
@@ -107,13 +112,13 @@ def test_use_before_the_loss_is_in_the_totals(host: Host, puppet: Puppet) -> Non
 @pytest.mark.usefixtures("soon")
 def test_a_run_without_files_that_is_lost_leaves_no_exact_total(host: Host) -> None:
     """Its use was in no total, and the totals of the next run were exact."""
-    host.manager.create("k", owner="test")
+    create(host.ctx, "k", owner="test")
     shutil.rmtree(Path(host.run, "groups/k"))
     remove(host, "k")
     host.manager.maintenance.tick()
-    assert host.manager.get("k").generation == 2
+    assert host.get("k").generation == 2
     host.check()
-    totals = host.manager.release("k", owner="test").totals
+    totals = release(host.ctx, "k", owner="test").totals
     assert totals
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
     assert all("its group was lost at" in total.reason for total in totals)
@@ -126,15 +131,15 @@ def test_new_mount_is_used_without_a_call(tmp_path: Path, process: Start) -> Non
     child = process()
     with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
         host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
-        host.manager.assign(assignment("k", child.pid))
-        host.manager.create("empty", owner="a")
+        assign(host.ctx, assignment("k", child.pid))
+        create(host.ctx, "empty", owner="a")
         assert unmount(host.mountpoint)
         for _ in range(3):
             host.manager.maintenance.tick()
-        assert {record.state for record in host.manager.workloads()} == {State.LOST}
+        assert {record.state for record in host.ctx.store.all()} == {State.LOST}
     with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
         host.manager.maintenance.tick()
-        states = {record.key: (record.state, record.generation) for record in host.manager.workloads()}
+        states = {record.key: (record.state, record.generation) for record in host.ctx.store.all()}
         assert states == {"k": (State.ACTIVE, 2), "empty": (State.IDLE, 2)}
         assert host.tree.membership(child.pid).group == "k"
         host.check()
@@ -147,19 +152,19 @@ def test_mount_right_after_an_unmount_is_not_reported_as_removal_of_groups(tmp_p
     with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8):
         host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
         for key in ("a", "b"):
-            host.manager.assign(assignment(key, process().pid))
+            assign(host.ctx, assignment(key, process().pid))
         host.manager.maintenance.tick()
         assert unmount(host.mountpoint)
     with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8):
         host.manager.maintenance.tick()
         for key in ("a", "b"):
-            record = host.manager.get(key)
+            record = host.get(key)
             assert record.state is State.LOST
             assert "unmounted and mounted again" in record.reason
-        host.manager.create("c", owner="test")
-        os.rmdir(host.tree.full_path(host.manager.get("c").first.ref))
+        create(host.ctx, "c", owner="test")
+        os.rmdir(host.tree.full_path(host.get("c").first.ref))
         host.manager.maintenance.tick()
-        assert "another program" in host.manager.get("c").reason
+        assert "another program" in host.get("c").reason
 
 
 def test_remount_during_a_call_is_not_reported_as_removal_of_groups(tmp_path: Path, process: Start) -> None:
@@ -168,14 +173,14 @@ def test_remount_during_a_call_is_not_reported_as_removal_of_groups(tmp_path: Pa
     (tmp_path / "run").mkdir()
     with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8):
         host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
-        host.manager.assign(assignment("k", process().pid))
+        assign(host.ctx, assignment("k", process().pid))
         assert unmount(host.mountpoint)
     with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8):
         with locked(host, "k"):
             host.manager.maintenance.tick()
-        assert host.manager.get("k").state is State.ACTIVE
+        assert host.get("k").state is State.ACTIVE
         host.manager.maintenance.tick()
-        assert "unmounted and mounted again" in host.manager.get("k").reason
+        assert "unmounted and mounted again" in host.get("k").reason
 
 
 def test_class_removed_with_its_groups_is_not_mistaken_for_a_remount(host: Host, process: Start) -> None:
@@ -184,11 +189,11 @@ def test_class_removed_with_its_groups_is_not_mistaken_for_a_remount(host: Host,
     host.make_class("gold")
     child = process()
     host.tree.write_task("gold", child.pid)
-    host.manager.assign(assignment("k", child.pid))
+    assign(host.ctx, assignment("k", child.pid))
     host.manager.maintenance.tick()
     os.rmdir(f"{host.mountpoint}/gold")
     host.manager.maintenance.tick()
-    assert host.manager.get("k").reason.startswith("the group was removed by another program")
+    assert host.get("k").reason.startswith("the group was removed by another program")
 
 
 def test_long_unmount_delays_no_call_afterwards(
@@ -200,7 +205,7 @@ def test_long_unmount_delays_no_call_afterwards(
     child = process()
     with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
         host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
-        host.manager.assign(assignment("k", child.pid))
+        assign(host.ctx, assignment("k", child.pid))
         assert unmount(host.mountpoint)
         host.manager.maintenance.tick()
     now = time.monotonic()
@@ -211,56 +216,56 @@ def test_long_unmount_delays_no_call_afterwards(
         host.manager.maintenance.tick()
     with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
         host.manager.maintenance.tick()
-        assert host.manager.get("k").state is State.ACTIVE
+        assert host.get("k").state is State.ACTIVE
     monkeypatch.undo()
 
 
 @pytest.mark.usefixtures("soon")
 def test_run_lost_without_a_daemon_is_resumed(host: Host, process: Start) -> None:
     child = process()
-    host.manager.assign(assignment("k", child.pid, "run"))
+    assign(host.ctx, assignment("k", child.pid, "run"))
     os.rmdir(host.tree.full_path(GroupRef("", "k")))
     host.restart()
     host.manager.maintenance.tick()
-    assert (host.manager.get("k").state, host.tree.membership(child.pid).group) == (State.ACTIVE, "k")
+    assert (host.get("k").state, host.tree.membership(child.pid).group) == (State.ACTIVE, "k")
 
 
 @pytest.mark.usefixtures("soon")
 def test_resumed_group_is_in_the_current_class_of_the_tasks(host: Host, process: Start) -> None:
     child = process()
-    host.manager.assign(assignment("k", child.pid))
+    assign(host.ctx, assignment("k", child.pid))
     host.make_class("gold")
     os.rmdir(host.tree.full_path(GroupRef("", "k")))
     host.tree.write_task("gold", child.pid)
     host.manager.maintenance.tick()
     host.manager.maintenance.tick()
-    assert host.manager.get("k").first.ref == GroupRef("gold", "k")
+    assert host.get("k").first.ref == GroupRef("gold", "k")
     host.check()
 
 
 def test_ended_and_released_workloads_are_not_resumed(host: Host, process: Start) -> None:
     child = process()
     for key, owner in (("ended", "run"), ("released", "a"), ("unknown", "b")):
-        host.manager.assign(assignment(key, child.pid, owner, member="m", take_over=True))
+        assign(host.ctx, assignment(key, child.pid, owner, member="m", take_over=True))
         remove(host, key)
-        assert host.manager.get(key).is_interrupted
-    host.manager.release("released", owner="a")
-    host.manager.reconcile("b", [])
-    assert not host.manager.get("unknown").is_interrupted
+        assert host.get(key).is_interrupted
+    release(host.ctx, "released", owner="a")
+    reconcile(host.ctx, "b", [])
+    assert not host.get("unknown").is_interrupted
     end(child)
-    host.manager.remove_member("ended", "m")
-    host.manager.release("ended", owner="run")
+    remove_member(host.ctx, "ended", "m")
+    release(host.ctx, "ended", owner="run")
     for _ in range(3):
         host.manager.maintenance.tick()
-    assert {record.state for record in host.manager.workloads()} == {State.LOST}
+    assert {record.state for record in host.ctx.store.all()} == {State.LOST}
     assert host.marked_groups() == []
 
 
 def test_assign_resumes_the_run_at_once_with_all_members(host: Host, process: Start) -> None:
     first, second = process(), process()
-    host.manager.assign(assignment(UID, first.pid, "nri", member="c1"))
+    assign(host.ctx, assignment(UID, first.pid, "nri", member="c1"))
     remove(host, UID)
-    record = host.manager.assign(assignment(UID, second.pid, "nri", member="c2")).workload
+    record = assign(host.ctx, assignment(UID, second.pid, "nri", member="c2")).workload
     assert [(member.id, member.late) for member in record.living] == [("c1", True), ("c2", False)]
     assert {host.tree.membership(child.pid).group for child in (first, second)} == {UID}
     host.check()
@@ -270,31 +275,31 @@ def test_assign_resumes_the_run_at_once_with_all_members(host: Host, process: St
 def test_foreign_group_of_the_name_is_not_changed_and_the_run_stays_lost(
     host: Host, process: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     os.rmdir(host.tree.full_path(GroupRef("", "k")))
     ref = host.make_foreign("k")
     for _ in range(3):
         host.manager.maintenance.tick()
-    record = host.manager.get("k")
+    record = host.get("k")
     assert (record.state, record.is_interrupted, record.generation) == (State.LOST, True, 1)
     assert len([entry for entry in caplog.records if "another program created it" in entry.message]) == 1
     assert "completed_at" in host.files("k")
     with pytest.raises(ForeignGroup):
-        host.manager.create("k", owner="test")
+        create(host.ctx, "k", owner="test")
     os.rmdir(host.tree.full_path(ref))
     host.manager.maintenance.tick()
-    assert host.manager.get("k").state is State.ACTIVE
+    assert host.get("k").state is State.ACTIVE
 
 
 def test_claimed_run_is_not_dropped(host: Host, process: Start) -> None:
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     remove(host, "k")
-    host.manager.settings = type(host.settings)(snapshot_ttl_s=0.0)
+    host.ctx.config.settings = type(host.settings)(snapshot_ttl_s=0.0)
     host.manager.maintenance.tick()
-    assert host.manager.get("k").state is State.LOST
-    host.manager.release("k", owner="test")
+    assert host.get("k").state is State.LOST
+    release(host.ctx, "k", owner="test")
     host.manager.maintenance.tick()
-    assert host.manager.workloads() == []
+    assert host.ctx.store.all() == []
 
 
 def test_the_next_loss_waits_in_full_after_a_call_resumed_the_run(
@@ -304,27 +309,27 @@ def test_the_next_loss_waits_in_full_after_a_call_resumed_the_run(
     begin, clock = time.monotonic(), [0.0]
     monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.time.monotonic", lambda: begin + clock[0])
     first, second = process(), process()
-    host.manager.assign(assignment("k", first.pid))
+    assign(host.ctx, assignment("k", first.pid))
     remove(host, "k")
     host.manager.maintenance.tick()
-    host.manager.assign(assignment("k", second.pid, member="second"))
+    assign(host.ctx, assignment("k", second.pid, member="second"))
     clock[0] = 30.0
     remove(host, "k")
     for waited in (0.0, 1.0, 1.9):
         clock[0] = 30.0 + waited
         host.manager.maintenance.tick()
-        assert host.manager.get("k").state is State.LOST, waited
+        assert host.get("k").state is State.LOST, waited
     clock[0] = 32.1
     host.manager.maintenance.tick()
-    assert host.manager.get("k").state is State.ACTIVE
+    assert host.get("k").state is State.ACTIVE
 
 
 def test_a_resumed_run_has_its_first_checkpoint_at_once(host: Host, process: Start) -> None:
     """It waited for the interval since the checkpoint of the run before."""
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     host.manager.maintenance.tick()
     os.rmdir(host.tree.full_path(GroupRef("", "k")))
-    host.manager.assign(assignment("k", process().pid, member="second"))
+    assign(host.ctx, assignment("k", process().pid, member="second"))
     assert "checkpoint" not in host.files("k")
     host.manager.maintenance.tick()
     assert "checkpoint" in host.files("k")
@@ -353,13 +358,13 @@ def test_long_run_resets_the_delay(minutes: int, losses: int) -> None:
 
 
 def test_figures_of_earlier_runs_keep_every_digit(host: Host, process: Start) -> None:
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     exact = Decimal("98765432109876543210.123456789")
-    record = host.manager.get("k")
+    record = host.get("k")
     prior_runs = PriorRuns({"core_energy": str(exact), TRAFFIC: ""}, "lost before")
-    save(host.manager.context.store, msgspec.structs.replace(record, prior_runs=prior_runs))
+    save(host.ctx.store, msgspec.structs.replace(record, prior_runs=prior_runs))
     host.restart()
-    totals = host.manager.read("k")[2]
+    totals = read(host.ctx, "k")[2]
     energy, traffic = total_of(totals, "core_energy"), total_of(totals)
     assert energy.number is not None
     assert energy.number >= exact
@@ -379,7 +384,7 @@ def test_kill_at_any_step_of_a_resume(small: Host, process: Start, fuse: Fuse) -
     killed = True
     while killed:
         child = process()
-        small.manager.assign(assignment(CTR, child.pid, "oci", member="c1"))
+        assign(small.ctx, assignment(CTR, child.pid, "oci", member="c1"))
         small.manager.maintenance.tick()
         remove(small, CTR)
         killed = cut(fuse, step, small.manager.maintenance.tick)
@@ -387,7 +392,7 @@ def test_kill_at_any_step_of_a_resume(small: Host, process: Start, fuse: Fuse) -
         small.check()
         for _ in range(2):
             manager.maintenance.tick()
-        record = manager.get(CTR)
+        record = manager.context.store.known(CTR)
         assert (record.state, record.generation, record.first.baseline) == (State.ACTIVE, 2, Quality.LATE), step
         assert record.prior_runs is not None
         assert record.prior_runs.losses == 1
@@ -395,7 +400,7 @@ def test_kill_at_any_step_of_a_resume(small: Host, process: Start, fuse: Fuse) -
         assert os.path.isfile(f"{small.run}/completed/{CTR}/1/completed_at"), step
         end(child)
         manager.maintenance.tick()
-        assert manager.get(CTR).state is State.COMPLETED
+        assert manager.context.store.known(CTR).state is State.COMPLETED
         assert small.marked_groups() == []
         small.check()
         forget(small)

@@ -18,6 +18,8 @@ from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import UID, Host, assignment, join
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -38,7 +40,7 @@ def service(cgroup: str) -> Iterator[str]:
 
 def unit(host: Host, key: str, cgroup: str) -> Workload:
     request = Assignment(key=key, owner=SYSTEMD, cgroup=cgroup, kind="unit", member=key, priority=-1)
-    return host.manager.assign(request).workload
+    return assign(host.ctx, request).workload
 
 
 def group_of(host: Host, child: subprocess.Popen[bytes]) -> str:
@@ -63,7 +65,7 @@ def test_slice_counts_tasks_that_have_no_unit_of_their_own(
         assert (group_of(host, own), group_of(host, other)) == (SERVICE, SLICE)
         sweep(host, SLICE, SERVICE)
     for key in (SLICE, SERVICE):
-        record = host.manager.get(key)
+        record = host.get(key)
         assert (record.first.baseline, record.members[0].tasks_outside) == (Quality.LATE, 0)
         assert not any("were outside the group" in reason for reason in record.first.baseline_reasons)
     host.check()
@@ -77,11 +79,11 @@ def test_task_that_starts_in_the_group_of_the_slice_goes_to_its_unit(
     join(service, first.pid)
     unit(host, SLICE, cgroup)
     unit(host, SERVICE, service)
-    host.tree.write_task(host.manager.get(SLICE).first.ref.path, second.pid)
+    host.tree.write_task(host.get(SLICE).first.ref.path, second.pid)
     join(service, second.pid)
     sweep(host, SLICE, SERVICE)
     assert group_of(host, second) == SERVICE
-    assert host.manager.get(SLICE).first.baseline is Quality.LATE
+    assert host.get(SLICE).first.baseline is Quality.LATE
 
 
 def test_container_that_starts_in_the_group_of_a_unit_is_exact(host: Host, process: Start, cgroup: str) -> None:
@@ -91,12 +93,12 @@ def test_container_that_starts_in_the_group_of_a_unit_is_exact(host: Host, proce
     join(cgroup, init.pid)
     unit(host, SERVICE, cgroup)
     assert group_of(host, init) == SERVICE
-    record = host.manager.assign(assignment(UID, init.pid, owner="oci", member="c1")).workload
+    record = assign(host.ctx, assignment(UID, init.pid, owner="oci", member="c1")).workload
     assert record.first.baseline is Quality.EXACT
     for _ in range(2):
         assert (group_of(host, init), group_of(host, runtime)) == (UID, SERVICE)
         sweep(host, SERVICE)
-    assert host.manager.get(SERVICE).members[0].tasks_outside == 0
+    assert host.get(SERVICE).members[0].tasks_outside == 0
 
 
 @pytest.mark.parametrize("move", [unit, lambda host, key, _: sweep(host, key)], ids=["assign", "sweep"])
@@ -112,7 +114,7 @@ def test_container_that_starts_during_a_move_into_its_slice_keeps_its_task(
     def start(path: str) -> Callable[[int], bool]:
         """Start the container after the move has listed the task, and before it writes it."""
         monkeypatch.undo()
-        record = host.manager.assign(assignment(UID, pid, owner="oci", member="c1")).workload
+        record = assign(host.ctx, assignment(UID, pid, owner="oci", member="c1")).workload
         assert record.first.baseline is Quality.EXACT
         return test(path)
 
@@ -120,7 +122,7 @@ def test_container_that_starts_during_a_move_into_its_slice_keeps_its_task(
     move(host, SLICE, cgroup)
     assert cgroups.member_test is test
     assert host.tree.membership(pid).group == UID
-    assert host.manager.get(UID).first.baseline is Quality.EXACT
+    assert host.get(UID).first.baseline is Quality.EXACT
 
 
 def test_task_that_leaves_the_control_group_is_moved_out_of_the_group(
@@ -134,17 +136,17 @@ def test_task_that_leaves_the_control_group_is_moved_out_of_the_group(
         join(cgroup, child.pid)
     unit(host, SERVICE, cgroup)
     sweep(host, SERVICE)
-    assert host.manager.get(SERVICE).first.baseline is Quality.LATE
+    assert host.get(SERVICE).first.baseline is Quality.LATE
     join(above, session.pid)
     assert Path(f"/proc/{session.pid}/cgroup").read_text() == home
     sweep(host, SERVICE)
     assert host.tree.membership(session.pid) == Membership("", "")
     assert group_of(host, daemon) == SERVICE
-    record = host.manager.get(SERVICE)
+    record = host.get(SERVICE)
     assert record.first.baseline is Quality.ESTIMATED
     assert any("left the control group" in reason for reason in record.first.baseline_reasons)
     sweep(host, SERVICE)
-    assert host.manager.get(SERVICE) == record
+    assert host.get(SERVICE) == record
 
 
 def test_task_that_left_an_empty_control_group_is_found_at_the_release(
@@ -155,8 +157,8 @@ def test_task_that_left_an_empty_control_group_is_found_at_the_release(
     unit(host, SERVICE, cgroup)
     join(os.path.dirname(cgroup), session.pid)
     host.manager.maintenance.record_ends(SERVICE)
-    assert host.manager.get(SERVICE).state is State.IDLE
-    released = host.manager.release(SERVICE, owner=SYSTEMD)
+    assert host.get(SERVICE).state is State.IDLE
+    released = release(host.ctx, SERVICE, owner=SYSTEMD)
     assert {total.quality for total in released.totals} == {Quality.ESTIMATED}
 
 
@@ -165,7 +167,7 @@ def test_only_tasks_of_units_are_moved_out(host: Host, process: Start, cgroup: s
     child = process()
     join(cgroup, child.pid)
     unit(host, SERVICE, cgroup)
-    host.manager.assign(Assignment(key=SERVICE, owner="admin", cgroup=cgroup, kind="unit", member=SERVICE))
+    assign(host.ctx, Assignment(key=SERVICE, owner="admin", cgroup=cgroup, kind="unit", member=SERVICE))
     join(os.path.dirname(cgroup), child.pid)
     sweep(host, SERVICE)
     assert group_of(host, child) == SERVICE
@@ -173,27 +175,27 @@ def test_only_tasks_of_units_are_moved_out(host: Host, process: Start, cgroup: s
 
 def test_unit_takes_no_task_of_another_workload(host: Host, process: Start, cgroup: str) -> None:
     mine, free, foreign = process(), process(), process()
-    host.manager.assign(assignment("mine", mine.pid))
+    assign(host.ctx, assignment("mine", mine.pid))
     host.tree.write_task(host.make_foreign("theirs").path, foreign.pid)
     for child in (foreign, mine, free):
         join(cgroup, child.pid)
     record = unit(host, SERVICE, cgroup)
     sweep(host, SERVICE)
     assert [group_of(host, child) for child in (mine, free, foreign)] == ["mine", SERVICE, "theirs"]
-    record = host.manager.get(SERVICE)
+    record = host.get(SERVICE)
     assert record.members[0].tasks_outside == 1, "that of another program"
-    assert host.manager.get("mine").first.baseline is Quality.EXACT
+    assert host.get("mine").first.baseline is Quality.EXACT
 
 
 def test_control_group_of_another_workload_is_not_assigned_again(host: Host, process: Start, cgroup: str) -> None:
     """A scope of a container would hold an RMID without a task."""
     child = process()
     join(cgroup, child.pid)
-    host.manager.assign(assignment("c1", child.pid, own_cgroup=cgroup))
+    assign(host.ctx, assignment("c1", child.pid, own_cgroup=cgroup))
     with pytest.raises(AlreadyMonitored, match="belongs to workload c1"):
         unit(host, SERVICE, cgroup)
-    assert host.manager.find(SERVICE) is None
-    host.manager.release("c1", owner="test")
+    assert host.ctx.store.get(SERVICE) is None
+    release(host.ctx, "c1", owner="test")
     assert unit(host, SERVICE, cgroup).state is State.ACTIVE
 
 
@@ -204,8 +206,8 @@ def test_client_takes_a_unit_but_no_unit_below_its_control_group(
     join(service, child.pid)
     unit(host, SERVICE, service)
     with pytest.raises(AlreadyMonitored):
-        host.manager.assign(Assignment(key="mine", owner="me", cgroup=cgroup))
-    host.manager.assign(Assignment(key="mine", owner="me", cgroup=service))
+        assign(host.ctx, Assignment(key="mine", owner="me", cgroup=cgroup))
+    assign(host.ctx, Assignment(key="mine", owner="me", cgroup=service))
     assert group_of(host, child) == "mine"
     sweep(host, SERVICE, "mine")
     assert group_of(host, child) == "mine"
@@ -223,6 +225,6 @@ def test_unit_whose_control_groups_cannot_be_listed_ends(
     join(cgroup, child.pid)
     unit(host, SERVICE, cgroup)
     monkeypatch.setattr("resctrlmond.resctrl.cgroups.MAX_BELOW", 0)
-    released = host.manager.release(SERVICE, owner=SYSTEMD)
+    released = release(host.ctx, SERVICE, owner=SYSTEMD)
     assert released.completed
     assert {total.quality for total in released.totals} == {Quality.LATE}

@@ -17,6 +17,10 @@ from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, State
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import Host, assignment, join
 
 WHY = "it ended while resctrlmond was not running"
@@ -65,11 +69,11 @@ def command() -> Iterator[Command]:
 
 
 def qualities(host: Host, key: str = "k") -> set[Quality]:
-    return {total.quality for total in host.manager.release(key, owner="test").totals}
+    return {total.quality for total in release(host.ctx, key, owner="test").totals}
 
 
 def reasons(host: Host) -> str:
-    return "; ".join(total.reason for total in host.manager.read("k")[2])
+    return "; ".join(total.reason for total in read(host.ctx, "k")[2])
 
 
 @pytest.mark.parametrize("ends", [EndRule.MEMBERS, EndRule.CONTAINER])
@@ -77,8 +81,8 @@ def test_a_command_that_ended_while_the_daemon_was_stopped_is_estimated(
     host: Host, command: Command, ends: EndRule
 ) -> None:
     """The use of the process that it left behind was counted until the start, and the total was exact."""
-    host.settings = host.manager.settings = Settings(linger_s=600)
-    host.manager.assign(assignment("k", command.process.pid, ends=ends))
+    host.settings = host.ctx.config.settings = Settings(linger_s=600)
+    assign(host.ctx, assignment("k", command.process.pid, ends=ends))
     left = command.begin()
     try:
         assert host.tree.membership(left) == Membership("", "k")
@@ -93,7 +97,7 @@ def test_a_command_that_ended_while_the_daemon_was_stopped_is_estimated(
 
 
 def test_command_that_continues_over_a_restart_of_the_daemon_is_exact(host: Host, command: Command) -> None:
-    host.manager.assign(assignment("k", command.process.pid, ends=EndRule.MEMBERS))
+    assign(host.ctx, assignment("k", command.process.pid, ends=EndRule.MEMBERS))
     left = command.begin()
     try:
         host.restart()
@@ -106,7 +110,7 @@ def test_command_that_continues_over_a_restart_of_the_daemon_is_exact(host: Host
 
 def test_workload_that_continues_until_its_release_is_exact(host: Host, command: Command) -> None:
     """All tasks that run in the group until then are counted."""
-    host.manager.assign(assignment("k", command.process.pid))
+    assign(host.ctx, assignment("k", command.process.pid))
     left = command.begin()
     try:
         command.end()
@@ -120,15 +124,15 @@ def test_a_container_with_a_control_group_that_ended_while_the_daemon_was_stoppe
     host: Host, command: Command, cgroup: str
 ) -> None:
     join(cgroup, command.process.pid)
-    host.settings = host.manager.settings = Settings(linger_s=600)
-    host.manager.assign(assignment("k", command.process.pid, own_cgroup=cgroup, ends=EndRule.CONTAINER))
+    host.settings = host.ctx.config.settings = Settings(linger_s=600)
+    assign(host.ctx, assignment("k", command.process.pid, own_cgroup=cgroup, ends=EndRule.CONTAINER))
     left = command.begin()
     command.end()
     os.kill(left, signal.SIGKILL)
     while cgroups.is_populated(cgroup):
         pass
     host.restart()
-    assert not host.manager.get("k").living
+    assert not host.get("k").living
     assert qualities(host) == {Quality.EXACT}
 
 
@@ -136,7 +140,7 @@ def test_a_pid_namespace_that_ended_while_the_daemon_was_stopped_is_exact(host: 
     command = Command("unshare", "--pid", "--fork", "--kill-child")
     try:
         [init] = _children(command.process.pid)
-        record = host.manager.assign(assignment("k", init, ends=EndRule.MEMBERS)).workload
+        record = assign(host.ctx, assignment("k", init, ends=EndRule.MEMBERS)).workload
         assert record.members[0].init
         command.begin()
     finally:
@@ -158,19 +162,19 @@ def test_a_command_that_ended_before_the_stop_is_estimated_once_its_time_is_over
     host: Host, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last values are read some seconds after the last member's end, but were read at the next start."""
-    host.manager.assign(assignment("k", command.process.pid, ends=EndRule.MEMBERS))
+    assign(host.ctx, assignment("k", command.process.pid, ends=EndRule.MEMBERS))
     left = command.begin()
     try:
         command.end()
         host.manager.maintenance.tick()
-        assert host.manager.get("k").state is State.IDLE
+        assert host.get("k").state is State.IDLE
         host.restart()
         assert WHY not in reasons(host)
         monkeypatch.setattr("resctrlmond.workloads.groups.plan.MEMBERS_LINGER_S", 0)
         host.restart()
-        record = host.manager.get("k")
+        record = host.get("k")
         assert record.state is State.COMPLETED
-        assert {total.quality for total in host.manager.read("k")[2]} == {Quality.ESTIMATED}
+        assert {total.quality for total in read(host.ctx, "k")[2]} == {Quality.ESTIMATED}
     finally:
         os.kill(left, signal.SIGKILL)
 
@@ -179,7 +183,7 @@ def test_an_end_that_was_begun_and_not_completed_is_estimated(
     host: Host, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last values are read at the next start, and the process has run on."""
-    host.manager.assign(assignment("k", command.process.pid))
+    assign(host.ctx, assignment("k", command.process.pid))
     left = command.begin()
 
     def killed(*_: object) -> None:
@@ -187,13 +191,13 @@ def test_an_end_that_was_begun_and_not_completed_is_estimated(
 
     try:
         with monkeypatch.context() as patched:
-            patched.setattr(host.manager.context.snapshots, "end", killed)
+            patched.setattr(host.ctx.snapshots, "end", killed)
             with pytest.raises(KeyboardInterrupt):
-                host.manager.release("k", owner="test")
-        assert host.manager.get("k").state is State.ENDING
+                release(host.ctx, "k", owner="test")
+        assert host.get("k").state is State.ENDING
         host.restart()
-        assert host.manager.get("k").state is State.COMPLETED
-        assert {total.quality for total in host.manager.read("k")[2]} == {Quality.ESTIMATED}
+        assert host.get("k").state is State.COMPLETED
+        assert {total.quality for total in read(host.ctx, "k")[2]} == {Quality.ESTIMATED}
         assert WHY in reasons(host)
     finally:
         os.kill(left, signal.SIGKILL)
@@ -204,12 +208,12 @@ def test_end_without_a_release_is_estimated_if_processes_may_continue(
 ) -> None:
     """resctrlctl was killed, or its Release failed: for 10 s, processes of the command were counted, exactly."""
     monkeypatch.setattr("resctrlmond.workloads.groups.plan.MEMBERS_LINGER_S", 0.0)
-    host.manager.assign(assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS))
+    assign(host.ctx, assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS))
     left = command.begin()
     command.end()
     host.manager.tick()
     os.kill(left, signal.SIGKILL)
-    record, _, totals = host.manager.read("k")
+    record, _, totals = read(host.ctx, "k")
     assert record.state is State.COMPLETED
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
     assert all("its end values were not read at its end" in total.reason for total in totals)
@@ -217,17 +221,17 @@ def test_end_without_a_release_is_estimated_if_processes_may_continue(
 
 
 def test_an_end_that_failed_and_is_completed_later_is_estimated(host: Host, command: Command) -> None:
-    host.manager.assign(assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS))
+    assign(host.ctx, assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS))
     left = command.begin()
     command.end()
     blocked = os.path.join(host.run, "groups", "k", "checkpoint")
     os.mkdir(blocked)
     with pytest.raises(NotWritten):
-        host.manager.release("k", owner="run")
+        release(host.ctx, "k", owner="run")
     os.rmdir(blocked)
     host.manager.tick()
     os.kill(left, signal.SIGKILL)
-    record, _, totals = host.manager.read("k")
+    record, _, totals = read(host.ctx, "k")
     assert record.state is State.COMPLETED
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
     host.check()
@@ -235,11 +239,11 @@ def test_an_end_that_failed_and_is_completed_later_is_estimated(host: Host, comm
 
 def test_members_of_a_lost_run_end_with_its_last_claim(host: Host, command: Command) -> None:
     """They were shown as living for as long as the run was listed."""
-    record = host.manager.assign(assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS)).workload
+    record = assign(host.ctx, assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS)).workload
     os.rmdir(host.tree.full_path(record.first.ref))
     host.manager.tick()
-    assert host.manager.get("k").is_interrupted
-    released = host.manager.release("k", owner="run").workload
+    assert host.get("k").is_interrupted
+    released = release(host.ctx, "k", owner="run").workload
     assert (released.state, released.living, released.claims) == (State.LOST, (), ())
 
 
@@ -247,12 +251,12 @@ def test_totals_stay_exact_while_another_claim_keeps_the_run(
     host: Host, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resctrlmond.workloads.groups.plan.MEMBERS_LINGER_S", 0.0)
-    host.manager.assign(assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS))
-    host.manager.create("k", owner="cli")
+    assign(host.ctx, assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS))
+    create(host.ctx, "k", owner="cli")
     left = command.begin()
     command.end()
     host.manager.tick()
-    record, _, totals = host.manager.read("k")
+    record, _, totals = read(host.ctx, "k")
     assert [claim.owner for claim in record.claims] == ["cli"]
     assert {total.quality for total in totals} == {Quality.EXACT}
     os.kill(left, signal.SIGKILL)

@@ -28,6 +28,11 @@ from resctrlmond.sim.profiles import PROFILES
 from resctrlmond.workloads.machine import pools as machine
 from resctrlmond.workloads.machine.pools import MachineUse, Pool
 from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.move import move
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import MARK, Host, assignment, join, own_host
 
@@ -62,7 +67,7 @@ class Pools:
         self._before = self._true()
 
     def read(self) -> MachineUse:
-        return self.host.manager.context.machine.read()
+        return self.host.ctx.machine.read()
 
     def check(self, runs: int = 2) -> MachineUse:
         """Check that the pools are together what was truly used by ``runs`` groups, and return them."""
@@ -94,7 +99,7 @@ def reasons(found: MachineUse, pool: Pool) -> set[str]:
 def test_every_pool_has_what_its_tasks_used(pools: Pools, process: Start) -> None:
     host, control = pools.host, pools.control
     outside, inside, foreign = control.spawn(), control.spawn(tid=process().pid), control.spawn()
-    host.manager.assign(assignment("a", inside))
+    assign(host.ctx, assignment("a", inside))
     host.make_foreign("theirs")
     control.steal(foreign, "mon_groups/theirs")
     pools.restart()
@@ -109,7 +114,7 @@ def test_every_pool_has_what_its_tasks_used(pools: Pools, process: Start) -> Non
     # An end adds nothing, and loses nothing.
     control.run(inside, SECOND)
     control.exit(inside)
-    host.manager.release("a", owner="test")
+    release(host.ctx, "a", owner="test")
     for _ in range(2):
         assert used(pools.check(), Pool.TRACKED) == 3 * one
     assert not set[str]().union(*(reasons(pools.read(), pool) for pool in Pool))
@@ -122,13 +127,13 @@ def test_sum_is_right_on_each_machine(tmp_path: Path, process: Start, profile: s
         outside = pools.control.spawn()
         for number in range(3):
             tid = pools.control.spawn(tid=process().pid)
-            host.manager.assign(assignment(f"k{number}", tid))
+            assign(host.ctx, assignment(f"k{number}", tid))
             for cpu in range(4):
                 pools.control.run(tid, SECOND, cpu)
                 pools.control.run(outside, SECOND, cpu)
             pools.control.exit(tid)
             if number:
-                host.manager.release(f"k{number}", owner="test")
+                release(host.ctx, f"k{number}", owner="test")
         found = pools.check(10)
         is_reallocated = profile in ("amd-bmec", "amd-tracking")
         assert (Quality.ESTIMATED in {use.quality for use in found.pools}) == is_reallocated
@@ -138,11 +143,11 @@ def test_residue_of_former_owners_is_not_use(pools: Pools, process: Start) -> No
     host, control = pools.host, pools.control
     for round_ in range(3):
         tid = control.spawn(tid=process().pid)
-        host.manager.assign(assignment(f"k{round_}", tid))
+        assign(host.ctx, assignment(f"k{round_}", tid))
         assert used(pools.check(), Pool.UNTRACKED) < DIGITS
         control.run(tid, SECOND)
         control.exit(tid)
-        host.manager.release(f"k{round_}", owner="test")
+        release(host.ctx, f"k{round_}", owner="test")
         assert used(pools.check(), Pool.UNTRACKED) < DIGITS
         assert used(pools.read(), Pool.TRACKED) == Decimal("2.5") * (round_ + 1)
     assert not set[str]().union(*(reasons(pools.read(), pool) for pool in Pool))
@@ -152,17 +157,17 @@ def test_use_that_nobody_asked_about_is_counted(pools: Pools, process: Start) ->
     host, control = pools.host, pools.control
     for number in range(30):
         tid = control.spawn(tid=process().pid)
-        host.manager.assign(assignment(f"k{number}", tid))
+        assign(host.ctx, assignment(f"k{number}", tid))
         control.run(tid, SECOND)
         control.exit(tid)
-        host.manager.release(f"k{number}", owner="test")
+        release(host.ctx, f"k{number}", owner="test")
     assert used(pools.check(30), Pool.TRACKED) == Decimal("2.5") * 30
 
 
 def test_sum_is_right_while_groups_come_and_go(pools: Pools, process: Start) -> None:
     host, control = pools.host, pools.control
     outside, steady = control.spawn(), control.spawn(tid=process().pid)
-    host.manager.assign(assignment("steady", steady))
+    assign(host.ctx, assignment("steady", steady))
     pids = [process().pid for _ in range(40)]
     is_over = threading.Event()
 
@@ -170,11 +175,11 @@ def test_sum_is_right_while_groups_come_and_go(pools: Pools, process: Start) -> 
         os.setegid(MARK)
         for number, pid in enumerate(pids):
             tid = control.spawn(tid=pid)
-            host.manager.assign(assignment(f"k{number}", tid))
+            assign(host.ctx, assignment(f"k{number}", tid))
             for of in (tid, outside, steady):
                 control.run(of, SECOND // 10)
             control.exit(tid)
-            host.manager.release(f"k{number}", owner="test")
+            release(host.ctx, f"k{number}", owner="test")
         is_over.set()
 
     thread = threading.Thread(target=churn)
@@ -236,7 +241,7 @@ def test_directory_that_came_and_went_between_two_readings_is_noticed(pools: Poo
     control.steal(tid, directory)
     control.run(tid, SECOND)
     os.rmdir(os.path.join(host.mountpoint, directory))
-    host.manager.react()
+    host.manager.maintenance.react()
     assert reasons(pools.read(), pool) == {f"{directory} was created and removed between two readings"}
 
 
@@ -262,7 +267,7 @@ def test_reasons_are_few_and_text_whatever_other_programs_do(pools: Pools) -> No
 def test_lost_group_is_counted_up_to_its_last_reading(pools: Pools, process: Start) -> None:
     host, control = pools.host, pools.control
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("a", tid))
+    assign(host.ctx, assignment("a", tid))
     control.run(tid, SECOND)
     control.remove_group("mon_groups/a")
     host.manager.tick()
@@ -285,13 +290,13 @@ def test_hanging_kernel_does_not_block_an_end(pools: Pools, monkeypatch: pytest.
         assert may_end.wait(60)
         return ""
 
-    monkeypatch.setattr(pools.host.manager.context.machine, "_traffic_caveat", hang)
+    monkeypatch.setattr(pools.host.ctx.machine, "_traffic_caveat", hang)
     reader = threading.Thread(target=pools.read)
     reader.start()
     try:
         assert hangs.wait(60)
-        pools.host.manager.create("k", owner="test")
-        pools.host.manager.release("k", owner="test")
+        create(pools.host.ctx, "k", owner="test")
+        release(pools.host.ctx, "k", owner="test")
     finally:
         may_end.set()
         reader.join(60)
@@ -300,9 +305,9 @@ def test_hanging_kernel_does_not_block_an_end(pools: Pools, monkeypatch: pytest.
 def test_end_of_a_workload_whose_tasks_run_on_is_estimated(pools: Pools, process: Start) -> None:
     host, control = pools.host, pools.control
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("a", tid))
+    assign(host.ctx, assignment("a", tid))
     control.run(tid, SECOND)
-    host.manager.release("a", owner="test")
+    release(host.ctx, "a", owner="test")
     found = pools.check()
     assert reasons(found, Pool.TRACKED) == {"a workload ended while its tasks ran"}
     # The use of the task is that of its class from now on.
@@ -313,11 +318,11 @@ def test_end_of_a_workload_whose_tasks_run_on_is_estimated(pools: Pools, process
 def test_end_of_a_workload_without_members_whose_tasks_run_on_is_estimated(pools: Pools) -> None:
     """Other programs have put the tasks into its group."""
     host, control = pools.host, pools.control
-    host.manager.create("a", owner="test")
+    create(host.ctx, "a", owner="test")
     tid = control.spawn()
     control.steal(tid, "mon_groups/a")
     control.run(tid, SECOND)
-    host.manager.release("a", owner="test")
+    release(host.ctx, "a", owner="test")
     found = pools.check()
     assert used(found, Pool.TRACKED) == Decimal("2.5")
     assert reasons(found, Pool.TRACKED) == {"a workload ended while its tasks ran"}
@@ -330,13 +335,13 @@ def test_end_of_a_workload_in_whose_group_a_task_of_others_runs_is_estimated(
     host, control = pools.host, pools.control
     first = process()
     join(cgroup, first.pid)
-    host.manager.assign(assignment("a", control.spawn(tid=first.pid), own_cgroup=cgroup))
+    assign(host.ctx, assignment("a", control.spawn(tid=first.pid), own_cgroup=cgroup))
     other = control.spawn(tid=process().pid)
     (Path(host.mountpoint) / "mon_groups/a/tasks").write_text(f"{other}\n")
     control.run(other, SECOND)
     first.kill()
     first.wait()
-    host.manager.release("a", owner="test")
+    release(host.ctx, "a", owner="test")
     found = pools.check()
     assert used(found, Pool.TRACKED) == Decimal("2.5")
     assert reasons(found, Pool.TRACKED) == {"a workload ended while its tasks ran"}
@@ -347,10 +352,10 @@ def test_group_that_changes_its_class_is_counted_once(pools: Pools, process: Sta
     host.make_class("gold")
     pools.restart()
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("a", tid))
+    assign(host.ctx, assignment("a", tid))
     control.run(tid, SECOND)
     pools.check()
-    host.manager.move("a", "gold")
+    move(host.ctx, "a", "gold")
     control.run(tid, SECOND)
     found = pools.check()
     assert used(found, Pool.TRACKED) == 5
@@ -410,7 +415,7 @@ def test_uncore_is_what_the_packages_used_beyond_their_cores(tmp_path: Path, pro
     zones.mkdir()
     package(zones, "intel-rapl:0", "package-0", 0)
     with own_host(tmp_path, "intel-aet", 16, residue=7, virtual_cpus=2, lag_ms=0) as host:
-        host.manager.context.machine._energy = PackageEnergy(str(zones))  # a simulation has none
+        host.ctx.machine._energy = PackageEnergy(str(zones))  # a simulation has none
         pools = Pools(host)
         pools.control.run(pools.control.spawn(), SECOND)
         package(zones, "intel-rapl:0", "package-0", 10_000_000)
@@ -440,13 +445,13 @@ def test_group_that_is_found_in_two_classes_is_counted_once(
     host.make_class("gold")
     pools.restart()
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("a", tid))
+    assign(host.ctx, assignment("a", tid))
     control.run(tid, SECOND)
 
     def read_and_move(tree: str, class_: str) -> ClassCounters:
         found = read_class(tree, class_)
-        if not class_ and host.manager.get("a").first.class_ == "":
-            host.manager.move("a", "gold")
+        if not class_ and host.get("a").first.class_ == "":
+            move(host.ctx, "a", "gold")
         return found
 
     monkeypatch.setattr(machine, "read_class", read_and_move)
@@ -463,9 +468,9 @@ def test_end_does_not_fail_because_it_is_unknown_what_runs(
 
     host = pools.host
     tid = pools.control.spawn(tid=process().pid)
-    host.manager.assign(assignment("a", tid))
-    monkeypatch.setattr(host.manager.context.machine, "_may_run", fail)
-    host.manager.release("a", owner="test")
+    assign(host.ctx, assignment("a", tid))
+    monkeypatch.setattr(host.ctx.machine, "_may_run", fail)
+    release(host.ctx, "a", owner="test")
     assert not host.marked_groups()
     assert reasons(pools.read(), Pool.TRACKED) == {"a workload ended while its tasks ran"}
 
@@ -487,7 +492,7 @@ def test_failed_assign_leaves_no_group_whose_counters_cannot_be_read(
     monkeypatch.setattr(host.tree, "read", fail_later)
     control.set_faults(Fault(on=Operation.TASKS, group="mon_groups/a", answer="EIO"))
     with pytest.raises(ResctrlError):
-        host.manager.assign(assignment("a", tid))
+        assign(host.ctx, assignment("a", tid))
     assert not host.marked_groups()
     assert calls > 1
     assert reasons(pools.read(), Pool.TRACKED) == {
@@ -498,12 +503,12 @@ def test_failed_assign_leaves_no_group_whose_counters_cannot_be_read(
 def test_group_whose_removal_failed_is_counted_once(pools: Pools, process: Start) -> None:
     host, control = pools.host, pools.control
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("a", tid))
+    assign(host.ctx, assignment("a", tid))
     control.run(tid, SECOND)
     control.exit(tid)
     control.set_faults(Fault(on=Operation.RMDIR, answer="EIO"))
     with pytest.raises(ResctrlError):
-        host.manager.release("a", owner="test")
+        release(host.ctx, "a", owner="test")
     assert used(pools.check(), Pool.TRACKED) == Decimal("2.5")
     control.set_faults()
     host.manager.tick()
@@ -515,10 +520,10 @@ def test_group_whose_removal_failed_is_counted_once(pools: Pools, process: Start
 def test_group_that_ended_before_the_start_and_ran_on_is_estimated(pools: Pools, process: Start) -> None:
     host, control = pools.host, pools.control
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("a", tid))
+    assign(host.ctx, assignment("a", tid))
     control.set_faults(Fault(on=Operation.RMDIR, answer="EIO"))
     with pytest.raises(ResctrlError):
-        host.manager.release("a", owner="test")
+        release(host.ctx, "a", owner="test")
     pools.restart()
     control.run(tid, SECOND)
     assert used(pools.check(), Pool.TRACKED) == Decimal("2.5")
@@ -547,7 +552,7 @@ def test_change_of_what_traffic_counts_is_estimated(tmp_path: Path) -> None:
 def test_reading_knows_the_events_before_it(pools: Pools) -> None:
     host = pools.host
     os.rmdir(os.path.join(host.mountpoint, host.make_foreign("brief").path))
-    assert reasons(host.manager.read_machine(), Pool.FOREIGN) == {
+    assert reasons(host.manager.machine.get(), Pool.FOREIGN) == {
         "mon_groups/brief was created and removed between two readings"
     }
 
@@ -580,15 +585,15 @@ def test_names_of_other_programs_that_are_not_utf8_can_be_reported(pools: Pools)
     host, odd = pools.host, os.fsdecode(b"od\xffd")
     host.make_class(odd)
     ref = host.make_foreign("b", odd)
-    host.manager.react()
+    host.manager.maintenance.react()
     os.rmdir(host.tree.full_path(ref))
     os.rmdir(os.path.join(host.mountpoint, odd))
-    replies = [translate.pool_use(use) for use in host.manager.read_machine().pools]
+    replies = [translate.pool_use(use) for use in host.manager.machine.get().pools]
     assert b"udcffd was created and removed between two readings" in msgspec.json.encode(replies)
 
 
 def test_remount_during_a_reading_begins_anew(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree, counting = pools.host.tree, pools.host.manager.context.machine
+    tree, counting = pools.host.tree, pools.host.ctx.machine
     since, whole = pools.read().since, counting._read_whole
 
     def read_whole() -> object:
@@ -601,7 +606,7 @@ def test_remount_during_a_reading_begins_anew(pools: Pools, monkeypatch: pytest.
 
 def test_tick_does_not_begin_while_a_call_begins(tmp_path: Path) -> None:
     with own_host(tmp_path, "intel-aet", 16, virtual_cpus=2) as host:
-        counting = host.manager.context.machine
+        counting = host.ctx.machine
         with counting._begin_lock:
             counting.tick(has_trouble=False)
             assert counting._state.since == ""
@@ -617,7 +622,7 @@ def test_counter_that_could_not_be_read_is_exact_in_no_pool(
 
     host, control = pools.host, pools.control
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("a", tid))
+    assign(host.ctx, assignment("a", tid))
     control.run(tid, SECOND)
     pools.check()
     with monkeypatch.context() as patched:
@@ -631,7 +636,7 @@ def test_reading_ends_while_groups_come_and_go(pools: Pools, process: Start, mon
     """The pass was repeated up to 8 times for each counter, and the workloads were missing in a pass that failed."""
     host, control = pools.host, pools.control
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("a", tid))
+    assign(host.ctx, assignment("a", tid))
     control.run(tid, SECOND)
     before = used(pools.check(), Pool.TRACKED)
     assert before > 0
@@ -665,7 +670,7 @@ def test_group_that_is_removed_during_a_reading_is_not_exact(
     tid = control.spawn(tid=process().pid)
     group = GroupRef("", "a")
     if is_ours:
-        host.manager.assign(assignment("a", tid))
+        assign(host.ctx, assignment("a", tid))
     else:
         group = host.make_foreign("a")
         control.steal(tid, group.path)
@@ -697,9 +702,9 @@ def test_counter_is_read_again_if_groups_came_and_went(pools: Pools, monkeypatch
         if directory == host.mountpoint:
             passes.append(counter)
             if len(passes) in (1, 21):  # the first counter, at its first and at its second pass
-                host.manager.create("brief", owner="test")
-                host.manager.release("brief", owner="test")
-                host.manager.create(f"stays{len(passes)}", owner="test")
+                create(host.ctx, "brief", owner="test")
+                release(host.ctx, "brief", owner="test")
+                create(host.ctx, f"stays{len(passes)}", owner="test")
         return value(directory, counter)
 
     with monkeypatch.context() as patched:
@@ -733,7 +738,7 @@ def test_uncore_states_what_packages_used_while_cores_were_read(
     zones.mkdir()
     package(zones, "intel-rapl:0", "package-0", 0)
     with own_host(tmp_path, "intel-aet", 16, residue=7, virtual_cpus=2, lag_ms=0) as host:
-        counting = host.manager.context.machine
+        counting = host.ctx.machine
         counting._energy = PackageEnergy(str(zones))
         whole = counting._read_whole
         joules = iter((1, 3))
@@ -759,7 +764,7 @@ def qualities(found: MachineUse, pool: Pool, event: str = TRAFFIC) -> set[Qualit
 def test_cache_of_a_group_without_a_number_is_missing_in_its_pool(pools: Pools, process: Start) -> None:
     host, control = pools.host, pools.control
     for key in ("one", "two"):
-        host.manager.assign(assignment(key, tid := control.spawn(tid=process().pid)))
+        assign(host.ctx, assignment(key, tid := control.spawn(tid=process().pid)))
         control.run(tid, SECOND)
     whole = used(pools.read(), Pool.TRACKED, CACHE)
     control.set_faults(Fault(group="*one", event=CACHE, answer=WORD))
@@ -780,23 +785,23 @@ def test_counter_of_a_workload_that_had_no_number_for_a_time_is_not_exact(
     with own_host(tmp_path, profile, 16, virtual_cpus=2, lag_ms=0) as host:
         pools = Pools(host)
         control, tid = pools.control, pools.control.spawn(tid=process().pid)
-        host.manager.assign(assignment("k", tid))
+        assign(host.ctx, assignment("k", tid))
         control.run(tid, SECOND)
         pools.read()
         control.set_faults(Fault(group="*k", event=TRAFFIC, answer=WORD))
         if is_seen_by_machine:
             pools.read()
         else:
-            host.manager.read("k")
+            read(host.ctx, "k")
         control.set_faults()
         control.run(tid, SECOND)
         assert qualities(pools.read(), Pool.TRACKED) == {Quality.ESTIMATED}
-        assert total_of(host.manager.read("k")[2]).quality is Quality.ESTIMATED
+        assert total_of(read(host.ctx, "k")[2]).quality is Quality.ESTIMATED
         host.restart()
         found = pools.read()
         assert qualities(found, Pool.TRACKED) == {Quality.ESTIMATED}
         assert qualities(found, Pool.TRACKED, "mbm_local_bytes") == {Quality.EXACT}
-        assert total_of(host.manager.release("k", owner="test").totals).quality is Quality.ESTIMATED
+        assert total_of(release(host.ctx, "k", owner="test").totals).quality is Quality.ESTIMATED
         assert qualities(pools.read(), Pool.TRACKED) == {Quality.ESTIMATED}
 
 
@@ -824,12 +829,12 @@ def test_counter_that_began_again_unseen_is_not_exact(tmp_path: Path, process: S
         pools = Pools(host)
         control, tid = pools.control, pools.control.spawn(tid=process().pid)
         if pool is Pool.TRACKED:
-            host.manager.assign(assignment("k", tid))
-            group = host.manager.get("k").first.ref
+            assign(host.ctx, assignment("k", tid))
+            group = host.get("k").first.ref
         else:
             control.steal(tid, "mon_groups/theirs")
         # A reset that the kernel does not report as a write of another program.
-        host.manager.context.interference.on_counters_reset = lambda _events, _why: None
+        host.ctx.interference.on_counters_reset = lambda _events, _why: None
         control.run(tid, 2 * SECOND)
         before = pools.read()
         assert qualities(before, pool) == {Quality.EXACT}
@@ -852,7 +857,7 @@ def test_group_that_is_renamed_during_a_reading_is_not_taken_for_a_removed_one(
     before = os.path.join(host.mountpoint, host.make_foreign("before").path)
     pools.read()
     found_before = reasons(pools.read(), Pool.FOREIGN)
-    context = host.manager.context
+    context = host.ctx
     read = context.machine._read_whole
 
     def read_and_rename() -> tuple[dict[str, ClassCounters], bool]:
@@ -871,14 +876,14 @@ def test_zombie_in_the_group_of_a_workload_that_ends_is_exact(pools: Pools, proc
     """The parent of the process has not waited for it yet."""
     host, control = pools.host, pools.control
     pools.read()
-    host.manager.create("a", owner="test")
+    create(host.ctx, "a", owner="test")
     child = process()
     control.spawn(tid=child.pid)
     (Path(host.mountpoint) / "mon_groups/a/tasks").write_text(f"{child.pid}\n")
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert str(child.pid) in (Path(host.mountpoint) / "mon_groups/a/tasks").read_text().split()
-    host.manager.release("a", owner="test")
+    release(host.ctx, "a", owner="test")
     assert reasons(pools.read(), Pool.TRACKED) == set()
 
 
@@ -891,7 +896,7 @@ def test_task_that_came_after_the_last_reading_and_has_ended_is_estimated(
     pools.read()
     first, other = process(), process()
     join(cgroup, first.pid)
-    host.manager.assign(assignment("a", control.spawn(tid=first.pid), own_cgroup=cgroup))
+    assign(host.ctx, assignment("a", control.spawn(tid=first.pid), own_cgroup=cgroup))
     control.spawn(tid=other.pid)
     if is_estimated:
         tasks = Path(host.mountpoint) / "mon_groups/a/tasks"
@@ -901,7 +906,7 @@ def test_task_that_came_after_the_last_reading_and_has_ended_is_estimated(
     control.exit(first.pid)
     first.kill()
     first.wait()
-    context = host.manager.context
+    context = host.ctx
     count_last = context.machine.count_last
 
     def count_and_move(*args: Any, **options: Any) -> None:
@@ -911,7 +916,7 @@ def test_task_that_came_after_the_last_reading_and_has_ended_is_estimated(
         control.exit(other.pid)
 
     monkeypatch.setattr(context.machine, "count_last", count_and_move)
-    host.manager.release("a", owner="test")
+    release(host.ctx, "a", owner="test")
     assert reasons(pools.read(), Pool.TRACKED) == {"a workload ended while its tasks ran"}
 
 
@@ -924,15 +929,15 @@ def test_write_elsewhere_before_the_end_is_not_one_to_the_group(
     pools.read()
     first, other = process(), process()
     join(cgroup, first.pid)
-    host.manager.assign(assignment("a", control.spawn(tid=first.pid), own_cgroup=cgroup))
+    assign(host.ctx, assignment("a", control.spawn(tid=first.pid), own_cgroup=cgroup))
     control.spawn(tid=other.pid)
     (Path(host.mountpoint) / "mon_groups/theirs/tasks").write_text(f"{other.pid}\n")
     for task in (other, first):
         control.exit(task.pid)
         task.kill()
         task.wait()
-    host.manager.release("a", owner="test")
-    workload = host.manager.context.store.get("a")
+    release(host.ctx, "a", owner="test")
+    workload = host.ctx.store.get("a")
     assert workload and workload.first.baseline is Quality.ESTIMATED
     assert reasons(pools.read(), Pool.TRACKED) == set()
 
@@ -943,7 +948,7 @@ def test_group_that_came_and_went_during_a_reading_is_known_to_it(
     """Its use is in no pool. Only the next reading said so."""
     host = pools.host
     pools.read()
-    machine = host.manager.context.machine
+    machine = host.ctx.machine
     read = machine._read_whole
 
     def remove_and_read() -> tuple[dict[str, ClassCounters], bool]:

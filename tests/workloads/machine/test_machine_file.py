@@ -29,6 +29,10 @@ from resctrlmond.workloads.machine.state import MachineFile, MachineState, Other
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.records import atomic_files, store
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.move import move
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import Host, assignment, own_host
 from tests.workloads.groups.test_cut import Fuse, cut
 from tests.workloads.machine.test_machine import DIGITS, SECOND, TRAFFIC, Pools, Start, pools, reasons, used
@@ -63,8 +67,8 @@ def test_another_daemon_continues(pools: Pools, process: Start) -> None:
         control.spawn(tid=process().pid),
         control.spawn(),
     )
-    host.manager.assign(assignment("running", running))
-    host.manager.assign(assignment("ended", ended))
+    assign(host.ctx, assignment("running", running))
+    assign(host.ctx, assignment("ended", ended))
     host.make_foreign("theirs")
     pools.restart()
     control.steal(foreign, "mon_groups/theirs")
@@ -73,7 +77,7 @@ def test_another_daemon_continues(pools: Pools, process: Start) -> None:
     first = pools.check(10)
     one = used(first, Pool.UNTRACKED)
     control.exit(ended)
-    host.manager.release("ended", owner="test")
+    release(host.ctx, "ended", owner="test")
     for _ in range(2):
         host.restart().tick()
         for tid in (outside, running, foreign):
@@ -90,13 +94,13 @@ def test_another_daemon_continues(pools: Pools, process: Start) -> None:
 def test_use_without_a_daemon_is_counted(pools: Pools, process: Start) -> None:
     host, control = pools.host, pools.control
     running = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("k", running))
+    assign(host.ctx, assignment("k", running))
     before = used(pools.check(), Pool.TRACKED)
-    host.manager.context.interference.close()
+    host.ctx.interference.close()
     control.run(running, SECOND)
     control.exit(running)
     host.restart()
-    host.manager.release("k", owner="test")
+    release(host.ctx, "k", owner="test")
     found = pools.check()
     assert used(found, Pool.TRACKED) == before + Decimal("2.5")
     assert not reasons(found, Pool.TRACKED)
@@ -112,27 +116,27 @@ def test_a_kill_at_each_change_of_an_end_counts_each_group_once(
     while killed:
         child = process()
         tid, key = control.spawn(tid=child.pid), f"k{step}"
-        host.manager.assign(assignment(key, tid, member="c"))
-        group = host.tree.full_path(host.manager.get(key).first.ref)
+        assign(host.ctx, assignment(key, tid, member="c"))
+        group = host.tree.full_path(host.get(key).first.ref)
         control.run(tid, SECOND)
         if verb == "release":
             control.exit(tid)
-            killed = cut(fuse, step, lambda key=key: host.manager.release(key, owner="test"))  # type: ignore[misc]
+            killed = cut(fuse, step, lambda key=key: release(host.ctx, key, owner="test"))  # type: ignore[misc]
         elif verb == "end":
             control.exit(tid)
             child.kill()
             child.wait()
-            killed = cut(fuse, step, lambda key=key: host.manager.record_ends(key))  # type: ignore[misc]
+            killed = cut(fuse, step, lambda key=key: host.manager.maintenance.record_ends(key))  # type: ignore[misc]
         else:
             os.rmdir(group)
             control.exit(tid)
             killed = cut(fuse, step, host.manager.tick)
         # The next daemon cannot know whether the last one removed the group.
-        record = json.loads(Path(host.manager.context.store.path(key)).read_bytes())
+        record = json.loads(Path(host.ctx.store.path(key)).read_bytes())
         is_unsure = not os.path.exists(group) and record["groups"][0]["state"] == "ending"
         host.restart().tick()
-        if not host.manager.get(key).state.is_over:
-            host.manager.release(key, owner="test")
+        if not host.get(key).state.is_over:
+            release(host.ctx, key, owner="test")
         step += 1
         found = pools.read()
         assert not closed_in(host), f"after a kill before change {step - 1}"
@@ -162,12 +166,12 @@ def test_use_after_the_end_values_is_counted(pools: Pools, process: Start, fuse:
     step, killed, total = 0, True, Decimal(0)
     while killed:
         tid, key = control.spawn(tid=process().pid), f"k{step}"
-        host.manager.assign(assignment(key, tid))
-        killed = cut(fuse, step, lambda key=key: host.manager.release(key, owner="test"))  # type: ignore[misc]
+        assign(host.ctx, assignment(key, tid))
+        killed = cut(fuse, step, lambda key=key: release(host.ctx, key, owner="test"))  # type: ignore[misc]
         control.run(tid, SECOND)
         host.restart().tick()
-        if not host.manager.get(key).state.is_over:
-            host.manager.release(key, owner="test")
+        if not host.get(key).state.is_over:
+            release(host.ctx, key, owner="test")
         pools.check(2 * step + 2)
         step += 1
         total += Decimal("2.5")
@@ -178,9 +182,9 @@ def test_group_that_a_kill_left_without_a_record_is_marked(pools: Pools, process
     host, control = pools.host, pools.control
     pools.read()
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("k", tid))
+    assign(host.ctx, assignment("k", tid))
     control.run(tid, SECOND)
-    os.unlink(host.manager.context.store.path("k"))
+    os.unlink(host.ctx.store.path("k"))
     host.restart()
     assert reasons(pools.read(), Pool.TRACKED) == {"a group with the mark of resctrlmond had no record"}
 
@@ -189,9 +193,9 @@ def test_group_that_others_removed_without_a_daemon_is_marked(pools: Pools, proc
     host, control = pools.host, pools.control
     pools.read()
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("k", tid))
+    assign(host.ctx, assignment("k", tid))
     control.run(tid, SECOND)
-    os.rmdir(host.tree.full_path(host.manager.get("k").first.ref))
+    os.rmdir(host.tree.full_path(host.get("k").first.ref))
     host.restart()
     assert reasons(pools.read(), Pool.TRACKED) == {"another program removed the group of a workload"}
 
@@ -201,15 +205,15 @@ def test_group_whose_removal_failed_is_counted_while_it_is_used(pools: Pools, pr
     host, control = pools.host, pools.control
     pools.read()
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("k", tid))
-    group, readings = host.manager.get("k").first, host.tree.read(host.manager.get("k").first.ref)
-    host.manager.context.machine.count_last("k", group, readings)
+    assign(host.ctx, assignment("k", tid))
+    group, readings = host.get("k").first, host.tree.read(host.get("k").first.ref)
+    host.ctx.machine.count_last("k", group, readings)
     for number in range(1, 3):
         host.restart()
         control.run(tid, SECOND)
         assert used(pools.check(), Pool.TRACKED) == Decimal("2.5") * number
     control.exit(tid)
-    host.manager.release("k", owner="test")
+    release(host.ctx, "k", owner="test")
     assert used(pools.check(), Pool.TRACKED) == Decimal(5)
 
 
@@ -221,12 +225,12 @@ def test_ended_group_that_others_removed_after_our_removal_failed_is_marked(
     host, control = pools.host, pools.control
     pools.read()
     tid, other = control.spawn(tid=process().pid), control.spawn()
-    host.manager.assign(assignment("k", tid))
+    assign(host.ctx, assignment("k", tid))
     control.run(tid, SECOND)
     control.exit(tid)
     control.set_faults(Fault(on=Operation.RMDIR, answer="EIO"))
     with pytest.raises(ResctrlError):
-        host.manager.release("k", owner="test")
+        release(host.ctx, "k", owner="test")
     control.set_faults()
     assert not reasons(pools.read(), Pool.TRACKED)
     control.steal(other, "mon_groups/k")
@@ -236,7 +240,7 @@ def test_ended_group_that_others_removed_after_our_removal_failed_is_marked(
     if is_killed:
         host.restart()
     host.manager.tick()
-    assert host.manager.get("k").state.is_over
+    assert host.get("k").state.is_over
     found = pools.read()
     assert used(found, Pool.TRACKED) == Decimal("2.5")
     assert reasons(found, Pool.TRACKED) == {GONE}
@@ -250,7 +254,7 @@ def test_group_is_not_marked_if_only_its_record_could_not_be_written(
     host, control = pools.host, pools.control
     pools.read()
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("k", tid))
+    assign(host.ctx, assignment("k", tid))
     control.run(tid, SECOND)
     control.exit(tid)
     remove = host.tree.remove
@@ -265,10 +269,10 @@ def test_group_is_not_marked_if_only_its_record_could_not_be_written(
     with monkeypatch.context():
         monkeypatch.setattr(host.tree, "remove", remove_and_fill)
         with pytest.raises(NotWritten):
-            host.manager.release("k", owner="test")
+            release(host.ctx, "k", owner="test")
         monkeypatch.undo()
     host.manager.tick()
-    assert host.manager.get("k").state.is_over
+    assert host.get("k").state.is_over
     assert not reasons(pools.check(), Pool.TRACKED)
 
 
@@ -276,7 +280,7 @@ def test_lost_group_without_files_is_marked(pools: Pools, process: Start) -> Non
     host, control = pools.host, pools.control
     pools.read()
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("k", tid))
+    assign(host.ctx, assignment("k", tid))
     control.run(tid, SECOND)
     shutil.rmtree(Path(host.run, "groups", "k"))
     control.remove_group("mon_groups/k")
@@ -301,7 +305,7 @@ def test_group_that_is_renamed_during_a_failing_call_is_marked(
     with monkeypatch.context() as patch:
         patch.setattr(host.tree, "write_task", move_and_fail)
         with pytest.raises(ResctrlError):
-            host.manager.assign(assignment("k", tid))
+            assign(host.ctx, assignment("k", tid))
     assert not host.marked_groups()
     assert reasons(pools.read(), Pool.TRACKED) == {"a workload ended while its tasks ran"}
 
@@ -310,13 +314,13 @@ def test_closed_group_of_another_version_is_counted_while_it_is_used(pools: Pool
     """This version has no record of it, so its use up to the last reading must not count as that of a removed one."""
     host, control = pools.host, pools.control
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("k", tid))
+    assign(host.ctx, assignment("k", tid))
     pools.restart()
     control.run(tid, SECOND)
     pools.read()
-    group = host.manager.get("k").first
-    host.manager.context.machine.count_last("k", group, host.tree.read(group.ref))
-    record = Path(host.manager.context.store.path("k"))
+    group = host.get("k").first
+    host.ctx.machine.count_last("k", group, host.tree.read(group.ref))
+    record = Path(host.ctx.store.path("k"))
     record.write_text(json.dumps(json.loads(record.read_bytes()) | {"version": 10**6}))
     host.restart()
     control.run(tid, SECOND)
@@ -327,11 +331,11 @@ def test_older_reading_does_not_replace_the_last_one(pools: Pools, process: Star
     host, control = pools.host, pools.control
     pools.read()
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("k", tid))
+    assign(host.ctx, assignment("k", tid))
     control.run(tid, SECOND)
     control.exit(tid)
-    group = host.manager.get("k").first
-    host.manager.context.machine.count_last("k", group, host.tree.read(group.ref))
+    group = host.get("k").first
+    host.ctx.machine.count_last("k", group, host.tree.read(group.ref))
     # By another program, after a kill.
     os.rmdir(host.tree.full_path(group.ref))
     host.restart()
@@ -346,15 +350,15 @@ def test_group_that_replaces_another_one_does_not_count_from_its_values(
     """A kernel that cannot move groups: the new one has the nonce of the old one, and another RMID."""
     host = pools.host
     host.make_class("gold")
-    host.manager.create("k", owner="test")
+    create(host.ctx, "k", owner="test")
     pools.restart()
-    assert host.manager.get("k").first.nonce in host.manager.context.machine._state.base
+    assert host.get("k").first.nonce in host.ctx.machine._state.base
 
     def refuse(_from: GroupRef, _to: GroupRef) -> NoReturn:
         raise KernelRefused("cannot move groups", errno=errno.EPERM)
 
     monkeypatch.setattr(host.tree, "rename", refuse)
-    host.manager.move("k", "gold")
+    move(host.ctx, "k", "gold")
     tid = pools.control.spawn()
     for group in ("gold", "gold/mon_groups/k"):
         pools.control.steal(tid, group)
@@ -367,11 +371,11 @@ def test_unreadable_group_ends_and_is_marked(pools: Pools, process: Start, monke
     host, control = pools.host, pools.control
     pools.read()
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("k", tid))
+    assign(host.ctx, assignment("k", tid))
     control.exit(tid)
     control.set_faults(Fault(on=Operation.RMDIR, answer="EIO"))
     with pytest.raises(ResctrlError):
-        host.manager.release("k", owner="test")
+        release(host.ctx, "k", owner="test")
     control.set_faults()
 
     def refuse(_ref: GroupRef, _mounting: Mounting | None = None) -> NoReturn:
@@ -389,7 +393,7 @@ def test_unreadable_group_ends_and_is_marked(pools: Pools, process: Start, monke
 def test_group_without_begin_values_does_not_count_former_owners(pools: Pools, process: Start) -> None:
     host, control = pools.host, pools.control
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("k", tid))
+    assign(host.ctx, assignment("k", tid))
     control.run(tid, SECOND)
     before = used(pools.read(), Pool.TRACKED, TRAFFIC)
     shutil.rmtree(Path(host.run, "groups", "k", "mon_data"))
@@ -402,7 +406,7 @@ def test_group_without_begin_values_does_not_count_former_owners(pools: Pools, p
 def test_counters_that_programs_can_reset_are_estimated_after_a_restart(tmp_path: Path, process: Start) -> None:
     with own_host(tmp_path, "amd-abmc", 16, residue=7, virtual_cpus=2, lag_ms=0) as host:
         pools = Pools(host)
-        host.manager.assign(assignment("k", pools.control.spawn(tid=process().pid)))
+        assign(host.ctx, assignment("k", pools.control.spawn(tid=process().pid)))
         assert not reasons(pools.read(), Pool.TRACKED)
         host.restart()
         marked = {use.event.name for use in pools.read().pools if use.pool is Pool.TRACKED and use.reason == NOT_SEEN}
@@ -413,7 +417,7 @@ def test_no_number_falls(pools: Pools, process: Start, monkeypatch: pytest.Monke
     """A group whose counter has no number for a time; the number is held, also by another daemon."""
     host, control = pools.host, pools.control
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("k", tid))
+    assign(host.ctx, assignment("k", tid))
     control.run(tid, SECOND)
     first = pools.read()
     machine = host.restart().context.machine
@@ -429,8 +433,8 @@ def test_no_number_falls(pools: Pools, process: Start, monkeypatch: pytest.Monke
 
 def test_nothing_is_kept_while_nobody_asks(pools: Pools, process: Start) -> None:
     host = pools.host
-    host.manager.assign(assignment("k", pools.control.spawn(tid=process().pid)))
-    host.manager.release("k", owner="test")
+    assign(host.ctx, assignment("k", pools.control.spawn(tid=process().pid)))
+    release(host.ctx, "k", owner="test")
     assert not file_of(host).exists()
     pools.read()
     assert file_of(host).stat().st_mode & 0o777 == 0o640
@@ -460,11 +464,11 @@ def test_a_full_disk_leaves_no_file_that_is_out_of_date(
     host, control = pools.host, pools.control
     first = pools.read()
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("k", tid))
+    assign(host.ctx, assignment("k", tid))
     control.run(tid, SECOND)
     control.exit(tid)
     full(True)
-    host.manager.release("k", owner="test")
+    release(host.ctx, "k", owner="test")
     assert not file_of(host).exists()
     assert used(pools.check(), Pool.TRACKED) == Decimal("2.5")
     full(False)
@@ -502,7 +506,7 @@ def test_a_new_mount_begins_anew(tmp_path: Path) -> None:
 
     def count(host: Host) -> MachineUse:
         host.manager.tick()
-        return host.manager.context.machine.read()
+        return host.ctx.machine.read()
 
     with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
         host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
@@ -537,12 +541,12 @@ def test_a_new_mount_is_not_taken_for_one_with_a_changed_attribute(tmp_path: Pat
     with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
         host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
         host.manager.tick()
-        since = host.manager.context.machine.read().since
+        since = host.ctx.machine.read().since
         assert unmount(host.mountpoint)
     with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
         host.manager.tick()
         host.restart().tick()
-        assert host.manager.context.machine.read().since > since
+        assert host.ctx.machine.read().since > since
 
 
 def test_release_of_all_is_counted(pools: Pools, process: Start) -> None:
@@ -550,7 +554,7 @@ def test_release_of_all_is_counted(pools: Pools, process: Start) -> None:
     host, control = pools.host, pools.control
     first = pools.read()
     tid = control.spawn(tid=process().pid)
-    host.manager.assign(assignment("k", tid))
+    assign(host.ctx, assignment("k", tid))
     control.run(tid, SECOND)
     control.exit(tid)
     host.restart().release_all()

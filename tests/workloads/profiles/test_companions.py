@@ -29,6 +29,9 @@ from resctrlmond.workloads.profiles.companion_settings import Companion, Format,
 from resctrlmond.workloads.profiles.companions import companion_of, unit_of
 from resctrlmond.workloads.profiles.profile import Profile, Profiles, Watch
 from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.release import release
 from tests.api.private_bus import PrivateBus
 from tests.workloads.conftest import UID, Host, join, own_host
 from tests.workloads.fake_systemd import NAME, FakeSystemd, Unit
@@ -64,7 +67,7 @@ class Site:
         self.cgroup = cgroup
         self.systemd = FakeSystemd(bus.address)
         self.reported: list[str] = []
-        host.manager.profiles = PROFILES
+        host.ctx.config.profiles = PROFILES
 
     @property
     def folder(self) -> Path:
@@ -76,7 +79,8 @@ class Site:
         os.makedirs(path, exist_ok=True)
         join(path, child.pid)
         facts = Facts(annotations={ANNOTATION: profile}, namespace="shop", image="", container="app")
-        self.host.manager.assign(
+        assign(
+            self.host.ctx,
             Assignment(
                 key=pod or key,
                 owner="oci",
@@ -87,11 +91,11 @@ class Site:
                 pod_cgroup=self.cgroup if pod else "",
                 attributes={"pod.name": "web-1", "pod.namespace": "shop"} if pod else {"pod.namespace": "shop"},
                 facts=facts,
-            )
+            ),
         )
 
     def end(self, key: str, owner: str = "oci") -> None:
-        self.host.manager.release(key, owner=owner)
+        release(self.host.ctx, key, owner=owner)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Any]:
@@ -99,7 +103,7 @@ class Site:
         module = importlib.import_module("resctrlmond.daemon.companions")
         loop = asyncio.get_running_loop()
         manager = self.host.manager
-        manager.profiles = PROFILES
+        manager.context.config.profiles = PROFILES
         with contextlib.closing(Workers()) as workers:
             companions = module.Companions(
                 manager,
@@ -244,16 +248,16 @@ def test_workload_without_an_rmid_gets_its_companion_with_its_group(small_site: 
     async def test() -> None:
         async with site.systemd as systemd, site.running():
             others = ["other-0"]
-            while manager.create(others[-1], owner="me").state != "pending":
+            while create(manager.context, others[-1], owner="me").state != "pending":
                 others.append(f"other-{len(others)}")
             site.start(FIRST, process(), "simple")
-            assert manager.get(FIRST).state == "pending"
+            assert manager.context.store.known(FIRST).state == "pending"
             await site.until_status(FIRST, "waiting: the workload is pending")
             assert systemd.transient == []
             for other in others:
-                manager.release(other, owner="me")
+                release(manager.context, other, owner="me")
             manager.tick()
-            assert manager.get(FIRST).state == "active"
+            assert manager.context.store.known(FIRST).state == "active"
             await site.until_status(FIRST, "running")
 
     run(test)
@@ -359,10 +363,10 @@ def test_companion_that_ignores_sigterm_is_shown_as_stopping_until_systemd_has_k
             site.start(FIRST, first, "simple")
             await site.until_status(FIRST, "running")
             site.end(FIRST)
-            assert site.host.manager.get(FIRST).state == "completed"
+            assert site.host.get(FIRST).state == "completed"
             await site.until_status(FIRST, "stopping")
             site.start(FIRST, second, "simple")
-            assert site.host.manager.get(FIRST).state == "active"
+            assert site.host.get(FIRST).state == "active"
             await site.until_status(FIRST, "waiting: systemd stops the previous companion")
             assert systemd.calls.count("StopUnit") == 1
             systemd.slow.clear()
@@ -389,10 +393,10 @@ def test_reload_that_wants_a_companion_again_while_systemd_stops_it_starts_a_new
             site.start(FIRST, process(), "simple")
             await site.until_status(FIRST, "running")
             systemd.slow.add(unit)
-            site.host.manager.profiles = Profiles({"simple": Profile("simple")})
+            site.host.ctx.config.profiles = Profiles({"simple": Profile("simple")})
             companions.configure()
             await site.until_status(FIRST, "stopping")
-            site.host.manager.profiles = PROFILES
+            site.host.ctx.config.profiles = PROFILES
             companions.configure()
             await site.until_status(FIRST, "waiting: systemd stops the previous companion")
             systemd.set(unit)
@@ -429,7 +433,7 @@ def test_companion_without_a_value_for_a_variable_fails_with_the_reason(site: Si
             site.start(SECOND, process(), "simple")
             await site.until_status(SECOND, "running")
             assert len(systemd.transient) == 1
-            assert site.host.manager.get(FIRST).state == "active"
+            assert site.host.get(FIRST).state == "active"
 
     run(test)
 
@@ -455,7 +459,7 @@ def test_retry_that_is_not_needed_any_more_costs_nothing(site: Site, process: St
         async with site.systemd as systemd, site.running() as companions:
             systemd.refusal = "org.freedesktop.DBus.Error.AccessDenied"
             site.start(FIRST, child, "simple")
-            await asyncio.to_thread(site.host.manager.create, FIRST, owner="me")
+            await asyncio.to_thread(create, site.host.ctx, FIRST, owner="me")
             await site.until_status(FIRST, "failed")
             child.kill()
             child.wait()
@@ -475,7 +479,7 @@ def test_many_changes_cause_no_further_tries(site: Site, process: Start, refusal
             await site.until_status(FIRST, "failed")
             begun, before = time.monotonic(), systemd.calls.count("StartTransientUnit")
             for _ in range(200):
-                companions.changed(FIRST, site.host.manager.get(FIRST))
+                companions.changed(FIRST, site.host.get(FIRST))
                 await asyncio.sleep(0.005)
             # 0.5 s and 1 s after the first one, and so on.
             assert systemd.calls.count("StartTransientUnit") - before <= 1 + (time.monotonic() - begun) / 0.5
@@ -500,7 +504,7 @@ def test_bus_that_is_missing_is_tried_with_pauses(
         async with site.running() as companions:
             site.start(FIRST, process(), "simple")
             while len(tries) < 3:
-                companions.changed(FIRST, site.host.manager.get(FIRST))
+                companions.changed(FIRST, site.host.get(FIRST))
                 await asyncio.sleep(0.005)
             first, second, third = tries
             assert (second - first >= 0.5, third - second >= 1) == (True, True)
@@ -560,11 +564,11 @@ def test_reload_stops_a_companion_that_the_profile_no_longer_has(site: Site, pro
         async with site.systemd as systemd, site.running() as companions:
             site.start(FIRST, process(), "simple")
             await site.until_status(FIRST, "running")
-            site.host.manager.profiles = Profiles({"simple": Profile("simple")})
+            site.host.ctx.config.profiles = Profiles({"simple": Profile("simple")})
             companions.configure()
             await site.until(lambda: not systemd.units)
             await site.until_status(FIRST, "")
-            site.host.manager.profiles = PROFILES
+            site.host.ctx.config.profiles = PROFILES
             companions.configure()
             await site.until_status(FIRST, "running")
 

@@ -26,6 +26,9 @@ from resctrlmond.workloads.model.workload import Group, GroupState, Member, Work
 from resctrlmond.workloads.profiles.memory_settings import MemorySettings, Swap
 from resctrlmond.workloads.profiles.profile import Choice, Profile, Profiles
 from resctrlmond.workloads.profiles.unit_memory import INFINITY, Change, Outcome, step, wanted_by
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.members import remove_member
+from resctrlmond.workloads.verbs.release import release
 from tests.api.private_bus import PrivateBus
 from tests.workloads.conftest import UID, Host, assignment
 from tests.workloads.fake_systemd import Unit
@@ -80,7 +83,7 @@ class Settings(Site):
             own_cgroup=f"{self.top}/{path}",
             choice=Choice(SMALL, "default_profile at F:1"),
         )
-        await asyncio.to_thread(self.host.manager.assign, request)
+        await asyncio.to_thread(assign, self.host.ctx, request)
 
     def values(self, name: str = SHOP) -> dict[str, int]:
         return self.systemd.units[name].memory
@@ -205,7 +208,7 @@ def test_next_daemon_puts_the_values_back(site: Settings, process: Start) -> Non
                 await site.until(lambda: site.values() == LIMITED)
             # As after a kill. The workload ends while no daemon runs.
             assert site.values() == LIMITED
-            site.host.manager.release(SHOP, owner="systemd")
+            release(site.host.ctx, SHOP, owner="systemd")
             site.systemd.set(SHOP, active="inactive", sub="dead")
             async with site.serving(SHOP):
                 await site.until(lambda: site.values() == FREE)
@@ -254,7 +257,7 @@ def test_workload_does_not_wait_for_systemd(
     async def test() -> None:
         async with site.systemd:
             profiles = Profiles({"small": SMALL}, (), default="small", default_origin="F:1")
-            site.host.manager.profiles = profiles
+            site.host.ctx.config.profiles = profiles
             scope, child = f"libpod-{'c4' * 32}.scope", process()
             site.systemd.set(scope, Unit(site.run_in(scope, child), transient=True))
             site.systemd.hangs = why == "hangs"
@@ -269,7 +272,7 @@ def test_workload_does_not_wait_for_systemd(
             site.systemd.hangs, site.systemd.refusal = False, ""
             async with site.serving():
                 await site.until(lambda: site.values(scope) == LIMITED)
-                await asyncio.to_thread(site.host.manager.release, "k", owner=OCI)
+                await asyncio.to_thread(release, site.host.ctx, "k", owner=OCI)
 
     run(test)
 
@@ -358,12 +361,12 @@ def test_another_scope_of_the_same_name_keeps_its_own_values(site: Settings, pro
 
     async def test() -> None:
         async with site.systemd:
-            site.host.manager.profiles = Profiles({"small": SMALL}, (), default="small", default_origin="F:1")
+            site.host.ctx.config.profiles = Profiles({"small": SMALL}, (), default="small", default_origin="F:1")
             site.systemd.set(scope, Unit(site.run_in(scope, child), transient=True))
             async with site.serving():
                 await site.assign(child, id_, scope)
                 await site.until(lambda: site.values(scope) == LIMITED)
-            await asyncio.to_thread(site.host.manager.release, "k", owner=OCI)
+            await asyncio.to_thread(release, site.host.ctx, "k", owner=OCI)
             own = replace(site.systemd.units[scope], invocation="bb" * 16, memory=dict(LIMITED))
             site.systemd.set(scope, own)
             async with site.serving():
@@ -381,7 +384,7 @@ def test_scope_of_a_container_of_podman_has_the_settings(site: Settings, process
     async def test() -> None:
         async with site.systemd:
             profiles = Profiles({"small": SMALL}, (), default="small", default_origin="F:1")
-            site.host.manager.profiles = profiles
+            site.host.ctx.config.profiles = profiles
             async with site.serving():
                 for id_, scope in zip(ids, scopes, strict=True):
                     child = process()
@@ -392,10 +395,10 @@ def test_scope_of_a_container_of_podman_has_the_settings(site: Settings, process
                     await site.until(lambda scope=scope: site.values(scope) == LIMITED)  # type: ignore[misc]
                 await site.until(lambda: site.text("pod").count("set: ") == 2)
                 site.systemd.set(scopes[0])
-                await asyncio.to_thread(site.host.manager.remove_member, "pod", ids[0])
+                await asyncio.to_thread(remove_member, site.host.ctx, "pod", ids[0])
                 await site.until(lambda: "libpod" not in site.text("pod"))
                 assert site.values(scopes[1]) == LIMITED
-                await asyncio.to_thread(site.host.manager.release, "pod", owner=OCI)
+                await asyncio.to_thread(release, site.host.ctx, "pod", owner=OCI)
                 await site.until(lambda: site.values(scopes[1]) == FREE)
 
     run(test)
@@ -404,12 +407,12 @@ def test_scope_of_a_container_of_podman_has_the_settings(site: Settings, process
 def test_container_without_a_scope_is_left_alone(site: Settings, process: Start) -> None:
     async def test() -> None:
         async with site.systemd:
-            site.host.manager.profiles = Profiles({"small": SMALL}, (), default="small", default_origin="F:1")
+            site.host.ctx.config.profiles = Profiles({"small": SMALL}, (), default="small", default_origin="F:1")
             async with site.serving():
                 child = process()
                 site.run_in("elsewhere", child)
                 await site.assign(child, "c3" * 32, "elsewhere")
                 await site.until(lambda: "is not a unit of systemd" in site.text("k"))
-                await asyncio.to_thread(site.host.manager.release, "k", owner=OCI)
+                await asyncio.to_thread(release, site.host.ctx, "k", owner=OCI)
 
     run(test)

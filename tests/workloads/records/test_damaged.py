@@ -16,6 +16,10 @@ from hypothesis import strategies as st
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import UID, Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -62,7 +66,7 @@ def damaged(host: Host, key: str, pattern: str, make: Callable[[Path, Path], Non
 
 
 def shown(host: Host, key: str) -> str:
-    _, _, totals = host.manager.read(key)
+    _, _, totals = read(host.ctx, key)
     return " ".join(str(total.number) for total in totals)
 
 
@@ -75,30 +79,30 @@ def test_a_run_whose_files_were_damaged_still_ends(
 ) -> None:
     host = Host(small_simulation, str(tmp_path))
     child, other = process(), process()
-    host.manager.assign(assignment(UID, child.pid, "oci"))
-    host.manager.assign(assignment("other", other.pid, "oci"))
+    assign(host.ctx, assignment(UID, child.pid, "oci"))
+    assign(host.ctx, assignment("other", other.pid, "oci"))
     host.manager.maintenance.tick()
     before = host.files("other")["mon_data/mon_L3_00/mbm_total_bytes.begin"]
     secret = damaged(host, UID, pattern, make)
     assert SECRET not in shown(host, UID)
     host.manager.maintenance.tick()
     host.restart()
-    assert host.manager.get(UID).state is State.ACTIVE
+    assert host.get(UID).state is State.ACTIVE
     try:
-        host.manager.release(UID, owner="oci")
+        release(host.ctx, UID, owner="oci")
     except ResctrlError as error:
         # The error names the path until it is free.
         assert str(host.run) in error.path
         assert len(host.marked_groups()) == 2
         shutil.rmtree(Path(host.run, "groups", UID))
         host.manager.maintenance.tick()
-        assert all(total.number is None for total in host.manager.read(UID)[2])
-    assert host.manager.get(UID).state is State.COMPLETED
+        assert all(total.number is None for total in read(host.ctx, UID)[2])
+    assert host.get(UID).state is State.COMPLETED
     assert [found.ref.name for found in host.marked_groups()] == ["other"]
     assert SECRET not in shown(host, UID)
     assert secret.read_text() == SECRET
     assert host.files("other")["mon_data/mon_L3_00/mbm_total_bytes.begin"] == before
-    assert host.manager.release("other", owner="oci").completed
+    assert release(host.ctx, "other", owner="oci").completed
     host.clean()
 
 
@@ -116,33 +120,33 @@ def test_file_in_the_place_of_a_folder_does_not_keep_the_rmid(
     host.make_class("gold")
     child, gold = process(), process()
     host.tree.write_task("gold", gold.pid)
-    host.manager.assign(assignment(UID, child.pid, "oci", member="c1"))
-    host.manager.assign(assignment(UID, gold.pid, "oci", member="c2"))
+    assign(host.ctx, assignment(UID, child.pid, "oci", member="c1"))
+    assign(host.ctx, assignment(UID, gold.pid, "oci", member="c2"))
     host.manager.maintenance.tick()
     path, secret = Path(host.run, "groups", UID, place), Path(host.run, "secret")
     secret.write_text(SECRET)
     shutil.rmtree(path)
     make(path, secret)
-    done = host.manager.release(UID, owner="oci")
+    done = release(host.ctx, UID, owner="oci")
     assert done.workload.state is State.COMPLETED
     assert host.marked_groups() == []
     assert secret.read_text() == SECRET
     # Unknown baselines are not derived from the last readings.
     assert {total.quality for total in done.totals} <= {Quality.ESTIMATED, Quality.UNKNOWN}
     assert all(total.reason for total in done.totals)
-    host.manager.create(UID, owner="oci")
-    host.manager.release(UID, owner="oci")
+    create(host.ctx, UID, owner="oci")
+    release(host.ctx, UID, owner="oci")
     host.clean()
 
 
 def test_a_run_whose_begin_values_were_removed_is_not_counted_from_0(host: Host, process: Start) -> None:
     """Energy continues from the value that others left: all of it counted for this workload."""
-    host.manager.assign(assignment(UID, process().pid, "oci"))
+    assign(host.ctx, assignment(UID, process().pid, "oci"))
     shutil.rmtree(Path(host.run, "groups", UID, "mon_data"))
-    live = host.manager.read(UID)[2]
+    live = read(host.ctx, UID)[2]
     assert live
     assert {(total.number, total.quality) for total in live} == {(None, Quality.UNKNOWN)}
-    done = host.manager.release(UID, owner="oci")
+    done = release(host.ctx, UID, owner="oci")
     assert {(total.number, total.quality) for total in done.totals} == {(None, Quality.UNKNOWN)}
     assert all("'no file'" in total.reason for total in done.totals)
 
@@ -155,11 +159,11 @@ def test_a_run_whose_folder_was_removed_still_ends_and_gives_its_rmid_back(
     host.make_class("gold")
     child, gold = process(), process()
     host.tree.write_task("gold", gold.pid)
-    host.manager.assign(assignment(UID, child.pid, "oci", member="c1"))
-    host.manager.assign(assignment(UID, gold.pid, "oci", member="c2"))
+    assign(host.ctx, assignment(UID, child.pid, "oci", member="c1"))
+    assign(host.ctx, assignment(UID, gold.pid, "oci", member="c2"))
     shutil.rmtree(Path(host.run, "groups", UID))
     host.manager.maintenance.tick()
-    done = host.manager.release(UID, owner="oci")
+    done = release(host.ctx, UID, owner="oci")
     assert done.workload.state is State.COMPLETED
     assert host.marked_groups() == []
     assert {(total.number, total.quality) for total in done.totals} == {(None, Quality.UNKNOWN)}
@@ -173,18 +177,18 @@ def test_damaged_files_of_an_ended_run_give_no_number(
     small_simulation: str, tmp_path: Path, begin: bytes, end: bytes, when: bytes
 ) -> None:
     host = Host(small_simulation, str(tmp_path))
-    host.manager.create("web", owner="a")
+    create(host.ctx, "web", owner="a")
     top = Path(host.run, "groups", "web")
-    host.manager.release("web", owner="a")
-    generation = host.manager.get("web").generation
+    release(host.ctx, "web", owner="a")
+    generation = host.get("web").generation
     domain = next((top / "mon_data").iterdir())
     (domain / "mbm_total_bytes.begin").write_bytes(begin)
     (domain / "mbm_total_bytes.end").write_bytes(end)
     (top / "completed_at").write_bytes(when)
-    for total in host.manager.read("web")[2]:
+    for total in read(host.ctx, "web")[2]:
         assert total.number is None or total.number >= 0
     # Moved aside for the next run, and pruned by a time that is none.
-    host.manager.create("web", owner="a")
+    create(host.ctx, "web", owner="a")
     host.manager.maintenance.tick()
-    assert host.manager.release("web", owner="a").workload.generation == generation + 1
+    assert release(host.ctx, "web", owner="a").workload.generation == generation + 1
     host.check()

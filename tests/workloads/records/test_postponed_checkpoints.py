@@ -16,17 +16,18 @@ from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.verbs.assign import assign
 from tests.workloads.conftest import Host, assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
 
 def has_checkpoint(host: Host, key: str = "k") -> bool:
-    return bool(host.manager.context.snapshots.last_read(key))
+    return bool(host.ctx.snapshots.last_read(key))
 
 
 def totals(manager: Manager, key: str) -> list[Total]:
-    workload = manager.get(key)
+    workload = manager.context.store.known(key)
     return counters.totals(manager.context, workload, counters.readings(manager.context, workload))
 
 
@@ -34,15 +35,15 @@ def totals(manager: Manager, key: str) -> list[Total]:
 def queued(host: Host, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the queue of the hooks; no run is too old for a checkpoint to wait."""
     monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.FIRST_CHECKPOINT_S", 3600.0)
-    host.manager.settings = Settings(checkpoint_interval_s=3600.0)
+    host.ctx.config.settings = Settings(checkpoint_interval_s=3600.0)
     calls = ["a call"]
-    host.manager.postpone_checkpoints(lambda: bool(calls))
+    host.manager.maintenance.has_queued_calls = lambda: bool(calls)
     return calls
 
 
 def test_first_checkpoint_waits_until_no_call_is_queued(host: Host, process: Start, queued: list[str]) -> None:
-    host.manager.assign(assignment("k", process().pid))
-    host.manager.report_watched("k", host.manager.get("k").living)
+    assign(host.ctx, assignment("k", process().pid))
+    host.ctx.watched.report("k", host.get("k").living)
     for _ in range(3):
         host.manager.maintenance.tick()
     assert not has_checkpoint(host)
@@ -54,7 +55,7 @@ def test_first_checkpoint_waits_until_no_call_is_queued(host: Host, process: Sta
 def test_first_checkpoint_of_an_older_run_does_not_wait(
     host: Host, process: Start, queued: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.FIRST_CHECKPOINT_S", 0.0)
     host.manager.maintenance.tick()
     assert has_checkpoint(host)
@@ -63,8 +64,8 @@ def test_first_checkpoint_of_an_older_run_does_not_wait(
 def test_first_checkpoint_waits_for_a_checkpoint_interval_at_most(
     host: Host, process: Start, queued: list[str]
 ) -> None:
-    host.manager.settings = Settings(checkpoint_interval_s=1e-9)
-    host.manager.assign(assignment("k", process().pid))
+    host.ctx.config.settings = Settings(checkpoint_interval_s=1e-9)
+    assign(host.ctx, assignment("k", process().pid))
     host.manager.maintenance.tick()
     assert has_checkpoint(host)
 
@@ -76,21 +77,21 @@ def test_first_checkpoint_does_not_wait_if_groups_can_lose_their_counters(
     child = process()
     with machine(tmp_path, profile) as (host, control):
         control.spawn(tid=child.pid)
-        host.manager.settings = Settings()
-        host.manager.postpone_checkpoints(lambda: True)
-        host.manager.assign(assignment("k", child.pid))
+        host.ctx.config.settings = Settings()
+        host.manager.maintenance.has_queued_calls = lambda: True
+        assign(host.ctx, assignment("k", child.pid))
         host.manager.maintenance.tick()
         assert has_checkpoint(host) == (profile == "amd-abmc")
-        host.manager.context.interference.close()
+        host.ctx.interference.close()
 
 
 def test_kill_before_the_first_checkpoint_loses_nothing(tmp_path: Path, process: Start) -> None:
     child = process()
     with machine(tmp_path, "intel-aet") as (host, control):
         control.spawn(tid=child.pid)
-        host.manager.settings = Settings()
-        host.manager.postpone_checkpoints(lambda: True)
-        host.manager.assign(assignment("k", child.pid))
+        host.ctx.config.settings = Settings()
+        host.manager.maintenance.has_queued_calls = lambda: True
+        assign(host.ctx, assignment("k", child.pid))
         control.run(child.pid, 1_000_000_000)
         host.manager.maintenance.tick()
         assert not has_checkpoint(host)
@@ -101,17 +102,17 @@ def test_kill_before_the_first_checkpoint_loses_nothing(tmp_path: Path, process:
         traffic = next(total for total in totals(host.manager, "k") if total.event.name == "mbm_total_bytes")
         assert (traffic.number, traffic.quality) == (used.bytes, Quality.EXACT)
         host.check()
-        host.manager.context.interference.close()
+        host.ctx.interference.close()
 
 
 def test_totals_of_a_group_that_is_lost_before_its_first_checkpoint_are_unknown(
     host: Host, process: Start, queued: list[str]
 ) -> None:
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     host.manager.maintenance.tick()
-    os.rmdir(host.tree.full_path(host.manager.get("k").first.ref))
+    os.rmdir(host.tree.full_path(host.get("k").first.ref))
     host.restart()
-    assert host.manager.get("k").state is State.LOST
+    assert host.get("k").state is State.LOST
     found = totals(host.manager, "k")
     assert {total.quality for total in found} == {Quality.UNKNOWN}
     assert all("never read before" in total.reason for total in found)

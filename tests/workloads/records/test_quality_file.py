@@ -20,6 +20,11 @@ from resctrlmond.workloads.model.workload import State
 from resctrlmond.workloads.records.quality_file import text, worse
 from resctrlmond.workloads.records.snapshot import Snapshots
 from resctrlmond.workloads.records.totals import LiveReadings, used
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.members import remove_member
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.builders import workload
 from tests.workloads.conftest import Host, assignment, machine
 
@@ -58,20 +63,20 @@ def all_of(quality: str) -> dict[str, str]:
 
 def released(host: Host, key: str = "k") -> list[Total]:
     """Release, and compare the file with the answer, and with what a new daemon answers."""
-    totals = host.manager.release(key, owner="test").totals
+    totals = release(host.ctx, key, owner="test").totals
     assert written(host, key) == text(totals)
     folder = Path(host.run, "groups", key)
     # The file is final before completed_at is written.
     assert (folder / "quality").stat().st_mtime_ns <= (folder / "completed_at").stat().st_mtime_ns
-    assert text(host.restart().read(key)[2]) == written(host, key)
+    assert text(read(host.restart().context, key)[2]) == written(host, key)
     host.check()
     return totals
 
 
 def test_each_event_has_a_line_from_creation_on_even_if_exact(host: Host, spawn: Callable[[], int]) -> None:
-    host.manager.create("k", owner="test")
+    create(host.ctx, "k", owner="test")
     assert written(host) == "".join(f"{name} exact\n" for name in EVENTS)
-    host.manager.assign(assignment("k", spawn()))
+    assign(host.ctx, assignment("k", spawn()))
     host.manager.maintenance.tick()
     assert qualities(host) == all_of("exact")
     released(host)
@@ -79,8 +84,8 @@ def test_each_event_has_a_line_from_creation_on_even_if_exact(host: Host, spawn:
 
 
 def test_a_late_member_is_in_the_file_before_the_call_returns(host: Host, spawn: Callable[[], int]) -> None:
-    host.manager.assign(assignment("k", spawn()))
-    host.manager.assign(assignment("k", spawn(), late=True))
+    assign(host.ctx, assignment("k", spawn()))
+    assign(host.ctx, assignment("k", spawn(), late=True))
     assert qualities(host) == all_of("late")
     released(host)
     assert qualities(host) == all_of("late")
@@ -88,8 +93,8 @@ def test_a_late_member_is_in_the_file_before_the_call_returns(host: Host, spawn:
 
 def test_the_workload_that_loses_a_task_is_late_in_its_file_at_once(host: Host, spawn: Callable[[], int]) -> None:
     pid = spawn()
-    host.manager.assign(assignment("k", pid))
-    host.manager.assign(assignment("other", pid, take_over=True))
+    assign(host.ctx, assignment("k", pid))
+    assign(host.ctx, assignment("other", pid, take_over=True))
     assert qualities(host) == all_of("late")
     released(host)
 
@@ -99,10 +104,10 @@ def test_a_reading_without_a_number_that_only_a_reader_sees_stays_in_the_file(
 ) -> None:
     """Also over a kill, and in the reply of Release."""
     pid = spawn()
-    record = host.manager.assign(assignment("k", pid)).workload
+    record = assign(host.ctx, assignment("k", pid)).workload
     control = Control(host.mountpoint)
     control.set_faults(Fault(group=record.first.ref.path, event="mbm_total_bytes", answer="Unavailable"))
-    reported = host.manager.read("k")[2]
+    reported = read(host.ctx, "k")[2]
     assert written(host) == text(reported)
     assert qualities(host)["mbm_total_bytes"] == "unknown"
     control.set_faults()
@@ -119,10 +124,10 @@ def test_a_number_that_only_a_reader_sees_is_not_forgotten(host: Host, spawn: Ca
     # Both events of the package: if one of them has a number, the RMID was active there.
     faults = [Fault(group="mon_groups/k", event=name, answer="Unavailable") for name in ("core_energy", "activity")]
     control.set_faults(*faults)
-    host.manager.assign(assignment("k", pid))
+    assign(host.ctx, assignment("k", pid))
     assert qualities(host) == all_of("exact")
     control.set_faults()
-    reported = next(one for one in host.manager.read("k")[2] if one.event.name == "core_energy")
+    reported = next(one for one in read(host.ctx, "k")[2] if one.event.name == "core_energy")
     assert qualities(host)["core_energy"] == "estimated"
     control.set_faults(*faults)
     host.restart()
@@ -132,7 +137,7 @@ def test_a_number_that_only_a_reader_sees_is_not_forgotten(host: Host, spawn: Ca
 
 
 def test_a_checkpoint_that_reads_no_number_is_in_the_file(host: Host, spawn: Callable[[], int]) -> None:
-    record = host.manager.assign(assignment("k", spawn())).workload
+    record = assign(host.ctx, assignment("k", spawn())).workload
     Control(host.mountpoint).set_faults(
         Fault(group=record.first.ref.path, event="core_energy", answer="Error", times=1)
     )
@@ -143,14 +148,14 @@ def test_a_checkpoint_that_reads_no_number_is_in_the_file(host: Host, spawn: Cal
 
 
 def test_file_is_estimated_after_a_domain_was_offline(host: Host, spawn: Callable[[], int]) -> None:
-    host.manager.assign(assignment("k", spawn()))
+    assign(host.ctx, assignment("k", spawn()))
     host.manager.maintenance.tick()
     Control(host.mountpoint).offline("mon_L3_01")
     host.manager.maintenance.tick()
     assert qualities(host)["mbm_total_bytes"] == "estimated"
     Control(host.mountpoint).online("mon_L3_01")
     host.manager.maintenance.tick()
-    assert written(host) == text(host.manager.read("k")[2])
+    assert written(host) == text(read(host.ctx, "k")[2])
     released(host)
     assert qualities(host)["mbm_total_bytes"] == "estimated"
     assert qualities(host)["core_energy"] == "exact"
@@ -158,18 +163,18 @@ def test_file_is_estimated_after_a_domain_was_offline(host: Host, spawn: Callabl
 
 @pytest.mark.parametrize("is_up", [True, False], ids=["while the daemon runs", "while it is down"])
 def test_a_lost_group_is_estimated_and_so_is_its_next_run(host: Host, spawn: Callable[[], int], is_up: bool) -> None:
-    record = host.manager.assign(assignment("k", spawn())).workload
+    record = assign(host.ctx, assignment("k", spawn())).workload
     host.manager.maintenance.tick()
     os.rmdir(host.tree.full_path(record.first.ref))
     if is_up:
         host.manager.maintenance.tick()
     else:
         host.restart()
-    lost = host.manager.get("k")
+    lost = host.get("k")
     assert lost.state is State.LOST
     assert qualities(host) == all_of("estimated")
-    assert written(host) == text(host.manager.read("k")[2])
-    assert host.manager.assign(assignment("k", spawn())).workload.state is State.ACTIVE
+    assert written(host) == text(read(host.ctx, "k")[2])
+    assert assign(host.ctx, assignment("k", spawn())).workload.state is State.ACTIVE
     assert qualities(host) == all_of("estimated")
     assert "its group was lost" in written(host)
     released(host)
@@ -179,11 +184,11 @@ def test_a_pending_workload_has_no_file_and_is_late_from_its_baseline_on(
     host: Host, spawn: Callable[[], int]
 ) -> None:
     for number in range(8):
-        host.manager.assign(assignment(f"k{number}", spawn()))
-    waiting = next(record for record in host.manager.workloads() if record.state is State.PENDING)
+        assign(host.ctx, assignment(f"k{number}", spawn()))
+    waiting = next(record for record in host.ctx.store.all() if record.state is State.PENDING)
     assert not os.path.exists(os.path.join(host.run, "groups", waiting.key))
-    host.manager.release("k0", owner="test")
-    while host.manager.get(waiting.key).state is State.PENDING:
+    release(host.ctx, "k0", owner="test")
+    while host.get(waiting.key).state is State.PENDING:
         Control(host.mountpoint).advance(1)
         host.manager.maintenance.tick()
     assert qualities(host, waiting.key) == all_of("late")
@@ -193,11 +198,11 @@ def test_a_pending_workload_has_no_file_and_is_late_from_its_baseline_on(
 def test_a_second_group_in_another_class_is_in_the_file_of_the_workload(host: Host, spawn: Callable[[], int]) -> None:
     host.make_class("gold")
     first, second = spawn(), spawn()
-    host.manager.assign(assignment("k", first))
+    assign(host.ctx, assignment("k", first))
     host.tree.write_task("gold", second)
-    host.manager.assign(assignment("k", second))
+    assign(host.ctx, assignment("k", second))
     assert not list(Path(host.run, "groups", "k", "classes").glob("**/quality"))
-    assert written(host) == text(host.manager.read("k")[2])
+    assert written(host) == text(read(host.ctx, "k")[2])
     released(host)
 
 
@@ -205,17 +210,17 @@ def test_final_qualities_are_computed_once(
     host: Host, spawn: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end values, of which there are hundreds on large machines, are in memory when they are written."""
-    host.manager.assign(assignment("k", spawn(), owner="oci", member="container"))
+    assign(host.ctx, assignment("k", spawn(), owner="oci", member="container"))
     reads: list[str] = []
     monkeypatch.setattr(Snapshots, "end_values", lambda _, subfolder: reads.append(subfolder))
-    over = host.manager.remove_member("k", "container")
+    over = remove_member(host.ctx, "k", "container")
     assert (over.state, reads) == (State.COMPLETED, [])
 
 
 @pytest.mark.parametrize("damage", ["missing", "better", "nonsense"])
 def test_start_corrects_an_outdated_file(host: Host, spawn: Callable[[], int], damage: str) -> None:
     """A kill may come between the file and the record."""
-    host.manager.assign(assignment("k", spawn(), late=True))
+    assign(host.ctx, assignment("k", spawn(), late=True))
     path, true = Path(host.run, "groups", "k", "quality"), written(host)
     if damage == "missing":
         path.unlink()
@@ -229,7 +234,7 @@ def test_read_succeeds_if_the_file_cannot_be_written(
     host: Host, spawn: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is removed then: it would be better than the answer. No disk can be filled for one file alone."""
-    record = host.manager.assign(assignment("k", spawn())).workload
+    record = assign(host.ctx, assignment("k", spawn())).workload
     Control(host.mountpoint).set_faults(Fault(group=record.first.ref.path, event="core_energy", answer="Error"))
     rename = os.rename
 
@@ -240,7 +245,7 @@ def test_read_succeeds_if_the_file_cannot_be_written(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "rename", refuse)
-        reported = host.manager.read("k")[2]
+        reported = read(host.ctx, "k")[2]
     assert {one.event.name for one in reported if one.quality != "exact"} == {"core_energy"}
     assert not Path(host.run, "groups", "k", "quality").exists()
     host.manager.maintenance.tick()
@@ -258,13 +263,13 @@ def test_no_total_is_exact_while_a_member_is_being_put_in(host: Host, spawn: Cal
     seen: list[tuple[dict[str, str], str, set[str]]] = []
 
     def observe() -> bool:
-        record, _, totals = host.manager.read("k")
+        record, _, totals = read(host.ctx, "k")
         seen.append((qualities(host), workload_of(record, None).baseline, {total.quality.value for total in totals}))
         return True
 
-    host.manager.assign(assignment("k", spawn(), is_awaited=observe))
+    assign(host.ctx, assignment("k", spawn(), is_awaited=observe))
     assert seen == [(all_of("late"), "late", {"late"})]
-    record, _, totals = host.manager.read("k")
+    record, _, totals = read(host.ctx, "k")
     assert (qualities(host), workload_of(record, None).baseline) == (all_of("exact"), "exact")
     assert {total.quality.value for total in totals} == {"exact"}
     host.check()
@@ -280,7 +285,7 @@ def test_file_is_not_exact_while_a_member_is_being_put_in(host: Host, spawn: Cal
         return True
 
     for member in ("first", "second"):
-        host.manager.assign(assignment("k", spawn(), member=member, is_awaited=observe))
+        assign(host.ctx, assignment("k", spawn(), member=member, is_awaited=observe))
         assert qualities(host) == all_of("exact")
     assert seen == [set(), {"late"}]
     host.check()
@@ -323,11 +328,9 @@ def test_begin_of_a_run_is_judged_by_its_own_readings(tmp_path: Path) -> None:
 
 def test_final_totals_are_those_of_the_files(host: Host, spawn: Callable[[], int]) -> None:
     ended = []
-    host.manager.on_finish(lambda workload: ended.append((workload, host.manager.final_totals(workload))))
-    host.manager.assign(assignment("k", spawn()))
-    host.manager.release("k", owner="test")
+    host.ctx.store.before_finish = lambda workload: ended.append((workload, host.ctx.quality.final_totals(workload)))
+    assign(host.ctx, assignment("k", spawn()))
+    release(host.ctx, "k", owner="test")
     ((workload, totals),) = ended
-    assert totals == used(host.manager.context.snapshots, workload, {})
-    assert [total.domains for total in totals] == [
-        total.domains for total in used(host.manager.context.snapshots, workload, {})
-    ]
+    assert totals == used(host.ctx.snapshots, workload, {})
+    assert [total.domains for total in totals] == [total.domains for total in used(host.ctx.snapshots, workload, {})]

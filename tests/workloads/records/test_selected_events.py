@@ -17,6 +17,10 @@ from resctrlmond.workloads.model.reports import Facts
 from resctrlmond.workloads.model.states import NameKind, Quality
 from resctrlmond.workloads.profiles.profile import Profile, Profiles
 from resctrlmond.workloads.profiles.requests import Assigned
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.move import move
+from resctrlmond.workloads.verbs.read import nested_totals, read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment, machine
 
@@ -43,16 +47,16 @@ def spawn(host: Host, process: Callable[[], subprocess.Popen[bytes]]) -> Callabl
 def use(host: Host, **keys: object) -> None:
     """Give every container a profile with these keys."""
     profile = Profile("p", **keys)  # type: ignore[arg-type]
-    host.manager.profiles = Profiles({"p": profile}, default="p", default_origin="F:1")
+    host.ctx.config.profiles = Profiles({"p": profile}, default="p", default_origin="F:1")
 
 
 def begin(host: Host, pid: int, key: str = "k", *, nested: bool = False) -> Assigned:
-    return host.manager.assign(assignment(key, pid, member=key, kind="container", facts=FACTS, nested=nested))
+    return assign(host.ctx, assignment(key, pid, member=key, kind="container", facts=FACTS, nested=nested))
 
 
 def shown_events(host: Host, key: str = "k") -> set[str]:
     """Return the events in the totals and readings of Read."""
-    _, readings, totals = host.manager.read(key)
+    _, readings, totals = read(host.ctx, key)
     return {total.event.name for total in totals} | {reading.event for reading in readings}
 
 
@@ -95,11 +99,11 @@ def test_files_and_figures_have_only_the_selected_events(host: Host, spawn: Call
     assert file_events() == shown_events(host) == wanted
     host.manager.maintenance.tick()
     assert {line.split()[0] for line in host.files("k")["quality"].splitlines()} == wanted
-    (usage,) = host.manager.read_all()
+    (usage,) = host.manager.usages.read_all()
     assert {total.event.name for total in usage.totals} == wanted
     assert {reading.event for reading in usage.readings} == wanted
     assert total_of(usage.totals).number
-    released = host.manager.release("k", owner="test")
+    released = release(host.ctx, "k", owner="test")
     assert {total.event.name for total in released.totals} == file_events() == wanted
     assert {line.split()[0] for line in host.files("k")["quality"].splitlines()} == wanted
     host.check()
@@ -112,17 +116,17 @@ def test_events_stay_selected_over_a_restart_a_move_and_a_loss(host: Host, spawn
     host.restart()
     assert shown_events(host) == {"core_energy"}
     host.make_class("other")
-    host.manager.move("k", "other")
+    move(host.ctx, "k", "other")
     host.check()
     links = [name for name, text in host.files("k").items() if text.startswith("-> ")]
     assert {Path(name).name for name in links} == {"core_energy"}
-    Path(host.tree.full_path(host.manager.get("k").first.ref)).rmdir()
+    Path(host.tree.full_path(host.get("k").first.ref)).rmdir()
     host.manager.maintenance.tick()
     host.manager.maintenance._tries.clear()
-    host.manager.assign(assignment("k", pid, member="again"))
-    assert host.manager.get("k").generation == 2
+    assign(host.ctx, assignment("k", pid, member="again"))
+    assert host.get("k").generation == 2
     assert shown_events(host) == {"core_energy"}
-    host.manager.release("k", owner="test")
+    release(host.ctx, "k", owner="test")
     host.check()
 
 
@@ -130,16 +134,16 @@ def test_reload_changes_new_runs_only(host: Host, spawn: Callable[[], int]) -> N
     use(host, events=ENERGY)
     begin(host, spawn())
     use(host, events=("mbm_total_bytes",), keeps_files=False)
-    host.manager.assign(assignment("k", spawn(), member="second", kind="container", facts=FACTS))
+    assign(host.ctx, assignment("k", spawn(), member="second", kind="container", facts=FACTS))
     begin(host, spawn(), key="later")
     assert shown_events(host) == {"core_energy"}
     assert shown_events(host, "later") == {"mbm_total_bytes"}
-    host.manager.release("k", owner="test")
+    release(host.ctx, "k", owner="test")
     host.manager.tick()
-    assert host.manager.get("k").state.is_over  # its files are kept, as when it began
-    host.manager.release("later", owner="test")
+    assert host.get("k").state.is_over  # its files are kept, as when it began
+    release(host.ctx, "later", owner="test")
     host.manager.tick()
-    assert host.manager.find("later") is None
+    assert host.ctx.store.get("later") is None
 
 
 def test_a_hidden_event_still_decides_what_unavailable_means(host: Host, spawn: Callable[[], int]) -> None:
@@ -152,7 +156,7 @@ def test_a_hidden_event_still_decides_what_unavailable_means(host: Host, spawn: 
     control.set_faults()
     control.run(pid, 1_000_000_000)
     host.restart()
-    for totals in (host.manager.read("k")[2], host.manager.release("k", owner="test").totals):
+    for totals in (read(host.ctx, "k")[2], release(host.ctx, "k", owner="test").totals):
         (energy,) = totals
         assert (energy.number, energy.quality) == (None, Quality.UNKNOWN)
     assert host.files("k")["quality"].startswith("core_energy unknown ")
@@ -160,27 +164,27 @@ def test_a_hidden_event_still_decides_what_unavailable_means(host: Host, spawn: 
 
 def test_hidden_events_are_in_the_figures_of_the_workload_around(host: Host, spawn: Callable[[], int]) -> None:
     pid = spawn()
-    host.manager.assign(assignment("outer", pid, member="outer"))
+    assign(host.ctx, assignment("outer", pid, member="outer"))
     use(host, events=ENERGY)
     begin(host, pid, nested=True)
     Control(host.mountpoint).run(pid, 1_000_000_000)
-    inner = host.manager.context.quality.final_totals
+    inner = host.ctx.quality.final_totals
     assert shown_events(host) == {"core_energy"}
-    host.manager.release("k", owner="test")
-    outer, _, own = host.manager.read("outer")
-    nested = {total.event.name: total for total in host.manager.nested_totals(outer, own)}
-    assert nested["mbm_total_bytes"].number == total_of(inner(host.manager.get("k"))).number
+    release(host.ctx, "k", owner="test")
+    outer, _, own = read(host.ctx, "outer")
+    nested = {total.event.name: total for total in nested_totals(host.ctx, outer, own)}
+    assert nested["mbm_total_bytes"].number == total_of(inner(host.get("k"))).number
     assert nested["mbm_total_bytes"].number
 
 
 def test_all_events_stay_in_the_view_of_the_machine(host: Host, spawn: Callable[[], int]) -> None:
     use(host, events=ENERGY)
-    host.manager.context.machine.read()
+    host.ctx.machine.read()
     pid = spawn()
     begin(host, pid)
     Control(host.mountpoint).run(pid, 1_000_000_000)
-    host.manager.release("k", owner="test")
-    pools = host.manager.context.machine.read().pools
+    release(host.ctx, "k", owner="test")
+    pools = host.ctx.machine.read().pools
     tracked = [use.number for use in pools if use.event.name == "mbm_total_bytes" and use.pool == "tracked"]
     assert sum(number or 0 for number in tracked) > 0
 
@@ -190,14 +194,14 @@ def test_hidden_events_and_runs_without_files_are_in_the_sums(host: Host, spawn:
     pid = spawn()
     begin(host, pid)
     Control(host.mountpoint).run(pid, 1_000_000_000)
-    (running,) = [one for one in host.manager.read_sums().names[NameKind.PROFILE] if one.name == "p"]
+    (running,) = [one for one in host.manager.usages.read_sums().names[NameKind.PROFILE] if one.name == "p"]
     hidden = running.amounts["mbm_total_bytes"]
     assert sum(hidden.values()) > 0
-    assert {total.event.name for usage in host.manager.read_all() for total in usage.totals} == set(ENERGY)
-    host.manager.release("k", owner="test")
+    assert {total.event.name for usage in host.manager.usages.read_all() for total in usage.totals} == set(ENERGY)
+    release(host.ctx, "k", owner="test")
     host.manager.tick()
     host.restart()
-    (ended,) = [one for one in host.manager.read_sums().names[NameKind.PROFILE] if one.name == "p"]
+    (ended,) = [one for one in host.manager.usages.read_sums().names[NameKind.PROFILE] if one.name == "p"]
     assert ended.amounts["mbm_total_bytes"] == hidden
     assert sum(ended.ends.values()) == 1
 
@@ -211,24 +215,24 @@ def test_files_that_are_not_kept_are_removed_at_the_end(host: Host, spawn: Calla
     assert any(name.endswith(".begin") for name in host.files("k"))
     # A daemon that is killed needs the begin values.
     host.restart()
-    released = host.manager.release("k", owner="test")
+    released = release(host.ctx, "k", owner="test")
     assert total_of(released.totals).number
-    host.manager.profiles = Profiles()
+    host.ctx.config.profiles = Profiles()
     host.restart()
     host.manager.tick()
     assert host.folder("groups") == host.folder("completed") == []
     with pytest.raises(NoSuchWorkload):
-        host.manager.read("k")
+        read(host.ctx, "k")
 
 
 def test_files_of_an_earlier_run_are_removed_too(host: Host, spawn: Callable[[], int]) -> None:
     use(host, keeps_files=False)
     begin(host, spawn())
-    host.manager.release("k", owner="test")
+    release(host.ctx, "k", owner="test")
     use(host)
     begin(host, spawn())
     assert host.folder("completed") == []
-    assert host.manager.get("k").generation == 2
+    assert host.get("k").generation == 2
 
 
 def test_damaged_file_of_the_hidden_events_is_not_exact(host: Host, spawn: Callable[[], int]) -> None:
@@ -240,7 +244,7 @@ def test_damaged_file_of_the_hidden_events_is_not_exact(host: Host, spawn: Calla
     control.set_faults()
     Path(host.run, "groups", "k", "unlisted.begin").write_text("damaged")
     try:
-        (energy,) = host.manager.release("k", owner="test").totals
+        (energy,) = release(host.ctx, "k", owner="test").totals
     except ResctrlError:
         return
     assert energy.quality is not Quality.EXACT

@@ -31,6 +31,9 @@ from resctrlmond.workloads.records import atomic_files, sums
 from resctrlmond.workloads.records.store import Store
 from resctrlmond.workloads.records.sums import MAX_NAME_LENGTH, MAX_NAMES, OTHER, NameUse, Sums, SumsUse, run_of
 from resctrlmond.workloads.records.usage import Usage
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.builders import save, workload
 from tests.workloads.conftest import Host, assignment, machine
 from tests.workloads.groups.test_cut import Fuse, cut
@@ -858,7 +861,7 @@ def fuse() -> Fuse:
 
 def sums_of(manager: Manager) -> dict[str, int]:
     """Return the traffic by namespace."""
-    found = manager.read_sums()
+    found = manager.usages.read_sums()
     return {one.name: int(amount(found, one.name)) for one in found.names[NameKind.NAMESPACE]}
 
 
@@ -871,22 +874,22 @@ def test_a_kill_at_each_change_of_an_end_counts_each_run_once(
     while killed:
         child = process()
         manager = small_host.manager
-        manager.assign(assignment(CTR, child.pid, "oci", member="c1"))
+        assign(manager.context, assignment(CTR, child.pid, "oci", member="c1"))
         if verb == "end":
             child.kill()
             child.wait()
-            killed = cut(fuse, step, lambda: small_host.manager.record_ends(CTR))
+            killed = cut(fuse, step, lambda: small_host.manager.maintenance.record_ends(CTR))
         else:
-            killed = cut(fuse, step, lambda: small_host.manager.release(CTR, owner="oci"))
+            killed = cut(fuse, step, lambda: release(small_host.ctx, CTR, owner="oci"))
         manager = small_host.restart()
-        if not manager.get(CTR).state.is_over:
-            manager.release(CTR, owner="oci")
-        truth += int(next(one.number or 0 for one in manager.read(CTR)[2] if one.event.name == TRAFFIC))
+        if not manager.context.store.known(CTR).state.is_over:
+            release(manager.context, CTR, owner="oci")
+        truth += int(next(one.number or 0 for one in read(manager.context, CTR)[2] if one.event.name == TRAFFIC))
         step += 1
-        found = manager.read_sums()
+        found = manager.usages.read_sums()
         assert sum(of(found).ends.values()) == step, f"after a kill before change {step - 1}"
         assert amount(found) == truth
-        assert of(small_host.restart().read_sums()).ends == of(found).ends
+        assert of(small_host.restart().usages.read_sums()).ends == of(found).ends
     assert step > 10
 
 
@@ -907,7 +910,7 @@ def test_random_workloads_have_the_sums_of_their_use(tmp_path: Path, process: St
                     child = process()
                     control.spawn(tid=child.pid)
                     attributes = {"pod.namespace": namespace} if namespace else {}
-                    host.manager.assign(assignment(key, child.pid, attributes=attributes))
+                    assign(host.ctx, assignment(key, child.pid, attributes=attributes))
                     running[key] = namespace, child.pid
                 case "use" if running:
                     namespace, pid = choices.choice(list(running.values()))
@@ -916,18 +919,18 @@ def test_random_workloads_have_the_sums_of_their_use(tmp_path: Path, process: St
                 case "end" if running:
                     key = choices.choice(list(running))
                     del running[key]
-                    host.manager.release(key, owner="test")
+                    release(host.ctx, key, owner="test")
                     ended += 1
                 case "restart":
                     host.restart()
-                    host.manager.settings = Settings(checkpoint_interval_s=1e-9, reserve=0)
+                    host.ctx.config.settings = Settings(checkpoint_interval_s=1e-9, reserve=0)
                 case _:
                     now = sums_of(host.manager)
                     assert all(now.get(name, 0) >= value for name, value in shown.items()), (step, shown, now)
                     shown = now
-        host.manager._usage._last = None  # a reading of now
+        host.manager.usages._pass._last = None  # a reading of now
         assert {name: value for name, value in sums_of(host.manager).items() if value} == truth
-        found = host.manager.read_sums()
+        found = host.manager.usages.read_sums()
         assert sum(sum(one.ends.values()) for one in found.names[NameKind.NAMESPACE]) == ended
         assert sum(one.running for one in found.names[NameKind.NAMESPACE]) == len(running)
         for grouping in NameKind:
@@ -939,34 +942,34 @@ def test_files_that_a_profile_does_not_keep_stay_until_the_sums_have_the_run(
     small_host: Host, process: Start, full: Callable[[bool], None]
 ) -> None:
     host = small_host
-    host.manager.assign(assignment(CTR, process().pid))
-    with host.manager.context.store.transaction(CTR) as txn:
+    assign(host.ctx, assignment(CTR, process().pid))
+    with host.ctx.store.transaction(CTR) as txn:
         txn.save(replace(txn.workload, keeps_files=False))
     full(True)
-    host.manager.release(CTR, owner="test")
+    release(host.ctx, CTR, owner="test")
     host.manager.tick()
-    assert host.manager.get(CTR).uncounted
+    assert host.get(CTR).uncounted
     full(False)
     host.restart()
-    assert of(host.manager.read_sums()).ends == {Quality.EXACT: 1}
+    assert of(host.manager.usages.read_sums()).ends == {Quality.EXACT: 1}
     host.manager.tick()
     host.manager.tick()
-    assert host.manager.find(CTR) is None
-    assert of(host.restart().read_sums()).ends == {Quality.EXACT: 1}
+    assert host.ctx.store.get(CTR) is None
+    assert of(host.restart().usages.read_sums()).ends == {Quality.EXACT: 1}
 
 
 def test_a_sum_does_not_fall_between_a_loss_and_the_next_run(tmp_path: Path, process: Start) -> None:
     with machine(tmp_path, "intel-rdt", 16) as (host, control):
         child = process()
         control.spawn(tid=child.pid)
-        host.manager.assign(assignment(CTR, child.pid))
+        assign(host.ctx, assignment(CTR, child.pid))
         control.run(child.pid, 10**9)
         assert sums_of(host.manager) == {"": GIB}
-        with host.manager.context.store.transaction(CTR) as txn:
+        with host.ctx.store.transaction(CTR) as txn:
             os.rmdir(host.tree.full_path(txn.workload.first.ref))
-            removal.lose(host.manager.context, txn, "removed")
-        assert host.manager.get(CTR).is_interrupted
+            removal.lose(host.ctx, txn, "removed")
+        assert host.get(CTR).is_interrupted
         assert sums_of(host.restart()) == {"": GIB}
-        host.manager.release(CTR, owner="test")
-        found = host.manager.read_sums()
+        release(host.ctx, CTR, owner="test")
+        found = host.manager.usages.read_sums()
         assert (amount(found), found.lost, of(found).ends) == (GIB, 1, {Quality.ESTIMATED: 1})

@@ -28,6 +28,10 @@ from resctrlmond.workloads.model.states import Quality, worst
 from resctrlmond.workloads.model.workload import State
 from resctrlmond.workloads.records import usage as usages
 from resctrlmond.workloads.records.usage import SharedPass, Usage
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.wait import wait_until
 from tests.workloads.builders import workload
 from tests.workloads.conftest import Host, assignment, locked
@@ -50,13 +54,13 @@ def long_interval(monkeypatch: pytest.MonkeyPatch, _no_interval: None) -> None:
 
 
 def all_usage(host: Host) -> dict[str, Usage]:
-    return {usage.workload.key: usage for usage in host.manager.read_all(with_ended=True)}
+    return {usage.workload.key: usage for usage in host.manager.usages.read_all(with_ended=True)}
 
 
 def check_as_read(host: Host) -> None:
     """Check that the use of each workload is that of Read."""
     for key, usage in all_usage(host).items():
-        record, readings, totals = host.manager.read(key)
+        record, readings, totals = read(host.ctx, key)
         assert (usage.workload, list(usage.readings), list(usage.totals)) == (record, readings, totals)
         assert not usage.error
 
@@ -65,9 +69,9 @@ def test_pass_has_the_totals_of_each_workload(tmp_path: Path, process: Start) ->
     with virtual_machine(tmp_path, "intel-aet") as (host, control):
         for key, seconds in (("a", 1), ("b", 3)):
             tid = control.spawn(tid=process().pid)
-            host.manager.assign(assignment(key, tid, late=False))
+            assign(host.ctx, assignment(key, tid, late=False))
             control.run(tid, seconds * 10**9)
-        host.manager.create("empty", owner="test")
+        create(host.ctx, "empty", owner="test")
         check_as_read(host)
         energy = {
             key: next(total.number for total in usage.totals if total.event.name == "core_energy")
@@ -77,19 +81,19 @@ def test_pass_has_the_totals_of_each_workload(tmp_path: Path, process: Start) ->
         assert energy["b"] == 3 * (energy["a"] or 0) > 0
 
         before = all_usage(host)["b"].totals
-        host.manager.release("b", owner="test")
+        release(host.ctx, "b", owner="test")
         check_as_read(host)
         ended = all_usage(host)["b"]
         assert (ended.workload.state, ended.read_at) == (State.COMPLETED, ended.workload.first.completed_at)
         assert [total.number for total in ended.totals] == [total.number for total in before]
-        assert [usage.workload.key for usage in host.manager.read_all()] == ["a", "empty"]
+        assert [usage.workload.key for usage in host.manager.usages.read_all()] == ["a", "empty"]
 
 
 @pytest.mark.parametrize("machine", ["intel-snc2", "intel-aet"])
 def test_parts_of_each_domain_add_up_to_the_totals(tmp_path: Path, process: Start, machine: str) -> None:
     with virtual_machine(tmp_path, machine) as (host, control):
         tid = control.spawn(tid=process().pid)
-        host.manager.assign(assignment("k", tid, late=False))
+        assign(host.ctx, assignment("k", tid, late=False))
         control.run(tid, 10**9)
         [usage] = translated(host)
         assert usage.domains
@@ -112,7 +116,7 @@ def test_parts_of_each_domain_add_up_to_the_totals(tmp_path: Path, process: Star
 
 
 def test_late_workload_is_late_for_the_same_reason_in_each_domain(host: Host, process: Start) -> None:
-    host.manager.assign(assignment("k", process().pid, late=True))
+    assign(host.ctx, assignment("k", process().pid, late=True))
     [usage] = translated(host)
     reasons = {total.event: total.reason for total in usage.totals}
     assert all(reasons.values())
@@ -131,16 +135,16 @@ def translated(host: Host) -> list[types.Usage]:
 
 
 def test_files_of_an_ended_workload_are_read_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    host.manager.create("k", owner="test")
-    host.manager.release("k", owner="test")
+    create(host.ctx, "k", owner="test")
+    release(host.ctx, "k", owner="test")
     first = all_usage(host)["k"]
 
     def fail(*_: object) -> None:
         raise AssertionError("read again")
 
-    monkeypatch.setattr(host.manager, "_totals", fail)
+    monkeypatch.setattr("resctrlmond.workloads.verbs.read.current_totals", fail)
     assert all_usage(host)["k"] is first
-    assert host.manager.read_all() == []
+    assert host.manager.usages.read_all() == []
     # They are kept only as long as callers ask for them.
     monkeypatch.setattr(usages, "FORGET_S", 0.0)
     host.manager.tick()
@@ -150,9 +154,9 @@ def test_files_of_an_ended_workload_are_read_once(host: Host, monkeypatch: pytes
 
 def test_new_run_of_an_ended_workload_has_its_own_use(host: Host) -> None:
     for run in (1, 2):
-        host.manager.create("k", owner="test")
+        create(host.ctx, "k", owner="test")
         check_as_read(host)
-        host.manager.release("k", owner="test")
+        release(host.ctx, "k", owner="test")
         check_as_read(host)
         assert all_usage(host)["k"].workload.generation == run
 
@@ -161,16 +165,16 @@ def test_pending_workload_has_no_use(host: Host) -> None:
     control = Control(host.mountpoint)
     control.set_faults(Fault(on=Operation.MKDIR, group="mon_groups/k", answer="ENOSPC"))
     try:
-        host.manager.create("k", owner="test")
-        (usage,) = host.manager.read_all()
+        create(host.ctx, "k", owner="test")
+        (usage,) = host.manager.usages.read_all()
     finally:
         control.set_faults()
     assert (usage.workload.state, usage.read_at, usage.readings, usage.totals) == (State.PENDING, "", (), ())
 
 
 def test_late_workload_is_late(host: Host, process: Start) -> None:
-    host.manager.assign(assignment("k", process().pid, late=True))
-    (usage,) = host.manager.read_all()
+    assign(host.ctx, assignment("k", process().pid, late=True))
+    (usage,) = host.manager.usages.read_all()
     assert {total.quality for total in usage.totals} == {Quality.LATE}
 
 
@@ -178,7 +182,7 @@ def test_workload_that_cannot_be_read_does_not_keep_others_from_being_read(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key in "abc":
-        host.manager.create(key, owner="test")
+        create(host.ctx, key, owner="test")
     read = host.tree.read
 
     def fail_for_b(ref: object) -> object:
@@ -194,8 +198,8 @@ def test_workload_that_cannot_be_read_does_not_keep_others_from_being_read(
 
 
 def test_locked_ended_workload_does_not_block(host: Host) -> None:
-    host.manager.create("k", owner="test")
-    host.manager.release("k", owner="test")
+    create(host.ctx, "k", owner="test")
+    release(host.ctx, "k", owner="test")
     with locked(host, "k"):
         assert all_usage(host)["k"].error == "another call changes it now"
     check_as_read(host)
@@ -318,7 +322,7 @@ def test_workloads_that_come_and_go_during_passes(host: Host) -> None:
 
     def read() -> None:
         while not is_over.is_set():
-            passes.append(host.manager.read_all(with_ended=True))
+            passes.append(host.manager.usages.read_all(with_ended=True))
             time.sleep(0.005)  # else the calls below wait for Python's lock most of the time
 
     reader = threading.Thread(target=read)
@@ -326,8 +330,8 @@ def test_workloads_that_come_and_go_during_passes(host: Host) -> None:
     try:
         for number in range(60):
             key = f"k{number % 3}"
-            host.manager.create(key, owner="test")
-            host.manager.release(key, owner="test")
+            create(host.ctx, key, owner="test")
+            release(host.ctx, key, owner="test")
         wait_until(lambda: len(passes) > 2)
     finally:
         is_over.set()
@@ -341,10 +345,10 @@ def test_workloads_that_come_and_go_during_passes(host: Host) -> None:
 @pytest.mark.parametrize(
     "reading",
     [
-        (counters, "readings", Manager.read_all),
-        (machine, "read_class", Manager.read_machine),
-        (counters, "readings", Manager.read_sums),
-        (Tree, "capacity", Manager.tree_status),
+        (counters, "readings", lambda manager: manager.usages.read_all()),
+        (machine, "read_class", lambda manager: manager.machine.get()),
+        (counters, "readings", lambda manager: manager.usages.read_sums()),
+        (Tree, "capacity", lambda manager: manager.watcher.look()),
     ],
     ids=["ReadAll", "Machine", "Sums", "Status"],
 )
@@ -367,7 +371,7 @@ def test_reading_for_a_scrape_that_hangs_delays_no_start_and_no_end(
             go_on.wait()
         return original(*arguments)
 
-    host.manager.assign(assignment("a", process().pid))
+    assign(host.ctx, assignment("a", process().pid))
     read(host.manager)  # the pools of the machine begin with the first reading
     monkeypatch.setattr(place, function, hang)
     scrape = threading.Thread(target=read, args=(host.manager,))
@@ -375,8 +379,8 @@ def test_reading_for_a_scrape_that_hangs_delays_no_start_and_no_end(
     try:
         assert reached.wait(60)
         for key in ("b", "a"):
-            assert host.manager.assign(assignment(key, process().pid)).moved.moved == 1
-            assert host.manager.release(key, owner="test").completed
+            assert assign(host.ctx, assignment(key, process().pid)).moved.moved == 1
+            assert release(host.ctx, key, owner="test").completed
     finally:
         go_on.set()
         scrape.join()

@@ -25,6 +25,8 @@ from resctrlmond.workloads.model.workload import (
     replace,
 )
 from resctrlmond.workloads.records.record_format import VERSION, decode
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
 from tests.workloads.builders import workload
 from tests.workloads.conftest import Host, assignment
 
@@ -150,10 +152,10 @@ def rewritten(host: Host, old: int, new: int) -> bytes:
 @pytest.mark.parametrize("has_task", [True, False])
 def test_records_of_a_later_version_are_not_changed(host: Host, process: Start, has_task: bool) -> None:
     if has_task:
-        host.manager.assign(assignment("k", process().pid))
+        assign(host.ctx, assignment("k", process().pid))
     else:
-        host.manager.create("k", owner="a")
-    before, files, group = host.manager.get("k"), host.files("k"), host.marked_groups()
+        create(host.ctx, "k", owner="a")
+    before, files, group = host.get("k"), host.files("k"), host.marked_groups()
     later = rewritten(host, VERSION, VERSION + 1)
 
     manager = host.restart()
@@ -162,23 +164,23 @@ def test_records_of_a_later_version_are_not_changed(host: Host, process: Start, 
     assert str(Path(host.run, "records", "k.json")) in problems[0]
     assert any("another version wrote its record: not changed" in problem for problem in manager.problems)
     manager.maintenance.tick()
-    assert manager.workloads() == []
+    assert manager.context.store.all() == []
     assert host.folder("records") == ["k.json"]
     assert Path(host.run, "records", "k.json").read_bytes() == later
     assert (host.files("k"), host.marked_groups()) == (files, group)
 
     rewritten(host, VERSION + 1, VERSION)
-    assert host.restart().get("k") == before
+    assert host.restart().context.store.known("k") == before
     host.check()
 
 
 def test_call_for_the_key_gets_a_new_run_and_the_later_record_is_kept(host: Host, process: Start) -> None:
     child = process()
-    host.manager.assign(assignment("k", child.pid))
+    assign(host.ctx, assignment("k", child.pid))
     later = rewritten(host, VERSION, VERSION + 1)
     manager = host.restart()
-    assert manager.create("k", owner="a").first.baseline is Quality.UNKNOWN
-    assert manager.assign(assignment("k", child.pid)).workload.state is State.ACTIVE
+    assert create(manager.context, "k", owner="a").first.baseline is Quality.UNKNOWN
+    assert assign(manager.context, assignment("k", child.pid)).workload.state is State.ACTIVE
     assert Path(host.run, "records", "k.json.unreadable").read_bytes() == later
     host.check()
 
@@ -186,27 +188,27 @@ def test_call_for_the_key_gets_a_new_run_and_the_later_record_is_kept(host: Host
 @pytest.mark.parametrize("prefix", ["", "rm-"])
 def test_take_over_from_a_workload_of_a_later_version_is_marked(host: Host, process: Start, prefix: str) -> None:
     """Its record cannot be changed, and said exact when that version was back."""
-    host.settings = host.manager.settings = replace(host.settings, group_prefix=prefix)
+    host.settings = host.ctx.config.settings = replace(host.settings, group_prefix=prefix)
     child = process()
-    host.manager.assign(assignment("k", child.pid))
+    assign(host.ctx, assignment("k", child.pid))
     rewritten(host, VERSION, VERSION + 1)
     host.restart()
-    host.manager.assign(assignment("another", child.pid, take_over=True))
+    assign(host.ctx, assignment("another", child.pid, take_over=True))
     child.kill()
     child.wait()
     rewritten(host, VERSION + 1, VERSION)
     host.restart()
-    assert host.manager.get("k").first.baseline is Quality.ESTIMATED
+    assert host.get("k").first.baseline is Quality.ESTIMATED
 
 
 def test_take_over_marks_no_other_workload_of_a_later_version(host: Host, process: Start) -> None:
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     child = process()
-    host.manager.assign(assignment("other", child.pid))
+    assign(host.ctx, assignment("other", child.pid))
     rewritten(host, VERSION, VERSION + 1)
     host.restart()
-    host.manager.assign(assignment("another", child.pid, take_over=True))
+    assign(host.ctx, assignment("another", child.pid, take_over=True))
     rewritten(host, VERSION + 1, VERSION)
     host.restart()
-    assert host.manager.get("k").first.baseline is Quality.EXACT
-    assert host.manager.get("other").first.baseline is Quality.LATE
+    assert host.get("k").first.baseline is Quality.EXACT
+    assert host.get("other").first.baseline is Quality.LATE

@@ -20,6 +20,10 @@ from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.rmids import overflow, rmid_queue
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import UID, Host, assignment, join, own_host
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -59,13 +63,13 @@ class Units:
             priority=priority,
             attributes={"unit": key, **attributes},
         )
-        return self.host.manager.assign(request).workload
+        return assign(self.host.ctx, request).workload
 
     def stop(self, key: str) -> None:
         child = self.children.pop(key)
         child.kill()
         child.wait()
-        self.host.manager.release(key, owner=SYSTEMD)
+        release(self.host.ctx, key, owner=SYSTEMD)
         os.rmdir(self.path(key))
 
     def group(self, key: str) -> str:
@@ -73,7 +77,7 @@ class Units:
 
     def shared(self) -> list[str]:
         """Return the living members of the shared group."""
-        return sorted(member.id for member in self.host.manager.get(SHARED).living)
+        return sorted(member.id for member in self.host.get(SHARED).living)
 
     def tick(self) -> None:
         self.host.manager.maintenance.tick()
@@ -85,7 +89,7 @@ def few(
 ) -> Iterator[Units]:
     """Yield units on a machine with these RMIDs, root's among them, and without limbo."""
     with own_host(top, profile, rmids) as host:
-        host.settings = host.manager.settings = Settings(reserve=1, overflow=shared)
+        host.settings = host.ctx.config.settings = Settings(reserve=1, overflow=shared)
         made = Units(host, cgroup, process)
         yield made
         host.check()
@@ -107,30 +111,30 @@ def test_units_without_an_rmid_share_a_group_and_each_task_is_counted_once(units
     units.tick()
     assert [units.group(key) for key in LONG] == ["a.service", "b.service", SHARED, SHARED]
     manager = units.host.manager
-    around = manager.get(SHARED)
+    around = manager.context.store.known(SHARED)
     assert [claim.owner for claim in around.claims] == [OVERFLOW]
     assert around.attributes == {"kind": "overflow", "unit": "-.slice"}
     assert {member.kind for member in around.living} == {"overflow"}
     assert around.first.baseline is Quality.LATE
-    _, readings, totals = manager.read(SHARED)
+    _, readings, totals = read(manager.context, SHARED)
     assert readings
     assert {total.quality for total in totals} == {Quality.LATE}
     for key in ("c.service", "d.service"):
-        record, readings, totals = manager.read(key)
+        record, readings, totals = read(manager.context, key)
         assert (record.state, readings) == (State.PENDING, [])
         assert {total.quality for total in totals} == {Quality.UNKNOWN}
         why = f"shared with 1 other in {SHARED}, because no RMID is free for it"
         assert {total.reason for total in totals} == {why}
-    usages = {usage.workload.key: usage for usage in manager.read_all()}
+    usages = {usage.workload.key: usage for usage in manager.usages.read_all()}
     assert {total.quality for total in usages["c.service"].totals} == {Quality.UNKNOWN}
     # One RMID is left for a container.
-    assert manager.create("box", owner="oci").state is State.IDLE
+    assert create(manager.context, "box", owner="oci").state is State.IDLE
     for _ in range(3):
         for key in (*LONG, SHARED):
-            if manager.get(key).state.has_group:
+            if manager.context.store.known(key).state.has_group:
                 manager.maintenance.sweep(key)
     assert [units.group(key) for key in LONG] == ["a.service", "b.service", SHARED, SHARED]
-    assert manager.get(SHARED).first.baseline is Quality.LATE
+    assert manager.context.store.known(SHARED).first.baseline is Quality.LATE
 
 
 def test_unit_that_gets_an_rmid_takes_its_tasks_and_is_late_with_a_bound(units: Units) -> None:
@@ -143,14 +147,14 @@ def test_unit_that_gets_an_rmid_takes_its_tasks_and_is_late_with_a_bound(units: 
     units.tick()
     units.stop("a.service")
     # A sweep of the shared group may come before the unit leaves it.
-    rmid_queue.serve(units.host.manager.context, lambda key: nullcontext())
+    rmid_queue.serve(units.host.ctx, lambda key: nullcontext())
     assert units.group("c.service") == "c.service"
     assert units.shared() == ["c.service", "d.service"]
     units.host.manager.maintenance.sweep(SHARED)
     assert units.group("c.service") == "c.service"
     units.tick()
     assert units.shared() == ["d.service"]
-    record = units.host.manager.get("c.service")
+    record = units.host.get("c.service")
     assert record.first.baseline is Quality.LATE
     assert any("had used up to" in reason for reason in record.first.baseline_reasons), record.first
     # The shared group takes nothing back, and a task that starts outside goes to the unit.
@@ -162,7 +166,7 @@ def test_unit_that_gets_an_rmid_takes_its_tasks_and_is_late_with_a_bound(units: 
         assert units.host.tree.membership(burner.pid).group == "c.service"
     burner.kill()
     burner.wait()
-    reasons = units.host.manager.get(SHARED).first.baseline_reasons
+    reasons = units.host.get(SHARED).first.baseline_reasons
     assert not any("left the control group" in reason for reason in reasons)
 
 
@@ -174,15 +178,15 @@ def test_shared_group_ends_some_time_after_its_last_member(units: Units, monkeyp
     units.stop("d.service")
     units.tick()
     assert units.shared() == []
-    assert units.host.manager.get(SHARED).state is State.IDLE
+    assert units.host.get(SHARED).state is State.IDLE
     # A unit that waits again finds the same group.
     units.start("e.service")
     units.tick()
-    assert (units.group("e.service"), units.host.manager.get(SHARED).generation) == (SHARED, 1)
+    assert (units.group("e.service"), units.host.get(SHARED).generation) == (SHARED, 1)
     units.stop("e.service")
     monkeypatch.setattr(overflow, "LINGER_S", 0.0)
     units.tick()
-    assert units.host.manager.get(SHARED).state is State.COMPLETED
+    assert units.host.get(SHARED).state is State.COMPLETED
     assert units.host.tree.free_rmids() == 2
 
 
@@ -191,13 +195,13 @@ def test_without_a_budget_no_group_is_shared_and_a_reload_ends_it(units: Units) 
         units.start(key)
     units.tick()
     assert units.shared() == ["c.service", "d.service"]
-    units.host.manager.settings = Settings(reserve=1, overflow=0)
+    units.host.ctx.config.settings = Settings(reserve=1, overflow=0)
     units.tick()
-    assert units.host.manager.get(SHARED).state is State.COMPLETED
+    assert units.host.get(SHARED).state is State.COMPLETED
     # Its RMID is one for a unit now.
     units.tick()
     assert [units.group(key) for key in LONG] == ["a.service", "b.service", "c.service", ""]
-    assert units.host.manager.read("d.service")[2] == []
+    assert read(units.host.ctx, "d.service")[2] == []
 
 
 def test_no_more_groups_are_shared_than_the_budget(tmp_path: Path, cgroup: str, process: Start) -> None:
@@ -211,7 +215,7 @@ def test_no_more_groups_are_shared_than_the_budget(tmp_path: Path, cgroup: str, 
         units.start("f.service")
         for _ in range(2):
             units.tick()
-        assert units.host.manager.find("overflow@user-1000.slice") is None
+        assert units.host.ctx.store.get("overflow@user-1000.slice") is None
         assert (units.group("user-1000:e.service"), units.group("f.service")) == ("", "")
         assert units.host.tree.membership(units.children["f.service"].pid) == Membership("gold", "")
         assert units.host.tree.free_rmids() == 1
@@ -234,7 +238,10 @@ def test_each_class_and_user_has_a_shared_group_of_its_own(tmp_path: Path, cgrou
         assert where["user-1000:e.service"] == Membership("", "overflow@user-1000.slice")
         assert where["f.service"] == Membership("gold", SHARED)
         assert where["g.service"] == Membership("", SHARED)
-        assert sorted(group.class_ for group in units.host.manager.get(SHARED).existing_groups) == ["", "gold"]
+        assert sorted(group.class_ for group in units.host.get(SHARED).existing_groups) == [
+            "",
+            "gold",
+        ]
 
 
 def test_slice_that_is_counted_has_the_units_in_it(units: Units) -> None:
@@ -249,10 +256,10 @@ def test_slice_that_is_counted_has_the_units_in_it(units: Units) -> None:
     request = Assignment(
         key="b.service", owner=SYSTEMD, cgroup=units.path(inner), kind="unit", member="b.service", priority=-1
     )
-    units.host.manager.assign(request)
+    assign(units.host.ctx, request)
     units.tick()
     units.host.manager.maintenance.sweep("web.slice")
-    assert units.host.manager.find(SHARED) is None
+    assert units.host.ctx.store.get(SHARED) is None
     assert units.group(inner) == "web.slice"
     join(units.top, units.children.pop(inner).pid)
     os.rmdir(units.path(inner))
@@ -266,7 +273,7 @@ def test_container_that_starts_in_the_shared_group_is_exact(units: Units) -> Non
     join(units.path("c.service"), init.pid)
     units.host.manager.maintenance.sweep(SHARED)
     assert units.host.tree.membership(init.pid).group == SHARED
-    record = units.host.manager.assign(assignment(UID, init.pid, "oci", member="c1")).workload
+    record = assign(units.host.ctx, assignment(UID, init.pid, "oci", member="c1")).workload
     assert (record.state, record.first.baseline) == (State.ACTIVE, Quality.EXACT)
     for _ in range(2):
         units.host.manager.maintenance.sweep(SHARED)
@@ -292,7 +299,7 @@ def test_units_that_a_reload_deselects_leave_the_shared_group(units: Units) -> N
     for key in LONG:
         units.start(key)
     units.tick()
-    units.host.manager.release("c.service", owner=SYSTEMD)
+    release(units.host.ctx, "c.service", owner=SYSTEMD)
     units.tick()
     assert units.group("c.service") == ""
     assert units.shared() == ["d.service"]
@@ -305,7 +312,7 @@ def test_start_after_a_kill_keeps_the_shared_group(units: Units) -> None:
     units.host.restart()
     units.tick()
     assert [units.group(key) for key in LONG] == ["a.service", "b.service", SHARED, SHARED]
-    assert units.host.manager.get(SHARED).generation == 1
+    assert units.host.get(SHARED).generation == 1
 
 
 def test_shared_group_that_another_program_removed_is_created_before_waiting_units_get_one(units: Units) -> None:
@@ -313,27 +320,27 @@ def test_shared_group_that_another_program_removed_is_created_before_waiting_uni
         units.start(key)
     units.tick()
     manager = units.host.manager
-    os.rmdir(units.host.tree.full_path(manager.get(SHARED).first.ref))
-    manager.settings = Settings(reserve=4, overflow=1)
+    os.rmdir(units.host.tree.full_path(manager.context.store.known(SHARED).first.ref))
+    manager.context.config.settings = Settings(reserve=4, overflow=1)
     deadline = time.monotonic() + 60
-    while manager.get(SHARED).state is not State.PENDING:
+    while manager.context.store.known(SHARED).state is not State.PENDING:
         assert time.monotonic() < deadline
         units.tick()
     assert units.group("c.service") == ""
-    manager.settings = Settings(reserve=1, overflow=1)
+    manager.context.config.settings = Settings(reserve=1, overflow=1)
     units.tick()
     assert [units.group(key) for key in LONG] == ["a.service", "b.service", SHARED, SHARED]
-    assert manager.get(SHARED).generation == 2
+    assert manager.context.store.known(SHARED).generation == 2
 
 
 def test_client_that_has_the_key_keeps_it(units: Units) -> None:
-    units.host.manager.create(SHARED, owner="me")
+    create(units.host.ctx, SHARED, owner="me")
     for key in LONG:
         units.start(key)
     units.tick()
-    assert [claim.owner for claim in units.host.manager.get(SHARED).claims] == ["me"]
+    assert [claim.owner for claim in units.host.get(SHARED).claims] == ["me"]
     assert "a client has claimed the key" in units.host.manager.problems[0]
-    units.host.manager.release(SHARED, owner="me")
+    release(units.host.ctx, SHARED, owner="me")
 
 
 def test_storm_of_restarts_leaves_rmids_to_containers_and_no_groups(
@@ -350,9 +357,9 @@ def test_storm_of_restarts_leaves_rmids_to_containers_and_no_groups(
             units.start(key)
         if number % 3 == 0:
             units.tick()
-        box = units.host.manager.create(f"box{number}", owner="oci")
+        box = create(units.host.ctx, f"box{number}", owner="oci")
         assert box.state is State.IDLE
-        units.host.manager.release(box.key, owner="oci")
+        release(units.host.ctx, box.key, owner="oci")
         assert len(units.host.marked_groups()) <= 3
     units.tick()
     assert len(units.shared()) == 10
@@ -376,7 +383,7 @@ def test_units_between_two_starts_do_not_keep_others_out_of_the_shared_group(
         child.kill()
         child.wait()
     units.tick()
-    assert [member.id for member in units.host.manager.get("c.service").dormant] == ["c.service"]
+    assert [member.id for member in units.host.get("c.service").dormant] == ["c.service"]
     units.start("e.service")
     units.tick()
     assert units.shared() == ["e.service"]
@@ -402,7 +409,7 @@ def test_units_that_have_left_the_shared_group_are_forgotten(units: Units, monke
         units.tick()
         units.stop(key)
         units.tick()
-    record = units.host.manager.get(SHARED)
+    record = units.host.get(SHARED)
     known = {"c.service", "d.service", "run-3.service", "run-4.service"}
     assert {member.id for member in record.members} == known
     assert record.other_cpu_ns.keys() <= known

@@ -17,6 +17,10 @@ from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.rmids import rmid_transfer
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import Host, assignment, join, own_host, when_all_stand
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -38,10 +42,10 @@ class Units:
             self.pids[key] = self.process().pid
             join(path, self.pids[key])
         request = Assignment(key=key, owner=SYSTEMD, cgroup=path, kind="unit", member=key, priority=priority)
-        return self.host.manager.assign(request).workload
+        return assign(self.host.ctx, request).workload
 
     def states(self, *keys: str) -> list[State]:
-        return [self.host.manager.get(key).state for key in keys]
+        return [self.host.get(key).state for key in keys]
 
     def group(self, key: str) -> str:
         return self.host.tree.membership(self.pids[key]).group
@@ -74,14 +78,14 @@ def test_container_gets_the_rmid_of_the_unit_with_the_lowest_priority(units: Uni
         units.start(key, -1 - number)
     init = process()
     manager = units.host.manager
-    before = manager.get("c.service")
-    assert manager.assign(assignment("box", init.pid, "oci", member="box")).workload.state is State.PENDING
+    before = manager.context.store.known("c.service")
+    assert assign(manager.context, assignment("box", init.pid, "oci", member="box")).workload.state is State.PENDING
     units.tick()
     assert units.states("a.service", "b.service", "c.service") == [State.ACTIVE, State.ACTIVE, State.PENDING]
-    now = manager.get("c.service")
+    now = manager.context.store.known("c.service")
     assert (now.generation, now.priority, now.is_claimed_by(SYSTEMD)) == (2, -3, True)
     assert "needed for box, which has a higher priority" in now.reason
-    assert manager.read("c.service") == (now, [], [])
+    assert read(manager.context, "c.service") == (now, [], [])
     # The run that ended is kept, with the values of its end and its own quality.
     ended = Path(units.host.run, "completed", "c.service", str(before.generation))
     assert (ended / "completed_at").exists()
@@ -91,10 +95,10 @@ def test_container_gets_the_rmid_of_the_unit_with_the_lowest_priority(units: Uni
     assert units.host.tree.membership(init.pid).group == "box"
     assert units.group("c.service") == ""
     # It gets the next free one, as a run of its own.
-    manager.release("box", owner="oci")
+    release(manager.context, "box", owner="oci")
     units.tick()
     assert units.group("c.service") == "c.service"
-    later = manager.get("c.service")
+    later = manager.context.store.known("c.service")
     assert (later.generation, later.prior_runs, later.first.baseline) == (2, None, Quality.LATE)
 
 
@@ -112,7 +116,7 @@ def test_tasks_have_left_the_group_when_it_is_removed(
 
     for key in ("a.service", "b.service", "c.service"):
         units.start(key)
-    units.host.manager.assign(assignment("box", process().pid, "oci", member="box"))
+    assign(units.host.ctx, assignment("box", process().pid, "oci", member="box"))
     monkeypatch.setattr(Tree, "remove", noted)
     units.tick()
     assert list(found.values()) == [[]]
@@ -135,20 +139,20 @@ def test_unit_keeps_its_rmid_while_another_one_in_limbo_becomes_free(
     with own_host(tmp_path, "intel-rdt", 3) as host:
         units = Units(host, cgroup, process)
         units.start("a.service")
-        host.manager.create("first", owner="me")
-        host.manager.release("first", owner="me")
-        second = host.manager.create("second", owner="me")
+        create(host.ctx, "first", owner="me")
+        release(host.ctx, "first", owner="me")
+        second = create(host.ctx, "second", owner="me")
         assert (second.state, second.first.in_limbo) == (State.PENDING, True)
         units.tick()
         assert when_all_stand(host, "second").state is State.IDLE
-        assert (host.manager.get("a.service").generation, units.states("a.service")) == (1, [State.ACTIVE])
+        assert (host.get("a.service").generation, units.states("a.service")) == (1, [State.ACTIVE])
         join(cgroup, units.pids["a.service"])
         os.rmdir(os.path.join(cgroup, "a.service"))
 
 
 @pytest.mark.usefixtures("at_once")
 def test_unit_of_a_higher_priority_takes_from_a_lower_one_beyond_the_reserve(units: Units) -> None:
-    units.host.manager.settings = Settings(reserve=1, overflow=0)
+    units.host.ctx.config.settings = Settings(reserve=1, overflow=0)
     units.start("a.service", -2)
     units.start("b.service", -2)
     assert units.start("c.service", -1).state is State.PENDING
@@ -162,13 +166,13 @@ def test_unit_of_a_higher_priority_takes_from_a_lower_one_beyond_the_reserve(uni
 @pytest.mark.usefixtures("at_once")
 def test_containers_and_workloads_of_clients_keep_their_rmids(units: Units, process: Start) -> None:
     manager = units.host.manager
-    manager.assign(assignment("box", process().pid, "oci", member="box", priority=-900))
-    manager.assign(assignment("job", process().pid, "me", priority=-900))
+    assign(manager.context, assignment("box", process().pid, "oci", member="box", priority=-900))
+    assign(manager.context, assignment("job", process().pid, "me", priority=-900))
     units.start("a.service", -900)
     # A client claims it as well.
-    manager.create("a.service", owner="me")
+    create(manager.context, "a.service", owner="me")
     for _ in range(2):
-        manager.create("urgent", owner="me", priority=1000)
+        create(manager.context, "urgent", owner="me", priority=1000)
         units.tick()
     assert units.states("box", "job", "a.service", "urgent") == [State.ACTIVE] * 3 + [State.PENDING]
 
@@ -176,7 +180,7 @@ def test_containers_and_workloads_of_clients_keep_their_rmids(units: Units, proc
 def test_unit_keeps_a_new_rmid_for_a_time(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("a.service", "b.service", "c.service"):
         units.start(key)
-    units.host.manager.create("box", owner="oci")
+    create(units.host.ctx, "box", owner="oci")
     units.tick()
     assert units.states("a.service", "b.service", "c.service", "box") == [State.ACTIVE] * 3 + [State.PENDING]
     monkeypatch.setattr(rmid_transfer, "MIN_RUN_S", 0.0)
@@ -195,15 +199,15 @@ def test_no_more_rmids_are_taken_than_groups_wait(
         units = Units(host, cgroup, process)
         for key in ("a.service", "b.service", "c.service", "d.service"):
             units.start(key)
-        host.manager.create("box", owner="oci")
+        create(host.ctx, "box", owner="oci")
         for _ in range(4):
             units.tick()
         assert when_all_stand(host, "box").state is State.IDLE
         keys = ["a.service", "b.service", "c.service", "d.service"]
         assert sorted(units.states(*keys)) == [State.ACTIVE] * 3 + [State.PENDING]
-        assert sorted(host.manager.get(key).generation for key in keys) == [1, 1, 1, 2]
-        host.manager.create("box2", owner="oci")
-        host.manager.create("box3", owner="oci")
+        assert sorted(host.get(key).generation for key in keys) == [1, 1, 1, 2]
+        create(host.ctx, "box2", owner="oci")
+        create(host.ctx, "box3", owner="oci")
         when_all_stand(host, "box3")
         assert sorted(units.states(*keys)) == [State.ACTIVE] + [State.PENDING] * 3
         host.check()
@@ -225,12 +229,12 @@ def test_unit_without_a_task_and_the_least_used_one_go_first(units: Units) -> No
         units.start(busy)
         os.kill(units.pids[idle], 9)
         os.waitpid(units.pids[idle], 0)
-        units.host.manager.record_ends(idle)
+        units.host.manager.maintenance.record_ends(idle)
         assert units.states(idle) == [State.IDLE]
         units.pids[idle] = units.process().pid
         order = []
         for number in range(2):
-            units.host.manager.create(f"box{number}", owner="oci")
+            create(units.host.ctx, f"box{number}", owner="oci")
             units.tick()
             order.append([key for key in (busy, quiet, idle) if units.states(key) == [State.PENDING]])
             units.tick()
@@ -247,17 +251,17 @@ def test_unit_whose_end_cannot_be_written_keeps_its_group_until_it_is(
 ) -> None:
     for key in ("a.service", "b.service", "c.service"):
         units.start(key)
-    units.host.manager.create("box", owner="oci")
-    end = type(units.host.manager.context.snapshots).end
+    create(units.host.ctx, "box", owner="oci")
+    end = type(units.host.ctx.snapshots).end
 
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(type(units.host.manager.context.snapshots), "end", refuse)
+    monkeypatch.setattr(type(units.host.ctx.snapshots), "end", refuse)
     units.tick()
-    assert units.host.manager.get("a.service").state is State.ENDING
+    assert units.host.get("a.service").state is State.ENDING
     assert "a.service" in {found.ref.name for found in units.host.marked_groups()}
-    monkeypatch.setattr(type(units.host.manager.context.snapshots), "end", end)
+    monkeypatch.setattr(type(units.host.ctx.snapshots), "end", end)
     units.tick()
     units.tick()
     assert units.states("box", "a.service") == [State.IDLE, State.COMPLETED]
@@ -270,17 +274,17 @@ def test_no_unit_gives_up_an_rmid_that_the_reserve_keeps_from_the_next_one(
     """Containers have taken RMIDs of the reserve, so a unit that waits gets none of those that become free."""
     monkeypatch.setattr(rmid_transfer, "UNUSED_S", 0.0)
     manager = units.host.manager
-    manager.settings = Settings(reserve=0, overflow=0)
+    manager.context.config.settings = Settings(reserve=0, overflow=0)
     units.start("a.service", -2)
-    manager.assign(assignment("box", process().pid, "oci", member="box"))
-    manager.assign(assignment("box2", process().pid, "oci", member="box2"))
-    manager.settings = Settings(reserve=2, overflow=0)
+    assign(manager.context, assignment("box", process().pid, "oci", member="box"))
+    assign(manager.context, assignment("box2", process().pid, "oci", member="box2"))
+    manager.context.config.settings = Settings(reserve=2, overflow=0)
     units.start("c.service", -1)
     for _ in range(3):
         units.tick()
     assert units.states("a.service", "c.service") == [State.ACTIVE, State.PENDING]
-    manager.release("box", owner="oci")
-    manager.release("box2", owner="oci")
+    release(manager.context, "box", owner="oci")
+    release(manager.context, "box2", owner="oci")
     units.tick()
     units.tick()
     assert units.states("a.service", "c.service") == [State.PENDING, State.ACTIVE]

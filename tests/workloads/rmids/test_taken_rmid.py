@@ -16,6 +16,9 @@ from resctrlmond.workloads.model.workload import State, replace
 from resctrlmond.workloads.profiles.requests import Assignment, UnitCommand
 from resctrlmond.workloads.records import store
 from resctrlmond.workloads.rmids import rmid_transfer
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import Host, join, own_host
 from tests.workloads.groups.test_cut import Fuse, cut
 
@@ -35,7 +38,8 @@ class Service:
         """Start the service, and then the container."""
         child = self.child = self.process()
         join(self.path, child.pid)
-        self.host.manager.assign(
+        assign(
+            self.host.ctx,
             Assignment(
                 key=KEY,
                 owner=SYSTEMD,
@@ -46,10 +50,10 @@ class Service:
                 late=False,
                 priority=-1,
                 unit_command=UnitCommand(commands=(f"ExecStart={child.pid}",)),
-            )
+            ),
         )
-        assert self.host.manager.get(KEY).first.baseline is Quality.EXACT
-        assert self.host.manager.create("box", owner="oci").state is State.PENDING
+        assert self.host.get(KEY).first.baseline is Quality.EXACT
+        assert create(self.host.ctx, "box", owner="oci").state is State.PENDING
 
     def tick(self) -> None:
         self.host.manager.maintenance.tick()
@@ -62,8 +66,8 @@ class Service:
         self.child.wait()
 
     def release(self) -> None:
-        if not self.host.manager.get(KEY).state.is_over:
-            self.host.manager.release(KEY, owner=SYSTEMD)
+        if not self.host.get(KEY).state.is_over:
+            release(self.host.ctx, KEY, owner=SYSTEMD)
 
     def files(self, generation: int) -> Path:
         """Return the folder of the files of a run."""
@@ -95,9 +99,12 @@ def test_run_of_a_service_whose_rmid_is_taken_is_exact(service: Service) -> None
     service.tick()
     service.tick()
     manager = service.host.manager
-    assert (manager.get("box").state, manager.get(KEY).state) == (State.IDLE, State.PENDING)
+    assert (manager.context.store.known("box").state, manager.context.store.known(KEY).state) == (
+        State.IDLE,
+        State.PENDING,
+    )
     assert service.qualities(1) == {"exact"}
-    assert manager.get(KEY).generation == 2
+    assert manager.context.store.known(KEY).generation == 2
 
 
 @pytest.mark.parametrize("is_restarted", [True, False])
@@ -107,21 +114,27 @@ def test_exact_service_keeps_its_rmid_until_the_watch_has_asked_systemd_about_it
     """A command may have run outside and ended: while no daemon ran, or at the stop."""
     monkeypatch.setattr(rmid_transfer, "MIN_RUN_S", 1000.0)
     service.start()
-    with service.host.manager.context.store.transaction(KEY) as txn:
+    with service.host.ctx.store.transaction(KEY) as txn:
         txn.save_group(replace(txn.workload.first, created_ns=txn.workload.first.created_ns - 2000 * 10**9))
     if is_restarted:
         service.host.restart()
     else:
-        service.host.manager.context.memory.since_ns -= 2000 * 10**9
+        service.host.ctx.memory.since_ns -= 2000 * 10**9
     service.end()
     for _ in range(2):
         service.tick()
     manager = service.host.manager
-    assert (manager.get(KEY).state, manager.get("box").state) == (State.IDLE, State.PENDING)
+    assert (manager.context.store.known(KEY).state, manager.context.store.known("box").state) == (
+        State.IDLE,
+        State.PENDING,
+    )
     monkeypatch.setattr(rmid_transfer, "MIN_RUN_S", 0.0)
     for _ in range(2):
         service.tick()
-    assert (manager.get(KEY).state, manager.get("box").state) == (State.PENDING, State.IDLE)
+    assert (manager.context.store.known(KEY).state, manager.context.store.known("box").state) == (
+        State.PENDING,
+        State.IDLE,
+    )
 
 
 def test_tasks_stay_in_the_group_if_the_end_cannot_be_recorded(
@@ -131,7 +144,7 @@ def test_tasks_stay_in_the_group_if_the_end_cannot_be_recorded(
     with monkeypatch.context() as full:
         full.setattr(store, "write_file", refuse)
         service.tick()
-    assert (service.host.manager.get(KEY).state, service.is_in_group()) == (State.ACTIVE, True)
+    assert (service.host.get(KEY).state, service.is_in_group()) == (State.ACTIVE, True)
     service.end()
     service.release()
     assert service.qualities(1) == {"exact"}
@@ -143,12 +156,12 @@ def test_service_whose_tasks_ran_outside_before_the_end_values_were_read_is_esti
 ) -> None:
     service.start()
     with monkeypatch.context() as full:
-        full.setattr(type(service.host.manager.context.snapshots), "end", refuse)
+        full.setattr(type(service.host.ctx.snapshots), "end", refuse)
         service.tick()
-    assert (service.host.manager.get(KEY).state, service.is_in_group()) == (State.ENDING, False)
+    assert (service.host.get(KEY).state, service.is_in_group()) == (State.ENDING, False)
     service.end()
     getattr(service, how)()
-    assert service.host.manager.get(KEY).state is State.COMPLETED
+    assert service.host.get(KEY).state is State.COMPLETED
     assert service.qualities(1) == {"estimated"}
 
 
@@ -163,13 +176,13 @@ def test_kill_while_an_rmid_is_taken_leaves_no_exact_run_whose_tasks_were_outsid
     step, killed, found = 0, True, set()
     while killed:
         service.start()
-        generation = service.host.manager.get(KEY).generation
+        generation = service.host.get(KEY).generation
         killed = cut(fuse, step, service.tick)
         has_end = (service.files(generation) / "completed_at").exists()
         was_outside = not has_end and not service.is_in_group()
         service.end()
         service.host.restart()
-        service.host.manager.release("box", owner="oci")
+        release(service.host.ctx, "box", owner="oci")
         service.release()
         if killed:
             found.add((was_outside, *service.qualities(generation)))

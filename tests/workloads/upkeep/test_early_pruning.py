@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import Host
 
 
 def run_and_end(host: Host, key: str) -> None:
-    host.manager.create(key, owner="a")
-    host.manager.release(key, owner="a")
+    create(host.ctx, key, owner="a")
+    release(host.ctx, key, owner="a")
 
 
 def size(host: Host, key: str) -> int:
@@ -25,7 +27,7 @@ def size(host: Host, key: str) -> int:
 def test_oldest_ended_runs_are_pruned_while_all_exceed_the_limit(
     host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host.manager.create("lives", owner="a")
+    create(host.ctx, "lives", owner="a")
     for key in ("z-first", "second", "third"):
         run_and_end(host, key)
     host.manager.maintenance.early_pruner.most_bytes = size(host, "second") + size(host, "third")
@@ -55,11 +57,11 @@ def test_earlier_runs_of_a_key_count_and_are_pruned(host: Host) -> None:
 
 
 def test_lost_run_that_will_be_resumed_is_not_pruned(host: Host) -> None:
-    record = host.manager.create("lost", owner="a")
+    record = create(host.ctx, "lost", owner="a")
     os.rmdir(host.tree.full_path(record.first.ref))
     host.manager.maintenance.early_pruner.most_bytes = 0
     host.manager.tick()
-    assert host.manager.get("lost").is_interrupted
+    assert host.get("lost").is_interrupted
     assert "lost.json" in host.folder("records")
 
 

@@ -23,6 +23,9 @@ from resctrlmond.workloads.model.workload import Workload
 from resctrlmond.workloads.records.atomic_files import write_file
 from resctrlmond.workloads.records.quality_file import QualityFiles
 from resctrlmond.workloads.upkeep import quality_stamps
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.release import release
+from resctrlmond.workloads.verbs.services import downgrade
 from tests.workloads.conftest import Host, assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -50,7 +53,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def stop(host: Host) -> None:
     """End the daemon as SIGTERM does."""
-    host.manager.leave_stamps()
+    quality_stamps.save(host.ctx)
 
 
 def file(host: Host, name: str, key: str = "k") -> Path:
@@ -64,7 +67,7 @@ def stamps(host: Host) -> Path:
 def begin(host: Host, process: Start, *, late: bool = False) -> int:
     """Begin a run that has a checkpoint."""
     pid = Control(host.mountpoint).spawn(tid=process().pid)
-    host.manager.assign(assignment("k", pid, late=late))
+    assign(host.ctx, assignment("k", pid, late=late))
     host.manager.maintenance.tick()
     return pid
 
@@ -83,7 +86,7 @@ def test_a_restart_computes_no_quality_again(host: Host, process: Start, compute
     assert computed == []
     assert file(host, "quality").read_text() == before
     Control(host.mountpoint).run(pid, 1_000_000_000)
-    released = host.manager.release("k", owner="test").totals
+    released = release(host.ctx, "k", owner="test").totals
     assert {total.quality for total in released} == {Quality.EXACT}
     assert any(total.number for total in released)
     # The links were removed, and each begin value has an end value.
@@ -131,11 +134,11 @@ def test_a_missing_file_is_written_again(host: Host, process: Start) -> None:
 def test_a_checkpoint_that_the_file_does_not_include_gives_no_stamp(host: Host, process: Start) -> None:
     """A reader that stops between the two files must not leave an exact total."""
     begin(host, process)
-    group = host.manager.get("k").first
+    group = host.get("k").first
     Control(host.mountpoint).set_faults(Fault(group=group.ref.path, event="mbm_total_bytes", answer="Unavailable"))
     begun_ns = time.monotonic_ns()
     readings = host.tree.read(group.ref)
-    assert host.manager.context.snapshots.keep_read(group.created_at, begun_ns, "k", readings, group.inodes).number
+    assert host.ctx.snapshots.keep_read(group.created_at, begun_ns, "k", readings, group.inodes).number
     stop(host)
     assert "mbm_total_bytes exact" in file(host, "quality").read_text()
     host.restart()
@@ -216,11 +219,11 @@ def test_a_workload_that_is_kept_in_memory_only_gives_no_stamp(host: Host, proce
     # A folder in the place of the temporary file: the record cannot be written.
     (records / ".k.json.new").mkdir()
     with pytest.raises(NotWritten, match="cannot write the state of a workload"):
-        host.manager.downgrade("k", host.manager.get("k").living[0].id, Quality.LATE, ["for this test"])
+        downgrade(host.ctx, "k", host.get("k").living[0].id, Quality.LATE, ["for this test"])
     # The next checkpoint writes the file with what the record lacks.
-    host.manager.settings = Settings(checkpoint_interval_s=1e-9, reserve=0, overflow=0)
+    host.ctx.config.settings = Settings(checkpoint_interval_s=1e-9, reserve=0, overflow=0)
     host.manager.maintenance.tick()
-    assert host.manager.context.store.unsaved == ["k"]
+    assert host.ctx.store.unsaved == ["k"]
     assert "late" in file(host, "quality").read_text()
     stop(host)
     host.restart()

@@ -25,6 +25,10 @@ from resctrlmond.workloads.model.workload import EndRule, Member, State, Workloa
 from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.records.store import Store, Transaction
 from resctrlmond.workloads.upkeep.maintenance import Maintenance
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.members import remove_member
+from resctrlmond.workloads.verbs.release import release
 from tests.sim.conftest import Puppet
 from tests.wait import wait_until
 from tests.workloads.builders import workload
@@ -49,7 +53,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def watch(host: Host, key: str = "k") -> None:
     """Report all members of the workload as watched, as the daemon does, and have ticks find its group."""
-    host.manager.report_watched(key, host.manager.get(key).living)
+    host.ctx.watched.report(key, host.get(key).living)
     host.manager.maintenance.tick()
     host.manager.maintenance.tick()
 
@@ -67,7 +71,7 @@ def end(child: subprocess.Popen[bytes]) -> None:
 
 def test_tick_does_no_work_for_watched_members(host: Host, process: Start, looked_at: list[str]) -> None:
     for key in ("k", "other"):
-        host.manager.assign(assignment(key, process().pid))
+        assign(host.ctx, assignment(key, process().pid))
     watch(host)
     looked_at.clear()
     host.manager.maintenance.tick()
@@ -78,31 +82,31 @@ def test_end_without_a_report_is_found_by_the_next_sweep(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = process()
-    host.manager.assign(assignment("k", child.pid, "oci"))
+    assign(host.ctx, assignment("k", child.pid, "oci"))
     watch(host)
     end(child)
     host.manager.maintenance.tick()
-    assert host.manager.get("k").state is State.ACTIVE
+    assert host.get("k").state is State.ACTIVE
     tick_of_a_sweep(host, monkeypatch)
-    assert host.manager.get("k").state is State.COMPLETED
+    assert host.get("k").state is State.COMPLETED
 
 
 def test_end_of_a_member_that_is_not_watched_any_longer_is_found_by_the_next_tick(host: Host, process: Start) -> None:
     """The end may not have been recorded after a report, and there is no further report."""
     child = process()
-    host.manager.assign(assignment("k", child.pid, "oci"))
+    assign(host.ctx, assignment("k", child.pid, "oci"))
     watch(host)
     end(child)
-    host.manager.report_watched("k", ())
+    host.ctx.watched.report("k", ())
     host.manager.maintenance.tick()
-    assert host.manager.get("k").state is State.COMPLETED
+    assert host.get("k").state is State.COMPLETED
 
 
 def test_only_the_process_that_is_watched_is_skipped(host: Host, process: Start, looked_at: list[str]) -> None:
     """A member of the same id may be another process, and its watch begin later."""
-    host.manager.assign(assignment("k", process().pid, member="m"))
+    assign(host.ctx, assignment("k", process().pid, member="m"))
     watch(host)
-    host.manager.assign(assignment("k", process().pid, member="m"))
+    assign(host.ctx, assignment("k", process().pid, member="m"))
     for _ in range(3):
         looked_at.clear()
         host.manager.maintenance.tick()
@@ -112,19 +116,19 @@ def test_only_the_process_that_is_watched_is_skipped(host: Host, process: Start,
 def test_claims_that_end_by_time_or_by_tasks_are_checked(
     host: Host, process: Start, looked_at: list[str], cgroup: str
 ) -> None:
-    host.manager.create("lingers", owner="a", ends=EndRule.CONTAINER)
-    host.manager.create("waits", owner="a")
-    host.manager.assign(assignment("until-empty", process().pid, ends=EndRule.TASKS))
+    create(host.ctx, "lingers", owner="a", ends=EndRule.CONTAINER)
+    create(host.ctx, "waits", owner="a")
+    assign(host.ctx, assignment("until-empty", process().pid, ends=EndRule.TASKS))
     child = process()
     join(cgroup, child.pid)
-    host.manager.assign(Assignment(key="service", owner="a", cgroup=cgroup))
+    assign(host.ctx, Assignment(key="service", owner="a", cgroup=cgroup))
     watch(host, "until-empty")
     watch(host, "service")
     looked_at.clear()
     host.manager.maintenance.tick()
     assert looked_at == ["lingers", "until-empty"]
     end(child)
-    host.manager.record_ends("service")
+    host.manager.maintenance.record_ends("service")
     looked_at.clear()
     host.manager.maintenance.tick()
     host.manager.maintenance.tick()
@@ -136,13 +140,13 @@ def test_removal_of_the_group_of_a_skipped_workload_is_found_by_the_next_tick(
     host: Host, process: Start, looked_at: list[str], by: str
 ) -> None:
     host.make_class("gold")
-    host.manager.create("k", owner="test", class_="gold")
-    host.manager.assign(assignment("k", process().pid, class_="gold", allow_class_change=True))
+    create(host.ctx, "k", owner="test", class_="gold")
+    assign(host.ctx, assignment("k", process().pid, class_="gold", allow_class_change=True))
     watch(host)
     looked_at.clear()
     host.manager.maintenance.tick()
     assert looked_at == []
-    path = host.tree.full_path(host.manager.get("k").first.ref)
+    path = host.tree.full_path(host.get("k").first.ref)
     if by == "its class":
         os.rmdir(Path(host.mountpoint, "gold"))
     else:
@@ -150,19 +154,19 @@ def test_removal_of_the_group_of_a_skipped_workload_is_found_by_the_next_tick(
     if by == "its place":
         host.make_foreign("k", "gold")
     host.manager.maintenance.tick()
-    assert host.manager.get("k").state is State.LOST
+    assert host.get("k").state is State.LOST
 
 
 def test_new_path_of_the_group_of_a_skipped_workload_is_found_by_the_next_tick(host: Host, process: Start) -> None:
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     watch(host)
     host.tree.rename(GroupRef("", "k"), GroupRef("", "renamed"))
     host.manager.maintenance.tick()
     host.manager.maintenance.tick()
-    assert (host.manager.get("k").first.name, host.manager.get("k").state) == ("renamed", State.ACTIVE)
+    assert (host.get("k").first.name, host.get("k").state) == ("renamed", State.ACTIVE)
     os.rmdir(host.tree.full_path(GroupRef("", "renamed")))
     host.manager.maintenance.tick()
-    assert host.manager.get("k").state is State.LOST
+    assert host.get("k").state is State.LOST
 
 
 @pytest.mark.parametrize("is_mounted_again", [False, True])
@@ -173,7 +177,7 @@ def test_unmount_under_a_skipped_workload_is_found_by_the_next_tick(
         (tmp_path / name).mkdir()
     with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
         host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
-        host.manager.assign(assignment("k", process().pid))
+        assign(host.ctx, assignment("k", process().pid))
         watch(host)
         assert unmount(host.mountpoint)
         if not is_mounted_again:
@@ -181,18 +185,18 @@ def test_unmount_under_a_skipped_workload_is_found_by_the_next_tick(
     if is_mounted_again:
         with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
             host.manager.maintenance.tick()
-    assert host.manager.get("k").state is State.LOST
-    host.manager.context.interference.close()
+    assert host.get("k").state is State.LOST
+    host.ctx.interference.close()
 
 
 def test_removal_is_found_by_the_next_tick_if_nothing_reports_it(host: Host, process: Start) -> None:
     """The host gives no inotify instance, for example."""
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     watch(host)
-    host.manager.context.interference.close()
+    host.ctx.interference.close()
     os.rmdir(host.tree.full_path(GroupRef("", "k")))
     host.manager.maintenance.tick()
-    assert host.manager.get("k").state is State.LOST
+    assert host.get("k").state is State.LOST
 
 
 def fall_asleep(host: Host, monkeypatch: pytest.MonkeyPatch, looked_at: list[str]) -> None:
@@ -210,7 +214,7 @@ def test_sweep_of_all_skips_no_workload(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, looked_at: list[str]
 ) -> None:
     """In case that the report of an end, or of a removed group, was lost."""
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     fall_asleep(host, monkeypatch, looked_at)
     monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.SWEEP_ALL_S", 0.0)
     tick_of_a_sweep(host, monkeypatch)
@@ -221,11 +225,11 @@ def test_end_of_a_process_of_a_workload_that_slept_is_found_by_the_next_sweep(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, looked_at: list[str]
 ) -> None:
     child = process()
-    host.manager.assign(assignment("k", child.pid, "oci"))
+    assign(host.ctx, assignment("k", child.pid, "oci"))
     fall_asleep(host, monkeypatch, looked_at)
     end(child)
     tick_of_a_sweep(host, monkeypatch)
-    assert host.manager.get("k").state is State.COMPLETED
+    assert host.get("k").state is State.COMPLETED
 
 
 def test_task_that_joins_a_workload_that_slept_is_moved_after_it_has_run(
@@ -234,13 +238,13 @@ def test_task_that_joins_a_workload_that_slept_is_moved_after_it_has_run(
     init = Puppet()
     try:
         join(cgroup, init.pid)
-        host.manager.assign(assignment("k", init.pid, "oci", own_cgroup=cgroup))
+        assign(host.ctx, assignment("k", init.pid, "oci", own_cgroup=cgroup))
         fall_asleep(host, monkeypatch, looked_at)
         join(cgroup, puppet.pid)
         puppet.do("burn 0.05")
         tick_of_a_sweep(host, monkeypatch)
         assert host.tree.membership(puppet.pid).group == "k"
-        assert host.manager.get("k").first.baseline is Quality.LATE
+        assert host.get("k").first.baseline is Quality.LATE
     finally:
         init.kill()
 
@@ -249,11 +253,11 @@ def test_child_of_a_process_that_slept_is_known_to_the_next_sweep(
     host: Host, monkeypatch: pytest.MonkeyPatch, looked_at: list[str], puppet: Puppet
 ) -> None:
     """If another program moves it later, it is known by then as a task of the workload."""
-    host.manager.assign(assignment("k", puppet.pid))
+    assign(host.ctx, assignment("k", puppet.pid))
     fall_asleep(host, monkeypatch, looked_at)
     child = int(puppet.do("fork"))
     tick_of_a_sweep(host, monkeypatch)
-    threads = host.manager.context.interference.threads("k")
+    threads = host.ctx.interference.threads("k")
     assert threads is not None
     assert child in threads
 
@@ -263,7 +267,7 @@ def test_workload_with_a_task_outside_does_not_sleep(
 ) -> None:
     init, other = process(), process()
     join(cgroup, init.pid)
-    host.manager.assign(assignment("k", init.pid, "oci", own_cgroup=cgroup))
+    assign(host.ctx, assignment("k", init.pid, "oci", own_cgroup=cgroup))
     foreign = host.make_foreign("foreign")
     host.tree.write_task(foreign.path, other.pid)
     join(cgroup, other.pid)
@@ -272,7 +276,7 @@ def test_workload_with_a_task_outside_does_not_sleep(
         looked_at.clear()
         tick_of_a_sweep(host, monkeypatch)
         assert looked_at == ["k"]
-    assert host.manager.get("k").members[0].tasks_outside == 1
+    assert host.get("k").members[0].tasks_outside == 1
 
 
 @pytest.mark.parametrize("text", ["0 0 0\n", "nr_periods 0\nnr_throttled 0\n", ""])
@@ -312,7 +316,7 @@ def wait_until_it_sleeps(pid: int) -> None:
 
 
 def ticks(host: Host, number: int = 20) -> None:
-    host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+    host.ctx.config.settings = Settings(checkpoint_interval_s=1e-9)
     with pytest.MonkeyPatch.context() as patched:
         # The threads of a workload without a control group are known after a sweep.
         patched.setattr("resctrlmond.workloads.upkeep.maintenance.SWEEP_S", 0.0)
@@ -323,7 +327,7 @@ def ticks(host: Host, number: int = 20) -> None:
 
 def test_checkpoints_are_skipped_while_no_task_runs(host: Host, puppet: Puppet, checkpoints: list[str]) -> None:
     wait_until_it_sleeps(puppet.pid)
-    host.manager.assign(assignment("k", puppet.pid))
+    assign(host.ctx, assignment("k", puppet.pid))
     ticks(host)
     checkpoints.clear()
     ticks(host)
@@ -340,12 +344,12 @@ def test_checkpoints_are_skipped_while_no_task_runs(host: Host, puppet: Puppet, 
 
 def test_use_of_a_task_that_slept_is_in_the_next_checkpoint(host: Host, puppet: Puppet) -> None:
     wait_until_it_sleeps(puppet.pid)
-    host.manager.assign(assignment("k", puppet.pid))
+    assign(host.ctx, assignment("k", puppet.pid))
     ticks(host)
-    before = host.manager.context.snapshots.last_read("k")
+    before = host.ctx.snapshots.last_read("k")
     puppet.do("burn 0.2")
     ticks(host, 1)
-    after = host.manager.context.snapshots.last_read("k")
+    after = host.ctx.snapshots.last_read("k")
     assert {domain: last.values for domain, last in after.items()} != {
         domain: last.values for domain, last in before.items()
     }
@@ -359,17 +363,17 @@ def test_no_checkpoint_is_skipped_of_a_group_that_can_lose_its_counters(
         (tmp_path / name).mkdir()
     with Simulation(str(tmp_path / "resctrl"), "amd-abmc", 8):
         host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
-        host.manager.assign(assignment("k", process().pid))
+        assign(host.ctx, assignment("k", process().pid))
         ticks(host, 10)
         assert checkpoints == ["k"] * 10
-        host.manager.context.interference.close()
+        host.ctx.interference.close()
 
 
 def test_no_checkpoint_is_skipped_if_the_cpu_time_of_a_task_is_unknown(
     host: Host, process: Start, checkpoints: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resctrlmond.workloads.evidence.activity._MAX_THREADS", 0)
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     ticks(host, 10)
     assert checkpoints == ["k"] * 10
 
@@ -377,9 +381,9 @@ def test_no_checkpoint_is_skipped_if_the_cpu_time_of_a_task_is_unknown(
 def test_first_checkpoints_of_a_task_that_joins_a_workload_that_slept_are_taken(
     host: Host, process: Start, checkpoints: list[str]
 ) -> None:
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     ticks(host)
-    host.manager.assign(assignment("k", process().pid, member="other"))
+    assign(host.ctx, assignment("k", process().pid, member="other"))
     checkpoints.clear()
     ticks(host, 2)
     assert checkpoints == ["k", "k"]
@@ -402,7 +406,7 @@ def considered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_ticks_cost_nothing_for_workloads_that_are_all_skipped(
     host: Host, process: Start, considered: list[str]
 ) -> None:
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     watch(host)
     host.manager.maintenance.tick()
     considered.clear()
@@ -416,14 +420,14 @@ def test_checkpoint_of_a_workload_that_was_skipped_with_all_others_is_taken_when
 ) -> None:
     monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.SWEEP_S", 3600.0)
     monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.SWEEP_ALL_S", 3600.0)
-    host.manager.assign(assignment("k", process().pid))
+    assign(host.ctx, assignment("k", process().pid))
     watch(host)
     host.manager.maintenance.tick()
     checkpoints.clear()
     considered.clear()
     host.manager.maintenance.tick()
     assert considered == []
-    later = time.monotonic() + host.manager.settings.checkpoint_interval_s
+    later = time.monotonic() + host.ctx.config.settings.checkpoint_interval_s
     monkeypatch.setattr(time, "monotonic", lambda: later)
     host.manager.maintenance.tick()
     assert checkpoints == ["k"]
@@ -433,27 +437,27 @@ def test_one_workload_with_news_is_found_among_workloads_that_were_all_skipped(
     host: Host, process: Start, looked_at: list[str]
 ) -> None:
     child = process()
-    host.manager.assign(assignment("k", child.pid, "oci"))
-    host.manager.assign(assignment("other", process().pid))
+    assign(host.ctx, assignment("k", child.pid, "oci"))
+    assign(host.ctx, assignment("other", process().pid))
     for key in ("k", "other"):
         watch(host, key)
     host.manager.maintenance.tick()
     end(child)
-    host.manager.report_watched("k", ())
+    host.ctx.watched.report("k", ())
     looked_at.clear()
     host.manager.maintenance.tick()
     assert looked_at == ["k"]
-    assert host.manager.get("k").state is State.COMPLETED
+    assert host.get("k").state is State.COMPLETED
 
 
 def test_checkpoints_are_taken_while_a_task_runs_that_an_ended_member_left(
     host: Host, puppet: Puppet, checkpoints: list[str]
 ) -> None:
     """They were skipped, because no living member had used CPU time."""
-    host.manager.assign(assignment("k", puppet.pid))
-    host.manager.remove_member("k", host.manager.get("k").members[0].id)
+    assign(host.ctx, assignment("k", puppet.pid))
+    remove_member(host.ctx, "k", host.get("k").members[0].id)
     ticks(host)
-    assert host.manager.get("k").state is State.IDLE
+    assert host.get("k").state is State.IDLE
     for _ in range(3):
         puppet.do("burn 0.05")
         checkpoints.clear()
@@ -480,9 +484,9 @@ def test_tasks_that_an_ended_member_may_have_left_are_not_taken_for_sleeping(tmp
 
 def test_ticks_and_sweeps_look_at_no_finished_run(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("a", "b"):
-        host.manager.create(key, owner="o")
-        host.manager.release(key, owner="o")
-    host.manager.create("k", owner="o")
+        create(host.ctx, key, owner="o")
+        release(host.ctx, key, owner="o")
+    create(host.ctx, "k", owner="o")
     host.manager.maintenance.tick()
     opened: list[str] = []
     transaction_if_free = Store.transaction_if_free
@@ -492,7 +496,7 @@ def test_ticks_and_sweeps_look_at_no_finished_run(host: Host, monkeypatch: pytes
         return transaction_if_free(store, key)
 
     monkeypatch.setattr(Store, "transaction_if_free", noted)
-    host.manager.create("k", owner="another")
+    create(host.ctx, "k", owner="another")
     host.manager.maintenance.tick()
     tick_of_a_sweep(host, monkeypatch)
     assert set(opened) == {"k"}
@@ -502,11 +506,11 @@ def test_tick_forgets_a_run_that_has_ended_but_not_the_next_run_of_its_key(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgotten: list[str] = []
-    monkeypatch.setattr(host.manager.context.joiners, "forget", forgotten.append)
+    monkeypatch.setattr(host.ctx.joiners, "forget", forgotten.append)
     for key in ("over", "again"):
-        host.manager.create(key, owner="o")
-        host.manager.release(key, owner="o")
-    host.manager.create("again", owner="o")
+        create(host.ctx, key, owner="o")
+        release(host.ctx, key, owner="o")
+    create(host.ctx, "again", owner="o")
     forgotten.clear()
     host.manager.maintenance.tick()
     host.manager.maintenance.tick()

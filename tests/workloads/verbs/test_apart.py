@@ -35,6 +35,9 @@ from resctrlmond.workloads.records.store import Transaction
 from resctrlmond.workloads.upkeep import maintenance
 from resctrlmond.workloads.upkeep.recovery import Recovery
 from resctrlmond.workloads.verbs import apart
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.members import remove_member
 from tests.workloads.conftest import UID, Host, assignment, join, locked
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -64,8 +67,8 @@ def container(cgroup: str, process: Start) -> Iterator[Callable[[str], int]]:
 
 def start(host: Host, pid: int, member: str) -> None:
     own = cgroups.cgroup_of(pid)
-    host.manager.assign(
-        assignment(UID, pid, "oci", member=member, kind="container", is_from_runtime=True, own_cgroup=own)
+    assign(
+        host.ctx, assignment(UID, pid, "oci", member=member, kind="container", is_from_runtime=True, own_cgroup=own)
     )
 
 
@@ -74,13 +77,13 @@ def test_pod_is_late_if_its_containers_cannot_be_listed_at_the_start(
 ) -> None:
     first = "1" * 64
     start(host, container(first), first)
-    assert host.restart().get(UID).first.baseline is Quality.EXACT
+    assert host.restart().context.store.known(UID).first.baseline is Quality.EXACT
 
     def fail(*_: object) -> dict[str, str]:
         raise NotRead("cannot list the containers")
 
     monkeypatch.setattr(apart, "containers_in", fail)
-    group = host.restart().get(UID).first
+    group = host.restart().context.store.known(UID).first
     assert group.baseline is Quality.LATE
     assert group.baseline_reasons == (
         "containers of the pod that run outside are not detected: cannot list the containers",
@@ -95,11 +98,11 @@ def test_pod_is_late_for_its_running_container_after_too_many_other_pods(
     excluded, later = "2" * 64, "3" * 64
     container(excluded)
     for pod in (UID, *(f"{number}" * 32 for number in range(3))):
-        with host.manager.context.store.transaction(canonical_key(pod)) as txn:
-            apart.mark_apart(host.manager.context, txn, f"{excluded} is not included, because of its profile quiet")
-    assert canonical_key(UID) not in host.manager.context.memory.apart
+        with host.ctx.store.transaction(canonical_key(pod)) as txn:
+            apart.mark_apart(host.ctx, txn, f"{excluded} is not included, because of its profile quiet")
+    assert canonical_key(UID) not in host.ctx.memory.apart
     start(host, container(later), later)
-    assert host.manager.get(UID).first.baseline_reasons == (
+    assert host.get(UID).first.baseline_reasons == (
         f"{excluded} is not included: it runs in the control group of the pod, but not in the group",
     )
 
@@ -112,10 +115,10 @@ def test_pod_that_runs_is_late_for_its_container_after_too_many_other_pods(
     why = "x is not included, because of its profile quiet"
     start(host, container("1" * 64), "1" * 64)
     for pod in (UID, *(f"{number}" * 32 for number in range(3))):
-        with host.manager.context.store.transaction(canonical_key(pod)) as txn:
-            apart.mark_apart(host.manager.context, txn, why)
-    assert host.manager.get(UID).first.baseline_reasons == (why,)
-    assert why in host.restart().get(UID).first.baseline_reasons
+        with host.ctx.store.transaction(canonical_key(pod)) as txn:
+            apart.mark_apart(host.ctx, txn, why)
+    assert host.get(UID).first.baseline_reasons == (why,)
+    assert why in host.restart().context.store.known(UID).first.baseline_reasons
 
 
 def test_container_that_starts_after_the_search_of_the_start(
@@ -131,9 +134,9 @@ def test_container_that_starts_after_the_search_of_the_start(
     with monkeypatch.context() as patch:
         patch.setattr(Recovery, "_complete", then_a_container_starts)
         host.restart()
-    assert host.manager.get(UID).first.baseline is Quality.EXACT
-    host.manager.search_left_out()
-    assert host.manager.get(UID).first.baseline is Quality.LATE
+    assert host.get(UID).first.baseline is Quality.EXACT
+    host.manager.maintenance.search_left_out()
+    assert host.get(UID).first.baseline is Quality.LATE
 
 
 def test_pod_is_late_if_the_control_group_of_a_member_cannot_be_read(
@@ -143,13 +146,13 @@ def test_pod_is_late_if_the_control_group_of_a_member_cannot_be_read(
         raise NotRead("too many open files", errno=errno.EMFILE)
 
     start(host, container(FIRST), FIRST)
-    host.manager.assign(assignment(UID, process().pid, "agent", member="helper", kind="process"))
-    assert host.manager.get(UID).first.baseline is Quality.EXACT
+    assign(host.ctx, assignment(UID, process().pid, "agent", member="helper", kind="process"))
+    assert host.get(UID).first.baseline is Quality.EXACT
     container(SECOND)
     with monkeypatch.context() as patch:
         patch.setattr(cgroups, "cgroup_of", fail)
         host.restart()
-    assert host.manager.get(UID).first.baseline is Quality.LATE
+    assert host.get(UID).first.baseline is Quality.LATE
 
 
 def test_full_disk_does_not_keep_other_members_from_being_searched(
@@ -191,10 +194,10 @@ def test_container_whose_hook_was_killed_before_its_call(
     start(host, container(FIRST), FIRST)
     container(SECOND)
     host.manager.tick()
-    assert host.manager.get(UID).first.baseline is Quality.EXACT  # its hook may still call
+    assert host.get(UID).first.baseline is Quality.EXACT  # its hook may still call
     monkeypatch.setattr(apart, "_UNASSIGNED_S", -1.0)
     host.manager.maintenance.tick()
-    assert host.manager.get(UID).first.baseline is Quality.LATE
+    assert host.get(UID).first.baseline is Quality.LATE
 
 
 def test_container_whose_hook_was_killed_in_a_pod_whose_other_containers_have_ended(
@@ -204,14 +207,14 @@ def test_container_whose_hook_was_killed_in_a_pod_whose_other_containers_have_en
     monkeypatch.setattr(maintenance, "SWEEP_S", 0.0)
     pid = container(FIRST)
     start(host, pid, FIRST)
-    host.manager.create(UID, owner="nri")
+    create(host.ctx, UID, owner="nri")
     os.kill(pid, signal.SIGKILL)
-    host.manager.remove_member(canonical_key(UID), FIRST, reason="it has stopped")
-    assert not host.manager.get(UID).living
+    remove_member(host.ctx, canonical_key(UID), FIRST, reason="it has stopped")
+    assert not host.get(UID).living
     container(SECOND)
     monkeypatch.setattr(apart, "_UNASSIGNED_S", -1.0)
     host.manager.tick()
-    assert host.manager.get(UID).first.baseline is Quality.LATE
+    assert host.get(UID).first.baseline is Quality.LATE
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -222,7 +225,7 @@ def test_container_whose_hook_was_killed_in_a_pod_that_sleeps(
     monkeypatch.setattr(maintenance, "SWEEP_S", 0.0)
     start(host, container(FIRST), FIRST)
     unassigned = container(SECOND) if is_first else 0
-    host.manager.report_watched(canonical_key(UID), host.manager.get(UID).living)
+    host.ctx.watched.report(canonical_key(UID), host.get(UID).living)
     wait_until_it_sleeps(host)
     if not unassigned:
         unassigned = container(SECOND)
@@ -234,10 +237,10 @@ def test_container_whose_hook_was_killed_in_a_pod_that_sleeps(
             os.kill(unassigned, signal_)
         os.kill(unassigned, signal.SIGCONT)
         host.manager.maintenance.tick()
-    assert host.manager.get(UID).first.baseline is Quality.EXACT
+    assert host.get(UID).first.baseline is Quality.EXACT
     monkeypatch.setattr(apart, "_UNASSIGNED_S", -1.0)
     host.manager.maintenance.tick()
-    assert host.manager.get(UID).first.baseline is Quality.LATE
+    assert host.get(UID).first.baseline is Quality.LATE
 
 
 def wait_until_it_sleeps(host: Host) -> None:
@@ -245,7 +248,7 @@ def wait_until_it_sleeps(host: Host) -> None:
     before, slept = None, 0
     while slept < 3:
         host.manager.maintenance.tick()
-        now = activity(host.manager.get(UID), None)
+        now = activity(host.get(UID), None)
         slept = slept + 1 if now == before else 0
         before = now
 
@@ -257,7 +260,7 @@ def test_container_whose_hook_was_killed_long_before_the_pod_begins(
     container(SECOND)
     monkeypatch.setattr(apart, "_UNASSIGNED_S", -1.0)
     start(host, container(FIRST), FIRST)
-    assert host.manager.get(UID).first.baseline is Quality.LATE
+    assert host.get(UID).first.baseline is Quality.LATE
 
 
 @pytest.mark.parametrize("has_begun", [True, False])
@@ -278,10 +281,10 @@ def test_container_whose_assign_failed(
     if not has_begun:
         start(host, container(FIRST), FIRST)
     why = (f"{SECOND} is not included: its Assign failed, so it may run outside the group (no space left on device)",)
-    assert host.manager.get(UID).first.baseline_reasons == why
+    assert host.get(UID).first.baseline_reasons == why
     host.manager.tick()
     host.restart()
-    assert host.manager.get(UID).first.baseline_reasons[:1] == why
+    assert host.get(UID).first.baseline_reasons[:1] == why
 
 
 def test_container_whose_control_group_cannot_be_read(
@@ -301,20 +304,20 @@ def test_container_whose_control_group_cannot_be_read(
         VERBS["Run"].run(host.manager, request, caller)
 
     run_hook(container(FIRST), FIRST)
-    assert host.manager.get(UID).first.baseline is Quality.EXACT
+    assert host.get(UID).first.baseline is Quality.EXACT
     second = container(SECOND)
     with monkeypatch.context() as patch, pytest.raises(NotRead):
         patch.setattr(cgroups, "cgroup_of", fail)
         run_hook(second, SECOND)
-    assert host.manager.get(UID).first.baseline is Quality.LATE
+    assert host.get(UID).first.baseline is Quality.LATE
 
 
 def test_container_that_has_ended_before_its_assign(host: Host, container: Callable[[str], int]) -> None:
     """It has used nothing that the pod lacks."""
     start(host, container(FIRST), FIRST)
     with pytest.raises(NoSuchProcess):
-        host.manager.assign(assignment(UID, 2**22 + 1, "oci", member=SECOND, kind="container"))
-    assert host.manager.get(UID).first.baseline is Quality.EXACT
+        assign(host.ctx, assignment(UID, 2**22 + 1, "oci", member=SECOND, kind="container"))
+    assert host.get(UID).first.baseline is Quality.EXACT
 
 
 def test_known_container_whose_second_assign_failed(
@@ -329,8 +332,8 @@ def test_known_container_whose_second_assign_failed(
 
     with monkeypatch.context() as patch, pytest.raises(NotWritten):
         patch.setattr("resctrlmond.workloads.records.store.write_file", fill)
-        host.manager.assign(assignment(UID, pid, "nri", member=FIRST, kind="container"))
-    assert host.manager.get(UID).first.baseline is Quality.EXACT
+        assign(host.ctx, assignment(UID, pid, "nri", member=FIRST, kind="container"))
+    assert host.get(UID).first.baseline is Quality.EXACT
 
 
 def test_pod_with_many_members_is_listed_once(
@@ -346,10 +349,10 @@ def test_pod_with_many_members_is_listed_once(
         return containers_in(pod, known)
 
     monkeypatch.setattr(apart, "containers_in", counted)
-    with host.manager.context.store.transaction(canonical_key(UID)) as txn:
-        apart.mark_left_out(host.manager.context, txn)
+    with host.ctx.store.transaction(canonical_key(UID)) as txn:
+        apart.mark_left_out(host.ctx, txn)
     assert len(listed) == 1
-    assert host.manager.get(UID).first.baseline is Quality.EXACT
+    assert host.get(UID).first.baseline is Quality.EXACT
 
 
 def test_search_after_the_start_waits_for_no_call(host: Host, container: Callable[[str], int]) -> None:
@@ -357,14 +360,14 @@ def test_search_after_the_start_waits_for_no_call(host: Host, container: Callabl
     start(host, container(FIRST), FIRST)
     host.restart()
     container(SECOND)
-    searching = threading.Thread(target=host.manager.search_left_out)
+    searching = threading.Thread(target=host.manager.maintenance.search_left_out)
     with locked(host, canonical_key(UID)):
         searching.start()
         searching.join(20)
         assert not searching.is_alive()
-    assert host.manager.get(UID).first.baseline is Quality.EXACT
+    assert host.get(UID).first.baseline is Quality.EXACT
     host.manager.tick()
-    assert host.manager.get(UID).first.baseline is Quality.LATE
+    assert host.get(UID).first.baseline is Quality.LATE
 
 
 def test_container_that_starts_during_the_start_in_a_pod_that_begins_later(
@@ -372,11 +375,11 @@ def test_container_that_starts_during_the_start_in_a_pod_that_begins_later(
 ) -> None:
     """Its hook found no socket, and the pod has no workload that could be searched."""
     host.restart()
-    while boot_ns() < host.manager.context.memory.since_ns + 10**9 // processes.TICKS_PER_S:
+    while boot_ns() < host.ctx.memory.since_ns + 10**9 // processes.TICKS_PER_S:
         pass  # times of starts are in clock ticks
     container(SECOND)
-    host.manager.search_left_out()
+    host.manager.maintenance.search_left_out()
     start(host, container(FIRST), FIRST)
-    assert host.manager.get(UID).first.baseline_reasons == (
+    assert host.get(UID).first.baseline_reasons == (
         f"{SECOND} is not included: it runs in the control group of the pod, but not in the group",
     )

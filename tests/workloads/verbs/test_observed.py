@@ -30,6 +30,12 @@ from resctrlmond.workloads.model.validation import MAX_ATTRIBUTES
 from resctrlmond.workloads.model.workload import EndRule, State
 from resctrlmond.workloads.profiles.requests import Assigned, Assignment
 from resctrlmond.workloads.verbs import apart, observed
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.members import add_member
+from resctrlmond.workloads.verbs.move import move
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import reconcile, release
 from tests.commanded import Commanded
 from tests.wait import wait_until
 from tests.workloads.conftest import UID, Host, assignment, join, machine, own_host
@@ -54,7 +60,7 @@ def create_as_runtime(host: Host, pid: int, class_: str = "", name: str = ID) ->
 def start(host: Host, pid: int, key: str = ID, **more: Any) -> Assigned:
     """Call Assign as the hook of a container does."""
     more = {"owner": "oci", "member": ID, "kind": "container", "is_from_runtime": True, **more}
-    return host.manager.assign(assignment(key, pid, **more))
+    return assign(host.ctx, assignment(key, pid, **more))
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
@@ -95,12 +101,12 @@ def test_a_group_of_a_runtime_is_observed_and_never_changed(host: Host, process:
     host.check()
     assert identity(host, ref) == before
     # It is not a foreign group twice, and its use is of the pool of foreign groups.
-    assert host.manager.tree_status().foreign == ()
+    assert host.manager.watcher.look().foreign == ()
     end(child)
-    host.manager.record_ends(ID)
-    over = host.manager.get(ID)
+    host.manager.maintenance.record_ends(ID)
+    over = host.get(ID)
     assert (over.state, over.claims, over.reason) == (State.COMPLETED, (), "its last member ended")
-    assert all(of.quality in (Quality.ESTIMATED, Quality.UNKNOWN) for of in host.manager.read(ID)[2])
+    assert all(of.quality in (Quality.ESTIMATED, Quality.UNKNOWN) for of in read(host.ctx, ID)[2])
     assert os.path.isdir(host.tree.full_path(ref))
     host.check()
 
@@ -111,7 +117,7 @@ def test_a_group_of_a_runtime_in_a_class_is_observed_there(host: Host, process: 
     ref = create_as_runtime(host, child.pid, "gold")
     assert start(host, child.pid).workload.first.ref == ref
     with pytest.raises(ForeignGroup, match="only observed"):
-        host.manager.move(ID, "")
+        move(host.ctx, ID, "")
     assert start(host, child.pid).workload.first.ref == ref
     host.check()
 
@@ -126,12 +132,12 @@ def test_other_groups_of_other_programs_are_not_observed(host: Host, process: St
     create_as_runtime(host, child.pid, name=UID if more.get("member") == UID else ID)
     with pytest.raises(AlreadyMonitored):
         start(host, child.pid, **more)
-    assert host.manager.workloads() == []
+    assert host.ctx.store.all() == []
 
 
 def test_own_group_with_the_name_of_a_container_is_not_observed(host: Host, process: Start) -> None:
     child = process()
-    host.manager.assign(assignment(ID, child.pid))
+    assign(host.ctx, assignment(ID, child.pid))
     assert not start(host, child.pid).workload.is_observed
 
 
@@ -141,7 +147,7 @@ def test_group_in_a_class_whose_name_cannot_be_recorded_is_not_observed(host: Ho
     create_as_runtime(host, child.pid, class_)
     with pytest.raises(InvalidClass, match="not allowed"):
         start(host, child.pid)
-    assert (host.manager.workloads(), host.folder("groups")) == ([], [])
+    assert (host.ctx.store.all(), host.folder("groups")) == ([], [])
 
 
 def test_nothing_else_is_put_into_an_observed_group(host: Host, process: Start) -> None:
@@ -150,30 +156,30 @@ def test_nothing_else_is_put_into_an_observed_group(host: Host, process: Start) 
     start(host, child.pid)
     for member in ("x", ID):
         with pytest.raises(ForeignGroup, match="only observed"):
-            host.manager.assign(assignment(ID, other.pid, member=member))
+            assign(host.ctx, assignment(ID, other.pid, member=member))
     assert host.tree.membership(other.pid) == Membership("", "")
     # A claim of another owner neither keeps the workload from ending nor ends it early.
-    host.manager.create(ID, owner="cli")
-    host.manager.release(ID, owner="cli")
-    assert host.manager.get(ID).state is State.ACTIVE
-    host.manager.create(ID, owner="cli")
+    create(host.ctx, ID, owner="cli")
+    release(host.ctx, ID, owner="cli")
+    assert host.get(ID).state is State.ACTIVE
+    create(host.ctx, ID, owner="cli")
     end(child)
-    host.manager.record_ends(ID)
-    assert host.manager.get(ID).state is State.COMPLETED
+    host.manager.maintenance.record_ends(ID)
+    assert host.get(ID).state is State.COMPLETED
 
 
 def test_a_pod_without_its_observed_container_is_late(host: Host, process: Start) -> None:
     sandbox, child, later = process(), process(), process()
-    assert is_exact(host.manager.assign(assignment(UID, sandbox.pid, "oci")))
+    assert is_exact(assign(host.ctx, assignment(UID, sandbox.pid, "oci")))
     create_as_runtime(host, child.pid)
     done = start(host, child.pid, key=UID)
     assert (done.workload.key, done.workload.attributes["pod.uid"]) == (ID, UID)
-    assert host.manager.get(UID).first.baseline is Quality.LATE
-    assert host.manager.get(UID).first.baseline_reasons == (APART,)
+    assert host.get(UID).first.baseline is Quality.LATE
+    assert host.get(UID).first.baseline_reasons == (APART,)
     # Also a pod whose group is created later, and by another daemon.
-    host.manager.release(UID, owner="oci")
+    release(host.ctx, UID, owner="oci")
     host.restart()
-    again = host.manager.assign(assignment(UID, later.pid, "oci", member="later", kind="container"))
+    again = assign(host.ctx, assignment(UID, later.pid, "oci", member="later", kind="container"))
     assert APART in again.workload.first.baseline_reasons
     host.check()
 
@@ -182,12 +188,12 @@ def test_pod_is_late_before_its_container_is_observed(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox, child = process(), process()
-    host.manager.assign(assignment(UID, sandbox.pid, "oci"))
+    assign(host.ctx, assignment(UID, sandbox.pid, "oci"))
     create_as_runtime(host, child.pid)
     exact = []
 
     def observe(*_arguments: object) -> None:
-        exact.append(host.manager.get(UID).first.baseline is Quality.EXACT)
+        exact.append(host.get(UID).first.baseline is Quality.EXACT)
         raise ResctrlError("killed")
 
     monkeypatch.setattr(observed, "observe", observe)
@@ -199,14 +205,14 @@ def test_pod_is_late_before_its_container_is_observed(
 def test_second_caller_names_the_pod_of_an_observed_container(host: Host, process: Start) -> None:
     """The hook does not know the pod of a container that is not in the control group of a pod, but NRI does."""
     sandbox, child = process(), process()
-    host.manager.assign(assignment(UID, sandbox.pid, "nri"))
+    assign(host.ctx, assignment(UID, sandbox.pid, "nri"))
     create_as_runtime(host, child.pid)
     start(host, child.pid, attributes={"bundle": "/b"})
-    assert host.manager.get(UID).first.baseline is Quality.EXACT
+    assert host.get(UID).first.baseline is Quality.EXACT
     done = start(host, child.pid, UID, owner="nri", is_from_runtime=False, attributes={"pod.containers": "web"})
     assert done.workload.attributes == {"bundle": "/b", "pod.containers": "web", "pod.uid": UID}
     assert [claim.owner for claim in done.workload.claims] == ["oci"]
-    assert host.manager.get(UID).first.baseline_reasons == (APART,)
+    assert host.get(UID).first.baseline_reasons == (APART,)
 
 
 def test_callers_may_name_a_process_or_a_control_group(host: Host, process: Start, cgroup: str) -> None:
@@ -216,30 +222,30 @@ def test_callers_may_name_a_process_or_a_control_group(host: Host, process: Star
     create_as_runtime(host, child.pid)
     start(host, child.pid)
     late = Assignment(key=UID, owner="nri", cgroup=cgroup, member=ID, kind="container", late=True)
-    workload = host.manager.assign(late).workload
+    workload = assign(host.ctx, late).workload
     assert (workload.generation, workload.state) == (1, State.ACTIVE)
     assert [(member.pid, member.cgroup) for member in workload.members] == [(child.pid, cgroup)]
 
 
 def test_pod_of_an_observed_container_with_many_attributes_is_late(host: Host, process: Start) -> None:
     sandbox, child, later = process(), process(), process()
-    host.manager.assign(assignment(UID, sandbox.pid, "oci"))
+    assign(host.ctx, assignment(UID, sandbox.pid, "oci"))
     create_as_runtime(host, child.pid)
     start(host, child.pid, UID, attributes={f"label-{number}": "x" for number in range(MAX_ATTRIBUTES)})
-    assert host.manager.get(UID).first.baseline_reasons == (APART,)
-    host.manager.release(UID, owner="oci")
+    assert host.get(UID).first.baseline_reasons == (APART,)
+    release(host.ctx, UID, owner="oci")
     host.restart()
-    assert APART in host.manager.assign(assignment(UID, later.pid)).workload.first.baseline_reasons
+    assert APART in assign(host.ctx, assignment(UID, later.pid)).workload.first.baseline_reasons
 
 
 def test_any_workload_that_lacks_its_observed_container_is_late(host: Host, process: Start) -> None:
     member, child = process(), process()
-    host.manager.assign(assignment("web", member.pid))
+    assign(host.ctx, assignment("web", member.pid))
     create_as_runtime(host, child.pid)
     assert start(host, child.pid, "web").workload.key == ID
-    assert host.manager.get("web").first.baseline_reasons == (APART,)
-    host.manager.release("web", owner="test")
-    assert is_exact(host.manager.assign(assignment("web", member.pid)))
+    assert host.get("web").first.baseline_reasons == (APART,)
+    release(host.ctx, "web", owner="test")
+    assert is_exact(assign(host.ctx, assignment("web", member.pid)))
 
 
 def test_pods_of_living_observed_containers_are_not_forgotten(
@@ -254,19 +260,19 @@ def test_pods_of_living_observed_containers_are_not_forgotten(
         create_as_runtime(host, other.pid, name=name)
         start(host, other.pid, f"{number}" * 32, member=name)
         end(other)
-        host.manager.record_ends(name)
-    assert len(host.manager.context.memory.apart) <= 2
-    assert APART in host.manager.assign(assignment(UID, later.pid)).workload.first.baseline_reasons
+        host.manager.maintenance.record_ends(name)
+    assert len(host.ctx.memory.apart) <= 2
+    assert APART in assign(host.ctx, assignment(UID, later.pid)).workload.first.baseline_reasons
 
 
 def test_owner_of_pods_does_not_end_an_observed_container(host: Host, process: Start) -> None:
     child = process()
     create_as_runtime(host, child.pid)
-    host.manager.assign(
-        assignment(UID, child.pid, "nri", member=ID, kind="container", ends=EndRule.RELEASE, attributes={})
+    assign(
+        host.ctx, assignment(UID, child.pid, "nri", member=ID, kind="container", ends=EndRule.RELEASE, attributes={})
     )
-    host.manager.reconcile("nri", [UID])
-    assert host.manager.get(ID).state is State.ACTIVE
+    reconcile(host.ctx, "nri", [UID])
+    assert host.get(ID).state is State.ACTIVE
 
 
 def test_a_container_that_ran_before_is_late_too(host: Host, puppet: Commanded) -> None:
@@ -282,7 +288,7 @@ def test_tasks_outside_an_observed_group_are_reported_and_left_there(host: Host,
     thread = int(puppet.do("thread"))
     write(host, "tasks", thread)
     host.manager.maintenance.sweep(ID)
-    workload = host.manager.get(ID)
+    workload = host.get(ID)
     assert workload.members[0].tasks_outside == 1
     assert f"tasks of {ID} were outside the group" in workload.first.baseline_reasons
     assert host.tree.membership(thread) == Membership("", "")
@@ -301,21 +307,21 @@ def test_workload_that_a_container_is_moved_out_of_is_not_exact(
     try:
         join(cgroup, puppet.pid)
         own = cgroup if found_by == "orphan" else ""
-        assert is_exact(host.manager.assign(assignment("outer", puppet.pid, own_cgroup=own)))
+        assert is_exact(assign(host.ctx, assignment("outer", puppet.pid, own_cgroup=own)))
         child = int(puppet.do(found_by))
         join(inner, child)
         ref = create_as_runtime(host, child)
         start(host, child, own_cgroup=inner)
-        interference = host.manager.context.interference
+        interference = host.ctx.interference
         interference._inspect_not_before = float("inf")  # a pause after an inspection
-        while host.manager.react() and interference._attribution.has_open:
+        while host.manager.maintenance.react() and interference._attribution.has_open:
             time.sleep(0.01)
         os.kill(child, signal.SIGKILL)
         wait_until_gone(child)
         interference._inspect_not_before = 0
         react(host)
         why = "another program moved tasks out of the group, and what they use outside is not counted"
-        assert host.manager.get("outer").first.baseline_reasons == (why,)
+        assert host.get("outer").first.baseline_reasons == (why,)
         assert host.tree.find(ref) is not None
     finally:
         wait_until(lambda: not cgroups.is_populated(inner))
@@ -328,12 +334,12 @@ def test_observed_group_is_found_again_after_a_restart(host: Host, process: Star
     before = identity(host, ref)
     start(host, child.pid)
     host.restart()
-    assert host.manager.get(ID).state is State.ACTIVE
+    assert host.get(ID).state is State.ACTIVE
     assert host.manager.problems == []
     assert identity(host, ref) == before
     host.check()
     host.manager.release_all()
-    assert host.manager.get(ID).state is State.COMPLETED
+    assert host.get(ID).state is State.COMPLETED
     assert identity(host, ref) == before
 
 
@@ -352,8 +358,8 @@ def test_tree_is_not_searched_for_the_removed_group_of_a_runtime(
 
     with monkeypatch.context() as patch:
         patch.setattr(Tree, "scan", scan)
-        host.manager.record_ends(ID)
-    assert host.manager.get(ID).state is State.LOST
+        host.manager.maintenance.record_ends(ID)
+    assert host.get(ID).state is State.LOST
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["while it runs", "while no daemon runs"])
@@ -367,10 +373,10 @@ def test_removed_group_of_a_runtime_ends_with_the_last_reading(host: Host, proce
     if restarts:
         host.restart()
     else:
-        host.manager.record_ends(ID)
-    over = host.manager.get(ID)
+        host.manager.maintenance.record_ends(ID)
+    over = host.get(ID)
     assert (over.state, over.claims) == (State.LOST, ())
-    traffic = total(host.manager.read(ID)[2])
+    traffic = total(read(host.ctx, ID)[2])
     assert traffic.quality is Quality.ESTIMATED
     assert "last read at" in traffic.reason
     assert "the program that owns the group removed it before the last reading" in traffic.reason or restarts
@@ -385,11 +391,11 @@ def test_group_that_a_runtime_removes_while_its_container_runs_is_not_created_ag
     start(host, child.pid)
     os.rmdir(host.tree.full_path(ref))
     host.manager.tick()
-    over = host.manager.get(ID)
+    over = host.get(ID)
     assert (over.state, over.claims) == (State.LOST, ())
     time.sleep(RESUME_S)
     host.manager.tick()
-    assert host.manager.get(ID) == over
+    assert host.get(ID) == over
     host.check()
 
 
@@ -400,7 +406,7 @@ def test_another_group_of_the_same_name_is_not_taken_for_it(host: Host, process:
     os.rename(host.tree.full_path(ref), host.tree.full_path(GroupRef("", "aside")))
     create_as_runtime(host, other.pid)
     host.manager.tick()
-    assert (host.manager.get(ID).state, host.manager.get(ID).reason) == (State.LOST, "another group is in its place")
+    assert (host.get(ID).state, host.get(ID).reason) == (State.LOST, "another group is in its place")
 
 
 def test_group_of_the_next_mount_is_not_taken_for_it(tmp_path: Path, process: Start) -> None:
@@ -421,7 +427,7 @@ def test_group_of_the_next_mount_is_not_taken_for_it(tmp_path: Path, process: St
         assert now is not None
         assert now.inode == before.inode
         assert start(host, second.pid).workload.generation == 2
-        totals = host.manager.context.snapshots.aside(ID, 1)
+        totals = host.ctx.snapshots.aside(ID, 1)
         assert "unmounted and mounted again" in Path(totals, "quality").read_text()
 
 
@@ -430,7 +436,7 @@ def test_a_restarted_container_of_the_same_id_is_a_new_run(host: Host, process: 
     ref = create_as_runtime(host, first.pid)
     start(host, first.pid)
     end(first)
-    host.manager.record_ends(ID)
+    host.manager.maintenance.record_ends(ID)
     os.rmdir(host.tree.full_path(ref))
     create_as_runtime(host, second.pid)
     done = start(host, second.pid)
@@ -454,12 +460,12 @@ def test_member_without_tasks_does_not_keep_an_observed_container(host: Host, pr
     child = process()
     create_as_runtime(host, child.pid)
     start(host, child.pid)
-    host.manager.add_member(ID, "by-name", owner="cli")
-    host.manager.record_ends(ID)
-    assert host.manager.get(ID).state is State.ACTIVE
+    add_member(host.ctx, ID, "by-name", owner="cli")
+    host.manager.maintenance.record_ends(ID)
+    assert host.get(ID).state is State.ACTIVE
     end(child)
-    host.manager.record_ends(ID)
-    over = host.manager.get(ID)
+    host.manager.maintenance.record_ends(ID)
+    over = host.get(ID)
     assert (over.state, over.living) == (State.COMPLETED, ())
 
 
@@ -475,18 +481,18 @@ def test_a_failed_observation_leaves_nothing(
         write(host, f"{ref.path}/tasks", other.pid)
         start(host, other.pid)
         end(other)
-        host.manager.record_ends(ID)
+        host.manager.maintenance.record_ends(ID)
         write(host, f"{ref.path}/tasks", child.pid)
-    before = host.manager.workloads()
+    before = host.ctx.store.all()
 
     def fail(*_arguments: object) -> None:
         raise ResctrlError("full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(host.manager.context.store), "check_limits", fail)
+        patch.setattr(type(host.ctx.store), "check_limits", fail)
         with pytest.raises(ResctrlError, match="full"):
             start(host, child.pid)
-    assert host.manager.workloads() == before
+    assert host.ctx.store.all() == before
     assert host.folder("groups") == ([ID] if again else [])
     assert host.folder("completed") == ([ID] if again else []) or host.folder("completed") == []
     host.check()
@@ -500,7 +506,7 @@ def test_failed_observation_keeps_the_values_of_the_run_before(
     ref = create_as_runtime(host, first.pid)
     start(host, first.pid)
     end(first)
-    host.manager.record_ends(ID)
+    host.manager.maintenance.record_ends(ID)
     before = host.files(ID)
     write(host, f"{ref.path}/tasks", child.pid)
 
@@ -508,7 +514,7 @@ def test_failed_observation_keeps_the_values_of_the_run_before(
         raise NotWritten("full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(host.manager.context.snapshots, "set_aside", fail)
+        patch.setattr(host.ctx.snapshots, "set_aside", fail)
         with pytest.raises(NotWritten, match="full"):
             start(host, child.pid)
     assert host.files(ID) == before
@@ -540,12 +546,12 @@ def test_container_is_observed_late_after_a_kill_during_its_start(
     if is_earlier:
         start(host, first.pid)
         end(first)
-        host.manager.record_ends(ID)
+        host.manager.maintenance.record_ends(ID)
     write(host, f"{ref.path}/tasks", child.pid)
     before = identity(host, ref)
     cut(host, child.pid, monkeypatch)
     host.restart()
-    workload = host.manager.get(ID)
+    workload = host.get(ID)
     assert (workload.state, workload.first.baseline) == (State.ACTIVE, Quality.ESTIMATED)
     assert workload.first.baseline_reasons == (OWNED, f"{ID} ran before its group was read for the first time")
     assert (workload.members[0].late, workload.generation) == (True, 2 if is_earlier else 1)
@@ -561,7 +567,7 @@ def test_start_that_was_cut_short_fails_if_the_group_is_gone(
     cut(host, child.pid, monkeypatch)
     os.rmdir(host.tree.full_path(ref))
     host.restart()
-    over = host.manager.get(ID)
+    over = host.get(ID)
     assert (over.state, over.claims) == (State.FAILED, ())
     assert over.reason == "the program that owns the group removed it before the last reading"
     assert host.folder("groups") == []
@@ -574,11 +580,11 @@ def test_start_that_was_cut_short_does_not_wait_for_an_rmid(
     with own_host(tmp_path, "intel-rdt", 2) as host:
         child, other = process(), process()
         create_as_runtime(host, child.pid)
-        assert host.manager.assign(assignment("a", other.pid, priority=1)).workload.state is State.PENDING
+        assert assign(host.ctx, assignment("a", other.pid, priority=1)).workload.state is State.PENDING
         cut(host, child.pid, monkeypatch)
         host.restart()
-        assert host.manager.get("a").state is State.PENDING
-        assert host.manager.get(ID).state is State.ACTIVE
+        assert host.get("a").state is State.PENDING
+        assert host.get(ID).state is State.ACTIVE
 
 
 @pytest.fixture
@@ -588,7 +594,7 @@ def metered(tmp_path: Path) -> Iterator[tuple[Host, Control]]:
 
 
 def observed_use(host: Host) -> Total:
-    return total(host.manager.read(ID)[2])
+    return total(read(host.ctx, ID)[2])
 
 
 def test_use_of_an_observed_group_is_counted_from_its_first_reading(
@@ -601,7 +607,7 @@ def test_use_of_an_observed_group_is_counted_from_its_first_reading(
     control.run(child.pid, 1_000_000_000)  # the runtime's own code
     start(host, child.pid)
     assert observed_use(host).number == 0
-    pools = host.manager.context.machine
+    pools = host.ctx.machine
     pools.read()
     control.run(child.pid, 1_000_000_000)
     (used,) = control.truth(tid=child.pid).tasks[0].used
@@ -610,7 +616,7 @@ def test_use_of_an_observed_group_is_counted_from_its_first_reading(
     for over in (False, True):
         if over:
             end(child)
-            host.manager.record_ends(ID)
+            host.manager.maintenance.record_ends(ID)
         found = [of for of in pools.read().pools if of.event.name == TRAFFIC]
         for pool, number in ((Pool.FOREIGN, used.bytes // 2), (Pool.TRACKED, 0)):
             assert sum(of.number or 0 for of in found if of.pool is pool) == number
@@ -622,7 +628,7 @@ def test_class_that_a_runtime_removes_is_read_when_its_container_ends(
     metered: tuple[Host, Control], process: Start
 ) -> None:
     host, control = metered
-    host.settings = host.manager.settings = Settings(linger_s=60)
+    host.settings = host.ctx.config.settings = Settings(linger_s=60)
     host.make_class(ID)
     child = process()
     control.spawn(tid=child.pid)
@@ -634,8 +640,8 @@ def test_class_that_a_runtime_removes_is_read_when_its_container_ends(
     (used,) = control.truth(tid=child.pid).tasks[0].used
     control.exit(child.pid)
     end(child)
-    host.manager.record_ends(ID)
+    host.manager.maintenance.record_ends(ID)
     os.rmdir(os.path.join(host.mountpoint, ID))
     host.manager.tick()
-    assert host.manager.get(ID).state is State.LOST
+    assert host.get(ID).state is State.LOST
     assert (observed_use(host).number, observed_use(host).quality) == (used.bytes, Quality.ESTIMATED)

@@ -22,6 +22,9 @@ from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.records import store
 from resctrlmond.workloads.records.atomic_files import write_file, writing
 from resctrlmond.workloads.records.store import Limit, Transaction
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.release import release
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import save
 from tests.workloads.conftest import MARK, Host, assignment
@@ -39,7 +42,7 @@ def test_a_failing_undo_of_assign_does_not_hide_the_first_error(
     )
     try:
         with pytest.raises(ResctrlError) as caught:
-            host.manager.assign(assignment("k", process().pid))
+            assign(host.ctx, assignment("k", process().pid))
     finally:
         control.set_faults()
     assert caught.value.errno == errno.EPERM
@@ -48,7 +51,7 @@ def test_a_failing_undo_of_assign_does_not_hide_the_first_error(
     assert "EBUSY" in logged
     # The group that could not be removed keeps its record.
     host.check()
-    host.manager.release("k", owner="test")
+    release(host.ctx, "k", owner="test")
     assert host.marked_groups() == []
 
 
@@ -60,14 +63,14 @@ def test_a_new_group_that_cannot_be_removed_is_not_forgotten(host: Host) -> None
     groups.rename(f"{groups}.gone")
     try:
         with pytest.raises(NotWritten):
-            host.manager.create("k", owner="test")
+            create(host.ctx, "k", owner="test")
     finally:
         control.set_faults()
         Path(f"{groups}.gone").rename(groups)
     assert [found.ref.name for found in host.marked_groups()] == ["k"]
     host.manager.maintenance.tick()
     host.check()
-    host.manager.release("k", owner="test")
+    release(host.ctx, "k", owner="test")
     assert host.marked_groups() == []
     host.check()
 
@@ -76,7 +79,7 @@ def test_a_new_group_that_cannot_be_removed_is_not_forgotten(host: Host) -> None
 def test_a_queued_group_that_cannot_be_created_or_removed_is_not_forgotten(host: Host, is_released: bool) -> None:
     control = Control(host.mountpoint)
     control.set_faults(Fault(on=Operation.MKDIR, group="mon_groups/k", answer="ENOSPC"))
-    assert host.manager.create("k", owner="test").state is State.PENDING
+    assert create(host.ctx, "k", owner="test").state is State.PENDING
     control.set_faults(Fault(on=Operation.RMDIR, group="mon_groups/k", answer="EBUSY"))
     os.setegid(0)  # so that the new group has no mark
     try:
@@ -86,10 +89,10 @@ def test_a_queued_group_that_cannot_be_created_or_removed_is_not_forgotten(host:
         control.set_faults()
     assert host.tree.find(GroupRef("", "k")) is not None
     if is_released:
-        host.manager.release("k", owner="test")
+        release(host.ctx, "k", owner="test")
     else:
         host.manager.maintenance.tick()
-    assert host.manager.get("k").state.is_over
+    assert host.get("k").state.is_over
     assert host.tree.find(GroupRef("", "k")) is None
     host.check()
 
@@ -104,13 +107,13 @@ def test_a_member_that_ends_after_its_assign_could_not_be_undone_is_not_exact(ho
     )
     try:
         with pytest.raises(ResctrlError, match="EPERM"):
-            host.manager.assign(assignment("k", child.pid, member="m"))
+            assign(host.ctx, assignment("k", child.pid, member="m"))
     finally:
         control.set_faults()
     child.kill()
     child.wait()
     host.manager.maintenance.tick()
-    totals = host.manager.release("k", owner="test").totals
+    totals = release(host.ctx, "k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.LATE}
     assert {total.reason for total in totals} == {"m ended before it could be put into the group"}
 
@@ -121,7 +124,7 @@ def test_a_failed_assign_of_a_member_whose_threads_were_outside_leaves_its_basel
 ) -> None:
     """The undo restored an exact baseline, although the threads had run outside."""
     given = assignment("k", puppet.pid, member="m")
-    assert host.manager.assign(given).workload.first.baseline is Quality.EXACT
+    assert assign(host.ctx, given).workload.first.baseline is Quality.EXACT
     host.tree.write_task("", puppet.pid)
     write_task, save = host.tree.write_task, Transaction.save
     has_moved = False
@@ -144,12 +147,12 @@ def test_a_failed_assign_of_a_member_whose_threads_were_outside_leaves_its_basel
     monkeypatch.setattr(host.tree, "write_task", moved)
     monkeypatch.setattr(Transaction, "save", refuse)
     with pytest.raises(ProcessChanged if failure == "the process ends" else NotWritten):
-        host.manager.assign(given)
+        assign(host.ctx, given)
     assert has_moved
-    record = host.manager.get("k")
+    record = host.get("k")
     assert record.first.baseline is Quality.LATE
     assert record.first.baseline_reasons == ("tasks of m were outside the group until it was assigned again",)
-    totals = host.manager.release("k", owner="test").totals
+    totals = release(host.ctx, "k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.LATE}
 
 
@@ -157,21 +160,21 @@ def test_a_failed_assign_keeps_the_late_marks_that_are_on_disk(
     host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = assignment("k", puppet.pid, member="m")
-    host.manager.assign(given)
+    assign(host.ctx, given)
     host.tree.write_task("", puppet.pid)
     write_task = host.tree.write_task
 
     def moved(directory: str, tid: int) -> None:
         # As by a task of the member that was found in another class.
         write_task(directory, tid)
-        record = host.manager.get("k")
-        save(host.manager.context.store, record.downgraded(record.first, Quality.LATE, "ran in another class"))
+        record = host.get("k")
+        save(host.ctx.store, record.downgraded(record.first, Quality.LATE, "ran in another class"))
         puppet.kill()
 
     monkeypatch.setattr(host.tree, "write_task", moved)
     with pytest.raises(ProcessChanged):
-        host.manager.assign(given)
-    record = host.manager.get("k")
+        assign(host.ctx, given)
+    record = host.get("k")
     assert record.first.baseline is Quality.LATE
     assert "ran in another class" in record.first.baseline_reasons
 
@@ -180,7 +183,7 @@ def test_new_member_that_ends_while_it_is_moved_makes_the_totals_estimated(
     host: Host, process: Start, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child of it stayed in the group, and counted there, and the totals were called exact."""
-    before = host.manager.assign(assignment("k", process().pid, member="m")).workload
+    before = assign(host.ctx, assignment("k", process().pid, member="m")).workload
     write_task = host.tree.write_task
     children: list[int] = []
 
@@ -194,11 +197,11 @@ def test_new_member_that_ends_while_it_is_moved_makes_the_totals_estimated(
 
     monkeypatch.setattr(host.tree, "write_task", moved)
     with pytest.raises(ProcessChanged):
-        host.manager.assign(assignment("k", puppet.pid, member="other", late=True))
-    record = host.manager.get("k")
+        assign(host.ctx, assignment("k", puppet.pid, member="other", late=True))
+    record = host.get("k")
     assert (record.members, record.claims) == (before.members, before.claims)
     assert host.tree.membership(children[0]).group == "k"
-    totals = host.manager.release("k", owner="test").totals
+    totals = release(host.ctx, "k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
     assert "tasks of other were in the group until their Assign failed" in totals[0].reason
 
@@ -207,7 +210,7 @@ def test_a_new_member_that_is_put_back_makes_the_totals_estimated(
     host: Host, process: Start, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its use between the move and the undo is counted."""
-    host.manager.assign(assignment("k", process().pid, member="m"))
+    assign(host.ctx, assignment("k", process().pid, member="m"))
     write_task, save = host.tree.write_task, Transaction.save
     has_moved = False
 
@@ -225,16 +228,16 @@ def test_a_new_member_that_is_put_back_makes_the_totals_estimated(
     monkeypatch.setattr(host.tree, "write_task", moved)
     monkeypatch.setattr(Transaction, "save", refuse)
     with pytest.raises(NotWritten):
-        host.manager.assign(assignment("k", puppet.pid, member="other"))
+        assign(host.ctx, assignment("k", puppet.pid, member="other"))
     assert host.tree.membership(puppet.pid).group == ""
-    assert host.manager.get("k").first.baseline is Quality.ESTIMATED
+    assert host.get("k").first.baseline is Quality.ESTIMATED
 
 
 def test_task_that_a_container_takes_from_a_failing_assign_stays_in_its_group(
     host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The undo moved it out of the container's group, which then had no task and stayed exact."""
-    host.manager.create("container", owner="oci")
+    create(host.ctx, "container", owner="oci")
     save = Transaction.save
 
     def refuse(txn: Transaction, record: Workload, limit: Limit | None = None) -> Workload:
@@ -245,7 +248,7 @@ def test_task_that_a_container_takes_from_a_failing_assign_stays_in_its_group(
 
     monkeypatch.setattr(Transaction, "save", refuse)
     with pytest.raises(NotWritten):
-        host.manager.assign(assignment("k", puppet.pid, member="other"))
+        assign(host.ctx, assignment("k", puppet.pid, member="other"))
     assert host.tree.membership(puppet.pid).group == "container"
 
 
@@ -272,21 +275,21 @@ def test_a_failed_assign_on_a_run_folder_that_stays_full_leaves_the_workload_as_
     host: Host, process: Start, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rejected member stayed in the workload, because the undo could not be written, and a sweep moved it in."""
-    before = host.manager.assign(assignment("k", process().pid, member="m")).workload
+    before = assign(host.ctx, assignment("k", process().pid, member="m")).workload
     run_folder = _FilledByTheMove(host, monkeypatch)
     with pytest.raises(NotWritten, match="ENOSPC"):
-        host.manager.assign(assignment("k", puppet.pid, member="other"))
+        assign(host.ctx, assignment("k", puppet.pid, member="other"))
     for _ in range(2):
         host.manager.maintenance.tick()
         host.manager.maintenance.sweep("k")
     assert host.tree.membership(puppet.pid).group == ""
-    record = host.manager.get("k")
+    record = host.get("k")
     assert (record.members, record.claims) == (before.members, before.claims)
     assert record.first.baseline is Quality.ESTIMATED  # of what the rejected member used in the group
 
     run_folder.is_full = False
     host.manager.maintenance.tick()
-    record = host.restart().get("k")
+    record = host.restart().context.store.known("k")
     assert [member.id for member in record.members] == ["m"]
     (reason,) = record.first.baseline_reasons
     assert reason.startswith("tasks of other were in the group until their Assign failed")
@@ -296,29 +299,29 @@ def test_a_failed_assign_on_a_run_folder_that_stays_full_leaves_the_workload_as_
 def test_a_failed_assign_of_an_ended_workload_on_a_run_folder_that_stays_full_starts_no_run(
     host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host.manager.create("k", owner="test")
-    host.manager.release("k", owner="test")
-    before = host.manager.get("k")
+    create(host.ctx, "k", owner="test")
+    release(host.ctx, "k", owner="test")
+    before = host.get("k")
     run_folder = _FilledByTheMove(host, monkeypatch)
     with pytest.raises(NotWritten, match="ENOSPC"):
-        host.manager.assign(assignment("k", puppet.pid, member="other"))
+        assign(host.ctx, assignment("k", puppet.pid, member="other"))
     for run_folder.is_full in (True, False):
         host.manager.maintenance.tick()
-        assert host.manager.get("k") == before
+        assert host.get("k") == before
         assert host.marked_groups() == []
-    assert host.restart().get("k") == before
+    assert host.restart().context.store.known("k") == before
 
 
 def test_a_new_member_that_the_kernel_refuses_leaves_the_totals_exact(host: Host, process: Start) -> None:
-    before = host.manager.assign(assignment("k", process().pid, member="m")).workload
+    before = assign(host.ctx, assignment("k", process().pid, member="m")).workload
     control = Control(host.mountpoint)
     control.set_faults(Fault(on=Operation.TASKS, group="mon_groups/k", answer="EPERM"))
     try:
         with pytest.raises(ResctrlError, match="EPERM"):
-            host.manager.assign(assignment("k", process().pid, member="other"))
+            assign(host.ctx, assignment("k", process().pid, member="other"))
     finally:
         control.set_faults()
-    assert host.manager.get("k") == before
+    assert host.get("k") == before
 
 
 def test_a_failing_undo_of_a_write_does_not_hide_the_first_error(

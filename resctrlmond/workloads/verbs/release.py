@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs Release and Reconcile: end the claims of an owner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.groups import ends, placement, removal
+from resctrlmond.workloads.groups.context import Context
+from resctrlmond.workloads.model.errors import NoSuchClaim, NoSuchWorkload
+from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.model.validation import canonical_key, reason_text
+from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.profiles.requests import Reconciled, Released
+from resctrlmond.workloads.records.store import Transaction
+from resctrlmond.workloads.records.totals import shown
+from resctrlmond.workloads.verbs.read import current_totals, nested_totals
+
+
+def release(
+    ctx: Context, key: str, *, owner: str, reason: str = "released", commands: frozenset[str] | None = None
+) -> Released:
+    """End ``owner``'s claim. The workload ends with its last claim. Return the totals, also if it was over.
+
+    A service of which other ``commands`` are known by now (``Member.commands``) keeps its claim: it was started
+    again.
+
+    Raises NoSuchWorkload, and NoSuchClaim if the workload is not over and ``owner`` has no claim on it.
+    """
+    key = canonical_key(key)
+    with ctx.store.transaction(key) as txn:
+        workload = txn.workload
+        is_over = workload.state.is_over
+        if not is_over and not workload.is_claimed_by(owner) and workload.claims:
+            owners = ", ".join(claim.owner for claim in workload.claims)
+            raise NoSuchClaim(f"{owner} has no claim on {key}", remedy=f"It is claimed by {owners}")
+        member = workload.member(key)
+        if commands is not None and member is not None and commands != frozenset(member.commands):
+            pass  # processes of the next start are in the group
+        elif workload.is_interrupted or (not is_over and workload.without_claim(owner).claims):
+            _mark_running_on(txn, owner)
+            txn.save(removal.without_claim(txn.workload, owner))
+        elif workload.state is State.ENDING:
+            ends.finish_again(ctx, txn)
+        elif not is_over:
+            _mark_running_on(txn, owner)
+            placement.sweep_last(ctx, txn)
+            # The last claim is removed by the write that records the end: a daemon that is killed after it
+            # completes this end, and one that is killed before it has not begun.
+            removal.finish(ctx, txn, reason_text(reason), without_claims=[owner])
+        workload = txn.workload
+        totals = shown(workload, current_totals(ctx, workload))
+        released = Released(workload, workload.state.is_over, totals, nested_totals(ctx, workload, totals))
+    if released.completed:
+        # Before the next group is created, because the kernel would give it the counters that became free.
+        ctx.callbacks.serve_counters()
+    return released
+
+
+def reconcile(ctx: Context, owner: str, keys: Iterable[str]) -> Reconciled:
+    """End ``owner``'s claims on all workloads but ``keys``. The claims of other owners are not changed."""
+    failures: dict[str, ResctrlError] = {}
+    living = set()
+    for key in keys:
+        try:
+            living.add(canonical_key(key))
+        except ResctrlError as error:
+            failures[key] = error
+    kept, released = [], []
+    for workload in ctx.store.all():
+        if not workload.is_claimed_by(owner):
+            continue
+        if workload.key in living:
+            kept.append(workload.key)
+            continue
+        try:
+            release(ctx, workload.key, owner=owner, reason="not in its owner's Reconcile list")
+            released.append(workload.key)
+        except ResctrlError as error:
+            failures[workload.key] = error
+    for key in sorted(living.difference(kept)):
+        missing = NoSuchClaim if ctx.store.get(key) else NoSuchWorkload
+        failures[key] = missing(f"{owner} has no claim on {key}", remedy="Create or assign it")
+    return Reconciled(kept, released, failures)
+
+
+def _mark_running_on(txn: Transaction, owner: str) -> None:
+    """Make an exact service estimated if processes of it run on after the release. Raises NotRead."""
+    workload, member = txn.workload, txn.workload.member(txn.key)
+    if owner != SYSTEMD or workload.state.is_over or member is None or not member.commands:
+        return
+    if cgroups.is_populated(member.cgroup):
+        why = Reason.RAN_ON.text(member=member.id)
+        txn.save(workload.downgraded(workload.group_of(member), Quality.ESTIMATED, why))
