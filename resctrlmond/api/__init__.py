@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The third layer: the interfaces over varlink and D-Bus. They translate calls for the manager and decide nothing."""
+"""The third layer: the interfaces over varlink and D-Bus. They translate calls and decide nothing."""

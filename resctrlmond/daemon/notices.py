@@ -33,7 +33,7 @@ class Notices:
     held it.
     """
 
-    def __init__(self, tree: Tree, went_with_mount: Callable[[Group], bool] = lambda _: False) -> None:
+    def __init__(self, tree: Tree, went_with_mount: Callable[[str, Group], bool] = lambda _key, _: False) -> None:
         self._tree = tree
         self._went_with_mount = went_with_mount
         self.losses: GroupLosses | None = None
@@ -90,7 +90,7 @@ class Notices:
                     group.reason,
                     extra=journal.fields(**fields, message_id=MessageId.GROUP_FAILED),
                 )
-            case _ if not self.check_mount() or self._went_with_earlier_mount(group):
+            case _ if not self.check_mount() or self._went_with_earlier_mount(workload.key, group):
                 log.info("%s is lost: %s", key, group.reason, extra=journal.fields(**fields))
             case _:
                 if self.losses is not None:
@@ -141,9 +141,9 @@ class Notices:
             log.log(journal.NOTICE, "resctrl is mounted again on %s", self._tree.path)
         return not reason
 
-    def _went_with_earlier_mount(self, group: Group) -> bool:
+    def _went_with_earlier_mount(self, key: str, group: Group) -> bool:
         """Return whether the group was lost because resctrl was mounted again between two checks; log that once."""
-        if not self._went_with_mount(group):
+        if not self._went_with_mount(key, group):
             return False
         if self._logged_mounting != self._mounting:
             self._logged_mounting = self._mounting

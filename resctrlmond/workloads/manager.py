@@ -13,6 +13,7 @@ from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.evidence.interference import Interference
 from resctrlmond.workloads.evidence.joiners import Joiners
 from resctrlmond.workloads.evidence.pod_times import PodTimes
+from resctrlmond.workloads.evidence.run_state import RunStates
 from resctrlmond.workloads.evidence.takeover import TakeOver
 from resctrlmond.workloads.groups import ends, placement, removal
 from resctrlmond.workloads.groups.context import Context, Reloadable
@@ -60,21 +61,23 @@ class Manager:
         machine = Machine(
             tree, store, snapshots, gid=mark.gid, energy=energy, may_run=ends.may_leave_tasks, file=file
         )
-        interference = Interference(tree, store, mark)
+        runs = RunStates(store)
+        interference = Interference(tree, store, runs, mark)
         interference.on_created, interference.on_events_lost = machine.created_by_others, machine.events_lost
         interference.on_counters_reset, machine.read_events = machine.counters_reset, interference.read_all_events
         self.context = Context(
             tree=tree,
             store=store,
+            runs=runs,
             snapshots=snapshots,
             mark=mark,
             config=Reloadable(settings),
             quality=quality,
-            joiners=Joiners(),
+            joiners=Joiners(runs),
             take_over=TakeOver(store),
             interference=interference,
             machine=machine,
-            pod_times=PodTimes(store.folder),
+            pod_times=PodTimes(store.folder, runs),
         )
         store.sums = Sums(sums_path(store.folder), mark.boot_id, quality.final_totals)
         self.maintenance = Maintenance(self.context)

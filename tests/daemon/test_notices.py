@@ -137,7 +137,7 @@ def test_units_that_begin_to_wait_at_the_same_time_are_logged_and_no_verb_fails(
 def test_verb_does_not_fail_with_a_notice(tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
     """The record is written then, and the watch must get the change."""
 
-    def fail(_: Group) -> bool:
+    def fail(_key: str, _group: Group) -> bool:
         raise RuntimeError("dictionary changed size during iteration")
 
     Notices(tree, fail).changed("web", workload("web", State.LOST, reason="gone"))
@@ -177,7 +177,7 @@ def test_losses_by_a_new_mount_are_not_attributed_to_another_program(tree: Tree,
     """Groups that were lost with an unmount were reported as removed by another program."""
     before = tree.mounting()
     seen_on = dict.fromkeys(("one", "two", "three"), before)
-    notices = Notices(tree, lambda group: seen_on[group.name] != tree.mounting())
+    notices = Notices(tree, lambda _key, group: seen_on[group.name] != tree.mounting())
     notices.losses = GroupLosses(lambda _: False)
     assert unmount(tree.path)
     with Simulation(tree.path, "intel-rdt"):

@@ -257,8 +257,8 @@ MUTANTS = (
     Mutant(
         "a shared group without members keeps its RMID",
         _WORKLOADS + "rmids/overflow.py",
-        "    if wanted or (seconds_since_ns(since) <",
-        "    if True or (seconds_since_ns(since) <",
+        "    if wanted or (seconds_since_ns(run.empty_since_ns) <",
+        "    if True or (seconds_since_ns(run.empty_since_ns) <",
         "tests/workloads/rmids/test_overflow.py",
     ),
     Mutant(
@@ -812,14 +812,14 @@ MUTANTS = (
     Mutant(
         "links still lead to the old class after a move",
         _WORKLOADS + "groups/location.py",
-        "    ctx.snapshots.relink(subfolder, ctx.tree.full_path(group.ref), workload.shows)\n",
+        "    ctx.snapshots.relink(workload.subfolder(group), ctx.tree.full_path(group.ref), workload.shows)\n",
         "",
         "tests/workloads/groups/test_classes.py tests/workloads",
     ),
     Mutant(
         "a start trusts a file quality that does not include the last checkpoint",
         _WORKLOADS + "upkeep/quality_stamps.py",
-        "all(numbers) and ctx.memory.checkpoints.get(workload.key) == numbers",
+        "all(numbers) and run.kept_numbers == numbers",
         "all(numbers)",
         "tests/workloads/upkeep/test_quality_stamps.py",
     ),
@@ -910,9 +910,9 @@ MUTANTS = (
     ),
     Mutant(
         "a new run keeps the CPU times of the last one",
-        _WORKLOADS + "verbs/assign.py",
-        "            ctx.joiners.forget(txn.key)\n",
-        "",
+        _WORKLOADS + "evidence/run_state.py",
+        "if state is None or state.generation != generation:",
+        "if state is None:",
         "tests/workloads/evidence/test_joiners.py tests/workloads",
     ),
     Mutant(

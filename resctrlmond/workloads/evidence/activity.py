@@ -16,10 +16,8 @@ import os
 from collections.abc import Collection
 
 from resctrlmond.workloads.evidence.pod_times import cgroup_of_pod, is_exact_pod
+from resctrlmond.workloads.evidence.run_state import Activity
 from resctrlmond.workloads.model.workload import GroupState, Workload
-
-# The CPU times of a workload's tasks, as the kernel writes them. Compare for equality only.
-Activity = tuple[bytes, ...]
 
 # A workload with more threads is searched by each sweep: reading the CPU time of each costs more than the search.
 _MAX_THREADS = 16

@@ -27,6 +27,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import TICKS_PER_S
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.evidence.downgrades import downgraded_and_logged
+from resctrlmond.workloads.evidence.run_state import ListedThread, Listing, RunStates
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Group, Workload
@@ -37,45 +38,20 @@ log = logging.getLogger(__name__)
 _FORK_TICKS = TICKS_PER_S
 
 
-class _Thread(msgspec.Struct, frozen=True):
-    """The process of a thread, its start time (clock ticks since boot), and the folder of the group that it is in."""
-
-    pid: int
-    start_time: int
-    folder: str
-
-
-class _Listing(msgspec.Struct):
-    """The threads in the groups of one run at a time (clock ticks since boot)."""
-
-    generation: int
-    at: int
-    threads: dict[int, _Thread] = msgspec.field(default_factory=dict)
-
-
 class Inspector:
     """Compares the tasks of each workload's groups with those at its previous inspection.
 
     ``on_departure`` is called with the membership of each task that was found outside its groups.
     """
 
-    def __init__(self, tree: Tree, on_departure: Callable[[Membership], None]) -> None:
+    def __init__(self, tree: Tree, runs: RunStates, on_departure: Callable[[Membership], None]) -> None:
         self._tree = tree
         self._on_departure = on_departure
-        self._listings: dict[str, _Listing] = {}
-
-    def forget(self, key: str) -> None:
-        """Drop the list of a workload that has ended."""
-        self._listings.pop(key, None)
-
-    def threads(self, key: str) -> frozenset[int] | None:
-        """Return the threads in the groups of a workload at its last inspection; None if there was none."""
-        listing = self._listings.get(key)
-        return None if listing is None else frozenset(listing.threads)
+        self._runs = runs
 
     def had(self, key: str, arrival: Arrival) -> bool:
         """Whether the thread was in a group of the workload at its last inspection."""
-        listing = self._listings.get(key)
+        listing = self._runs.of(key).listing
         thread = listing.threads.get(arrival.tid) if listing is not None else None
         return thread is not None and thread.start_time == arrival.start_time
 
@@ -84,10 +60,9 @@ class Inspector:
 
         ``nested`` are the groups of its nested workloads, in which tasks that its tasks have started belong.
         """
-        before = self._listings.get(workload.key)
-        if before is not None and before.generation != workload.generation:
-            before = None
-        now = _Listing(workload.generation, boot_ticks())
+        run = self._runs.of(workload.key)
+        before = run.listing
+        now = Listing(boot_ticks())
         for group in workload.existing_groups:
             for tid in self._tree.tasks(group.ref):
                 thread = before.threads.get(tid) if before is not None else None
@@ -95,7 +70,7 @@ class Inspector:
                     found = processes.stat(tid)
                     if found is None:
                         continue
-                    thread = _Thread(processes.leader(tid), found.start_time, group.folder)
+                    thread = ListedThread(processes.leader(tid), found.start_time, group.folder)
                     if self._was_moved_in(workload, group, tid, thread, before):
                         workload = downgraded_and_logged(workload, group, Quality.ESTIMATED, Reason.MOVED_IN.text())
                 is_same = thread.folder == group.folder
@@ -103,11 +78,11 @@ class Inspector:
         for folder in self._folders_left(workload, before, now, nested):
             group = workload.group(folder) or workload.first
             workload = downgraded_and_logged(workload, group, Quality.LATE, Reason.MOVED_OUT.text())
-        self._listings[workload.key] = now
+        run.listing = now
         return workload
 
     def _was_moved_in(
-        self, workload: Workload, group: Group, tid: int, thread: _Thread, before: _Listing | None
+        self, workload: Workload, group: Group, tid: int, thread: ListedThread, before: Listing | None
     ) -> bool:
         """Whether a thread that is new in the group ran outside before, and the daemon did not move it."""
         start = thread.start_time
@@ -124,7 +99,7 @@ class Inspector:
         )
 
     def _folders_left(
-        self, workload: Workload, before: _Listing | None, now: _Listing, nested: frozenset[Membership]
+        self, workload: Workload, before: Listing | None, now: Listing, nested: frozenset[Membership]
     ) -> set[str]:
         """Return the folders of the groups that a task has left: a task that was listed, or was forked there."""
         own = workload.memberships | nested

@@ -39,6 +39,7 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.evidence.attribution import Attribution, Groups, Writes
 from resctrlmond.workloads.evidence.downgrades import PendingDowngrades, downgraded_and_logged
 from resctrlmond.workloads.evidence.inspection import Inspector
+from resctrlmond.workloads.evidence.run_state import RunStates
 from resctrlmond.workloads.figures import caveats
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.mark import Mark
@@ -83,7 +84,7 @@ class Interference:
     ``wake`` is called when events were read that require a call of ``react``. Thread-safe.
     """
 
-    def __init__(self, tree: Tree, store: Store, mark: Mark) -> None:
+    def __init__(self, tree: Tree, store: Store, runs: RunStates, mark: Mark) -> None:
         self._tree = tree
         self._store = store
         self._mark = mark
@@ -104,7 +105,7 @@ class Interference:
         self._trouble = ""
         self._arrivals = Arrivals(self._tree)
         self._attribution = Attribution()
-        self._inspector = Inspector(self._tree, self.found_outside)
+        self._inspector = Inspector(self._tree, runs, self.found_outside)
         # By workload: its threads that were seen outside alive, until the workload is inspected.
         self._departed: dict[str, list[Arrival]] = {}
         self._list_lock = threading.Lock()
@@ -220,10 +221,6 @@ class Interference:
         except ResctrlError:
             return True
 
-    def threads(self, key: str) -> frozenset[int] | None:
-        """Return the threads in the groups of a workload at its last inspection; None if there was none."""
-        return self._inspector.threads(key)
-
     def inspect(self, txn: Transaction) -> None:
         """Inspect the workload's groups if its tasks can leave them without an event or another check.
 
@@ -250,8 +247,7 @@ class Interference:
         txn.save(self._inspector.inspect(workload, self._store.nested_memberships(workload)))
 
     def forget(self, key: str) -> None:
-        """Drop all data about a workload that has ended."""
-        self._inspector.forget(key)
+        """Drop the evidence about a workload that has ended."""
         self._to_inspect.pop(key, None)
         self._departed.pop(key, None)
         self._downgrades.forget(key)

@@ -16,6 +16,7 @@ from resctrlmond.resctrl import cgroups, cpu_time
 from resctrlmond.resctrl.cpu_time import TreeTime
 from resctrlmond.resctrl.errors import LACKS, ResctrlError
 from resctrlmond.resctrl.processes import Process
+from resctrlmond.workloads.evidence.run_state import RunStates
 from resctrlmond.workloads.figures.reasons import Reason, joined_unseen
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Member, Workload, replace
@@ -35,9 +36,8 @@ class Joiners:
     and raises NotRead without descriptors or memory.
     """
 
-    def __init__(self) -> None:
-        # By key and member, when last read: CPU time (ns) of the control group, and the part not used by the init.
-        self._last: dict[str, dict[str, tuple[int, int]]] = {}
+    def __init__(self, runs: RunStates) -> None:
+        self._runs = runs
 
     def begin(self, workload: Workload, member: Member, process: Process | None) -> Workload:
         """Record the CPU time that the control group of a new member used before, without that of the member's init.
@@ -100,7 +100,7 @@ class Joiners:
                 return workload  # a later joiner was moved into the group, so its use is counted
             # Each new amount writes the record and sends a signal, so report it only if it has doubled.
             bound += max(2 * found_ns, found_ns + _CENTISECOND)
-        last = self._last.setdefault(workload.key, {})
+        last = self._runs.of(workload.key).cpu_times
         now = cgroups.cpu_time_ns(member.cgroup) or 0
         last_used, last_other = last.get(member.id, (0, 0))
         # A smaller value belongs to a new control group at the same path.
@@ -152,14 +152,10 @@ class Joiners:
         """Drop the CPU times of a member that is assigned again, because its control group may count from 0 again."""
         if (known := workload.member(member_id)) is not None:
             workload = self.look_at_empty(workload, known)
-        self._last.get(workload.key, {}).pop(member_id, None)
+        self._runs.of(workload.key).cpu_times.pop(member_id, None)
         return replace(
             workload, other_cpu_ns={name: used for name, used in workload.other_cpu_ns.items() if name != member_id}
         )
-
-    def forget(self, key: str) -> None:
-        """Drop the CPU times of a workload that has ended."""
-        self._last.pop(key, None)
 
     def _with_other(self, workload: Workload, member: Member, used_ns: int) -> Workload:
         return replace(workload, other_cpu_ns={**workload.other_cpu_ns, member.id: used_ns})

@@ -16,6 +16,7 @@ import msgspec
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.workloads.evidence.pod_cgroups import container_in, list_below, pod_cgroup
+from resctrlmond.workloads.evidence.run_state import RunStates
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key, is_pod_uid
@@ -56,14 +57,13 @@ class PodTimes:
     A reading may be older than the record. Then more CPU time is not explained, and never less.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, runs: RunStates) -> None:
         self._folder = folder
-        # By key: the workload that was read last.
-        self._noted: dict[str, Workload] = {}
+        self._runs = runs
 
     def is_noted(self, workload: Workload) -> bool:
         """Whether the pod is unchanged since it was read last. True for a workload that is not an exact pod."""
-        return self._noted.get(workload.key) is workload or not is_exact_pod(workload)
+        return not is_exact_pod(workload) or self._runs.of(workload.key).timed_pod is workload
 
     def note(self, workload: Workload) -> None:
         """Read and write the CPU times of an exact pod. Raises NotRead, NotWritten."""
@@ -78,7 +78,7 @@ class PodTimes:
         file = self._file(workload.key)
         with writing(file):
             write_file(file, msgspec.json.encode(now), mode=_MODE)
-        self._noted[workload.key] = workload
+        self._runs.of(workload.key).timed_pod = workload
 
     def why_late(self, workload: Workload) -> str:
         """Return why an exact pod may lack containers that ended since it was read last; "" if it does not.
@@ -102,9 +102,8 @@ class PodTimes:
         rest = used - last.used_ns - explained
         return Reason.POD_RAN_UNSEEN.text(seconds=f"{rest / 1e9:.3f}") if rest > _SLACK_NS else ""
 
-    def forget(self, key: str) -> None:
+    def remove(self, key: str) -> None:
         """Remove the file of a workload that has ended. Raises NotWritten."""
-        self._noted.pop(key, None)
         file = self._file(key)
         with writing(file), contextlib.suppress(FileNotFoundError):
             os.unlink(file)
@@ -115,7 +114,7 @@ class PodTimes:
             names = set(os.listdir(self._folder))
         for key in [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]:
             if f"{key}.json" not in names:
-                self.forget(key)
+                self.remove(key)
 
     def _last(self, workload: Workload) -> PodTime:
         """Return the last reading of this run. If there is none, the pod has used nothing before."""

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.evidence.callers import LeftCallers
 from resctrlmond.workloads.evidence.interference import Interference
 from resctrlmond.workloads.evidence.joiners import Joiners
 from resctrlmond.workloads.evidence.pod_times import PodTimes
+from resctrlmond.workloads.evidence.run_state import RunStates, Stamp
 from resctrlmond.workloads.evidence.takeover import TakeOver
 from resctrlmond.workloads.evidence.watched import WatchedMembers
 from resctrlmond.workloads.machine.pools import Machine
@@ -27,36 +27,20 @@ from resctrlmond.workloads.records.quality_file import QualityFiles
 from resctrlmond.workloads.records.snapshot import Snapshots
 from resctrlmond.workloads.records.store import Store
 
-# The inode of a file or folder and its time of status change (ns), which no program can set.
-Stamp = tuple[int, int]
-
 
 class Memory(msgspec.Struct):
-    """Facts about groups, kept until the daemon ends.
+    """Facts that belong to no run, kept until the daemon ends.
 
-    ``mounted_on`` is the mount on which a group was found last, by its nonce. ``stale_links`` are the snapshots
-    (``Workload.subfolder``) whose links to live counters could not be changed after their group moved. ``occupants``
-    is a task that was found in a group, by its directory. ``checkpoints`` are the checkpoints of a workload's groups
-    (``Snapshots.keep_read``) for which its file ``quality`` was written, by key. ``stamps`` are those of its files at
-    the start, by key, until its first checkpoint; ``code`` is that of the program (``quality_stamps.py``). ``apart``
-    is the reason why a container of a pod is not counted in the group of the pod, by the key of the pod; it lacks
-    containers that were started before ``since_ns`` (``clock.boot_ns``). ``taken_ns`` is when RMIDs were taken from
-    units that no waiting group has got yet (``rmid_transfer.py``). ``empty_since_ns`` is when an overflow workload
-    lost its last member, by key (``overflow.py``). ``returns`` is, by key, when the dormant member of a service
-    ended, and since when its control group has tasks again.
+    ``code`` is the stamp of the program (``quality_stamps.py``). ``apart`` is the reason why a container of a pod is
+    not counted in the group of the pod, by the key of the pod, which may begin later; it lacks containers that were
+    started before ``since_ns`` (``clock.boot_ns``). ``taken_ns`` is when RMIDs were taken from units that no waiting
+    group has got yet (``rmid_transfer.py``).
     """
 
-    mounted_on: dict[int, Mounting] = msgspec.field(default_factory=dict)
-    stale_links: set[str] = msgspec.field(default_factory=set)
-    occupants: dict[GroupRef, int] = msgspec.field(default_factory=dict)
-    checkpoints: dict[str, list[int]] = msgspec.field(default_factory=dict)
-    stamps: dict[str, list[Stamp]] = msgspec.field(default_factory=dict)
     code: Stamp | None = None
     apart: dict[str, str] = msgspec.field(default_factory=dict)
     since_ns: int = msgspec.field(default_factory=boot_ns)
     taken_ns: list[int] = msgspec.field(default_factory=list)
-    empty_since_ns: dict[str, int] = msgspec.field(default_factory=dict)
-    returns: dict[str, tuple[str, int]] = msgspec.field(default_factory=dict)
 
 
 class Callbacks(msgspec.Struct):
@@ -86,6 +70,7 @@ class Context(msgspec.Struct, frozen=True):
 
     tree: Tree
     store: Store
+    runs: RunStates
     snapshots: Snapshots
     mark: Mark
     config: Reloadable

@@ -44,11 +44,11 @@ def checkpoint(ctx: Context, txn: Transaction) -> None:
         kept.append(result.number)
         save_caveats(txn, with_caveats(ctx, group, readings))
     # A change of the workload has updated the file already (QualityFiles.before_save).
-    if 0 in kept or ctx.memory.checkpoints.get(txn.key) != kept or not ctx.snapshots.quality(txn.key):
-        ctx.memory.checkpoints.pop(txn.key, None)
+    run = ctx.runs.of(txn.key)
+    if 0 in kept or run.kept_numbers != kept or not ctx.snapshots.quality(txn.key):
+        run.kept_numbers = None
         ctx.quality.update(txn.workload, found)
-        ctx.memory.checkpoints[txn.key] = kept
-        ctx.memory.stamps.pop(txn.key, None)
+        run.kept_numbers, run.stamps = kept, None
 
 
 def read_before_removal(ctx: Context, workload: Workload, group: Group) -> None:
@@ -106,7 +106,7 @@ def readings(ctx: Context, workload: Workload) -> Live:
 def _read(ctx: Context, workload: Workload, group: Group) -> LiveReadings:
     """Read the group's counters, and keep the values, if possible. Raises NoSuchGroup, NotRead."""
     begun_ns = time.monotonic_ns()
-    found = ctx.tree.read(location.find(ctx, group).ref)
+    found = ctx.tree.read(location.find(ctx, workload.key, group).ref)
     with contextlib.suppress(NotWritten):  # then no other reader has written newer ones either
         return LiveReadings(found, _keep(ctx, workload, group, begun_ns, found).checkpoint)
     return LiveReadings(found)
@@ -118,7 +118,7 @@ def _read_and_keep(ctx: Context, workload: Workload, group: Group) -> tuple[list
     Raises NoSuchGroup, NotRead, NotWritten.
     """
     begun_ns = time.monotonic_ns()
-    found = ctx.tree.read(location.find(ctx, group).ref)
+    found = ctx.tree.read(location.find(ctx, workload.key, group).ref)
     return found, _keep(ctx, workload, group, begun_ns, found)
 
 

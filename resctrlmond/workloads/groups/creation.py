@@ -82,7 +82,7 @@ def create(
     except ResctrlError:
         if begin_quality is quality:  # otherwise it has tasks, and was only adopted
             with undoing(txn.key):
-                removal.remove_directory(ctx, group)
+                removal.remove_directory(ctx, txn.key, group)
         raise
 
 
@@ -209,7 +209,7 @@ def with_baseline(
     A group that is created again in another class keeps the quality of its first baseline and the reasons. The
     baseline of an observed group is estimated at best.
     """
-    mounting = ctx.memory.mounted_on[group.nonce] = ctx.tree.mounting()
+    mounting = ctx.runs.of(workload.key).of_group(group).mounted_on = ctx.tree.mounting()
     if group.inodes:
         quality = worst(quality, group.baseline)
     else:

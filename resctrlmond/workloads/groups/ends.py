@@ -21,7 +21,7 @@ from resctrlmond.workloads.groups.plan import claims_over
 from resctrlmond.workloads.groups.units import is_unit
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.states import Quality
-from resctrlmond.workloads.model.workload import EndRule, Member, State, Workload, replace
+from resctrlmond.workloads.model.workload import EndRule, Group, Member, State, Workload, replace
 from resctrlmond.workloads.profiles.requests import CONTAINERS
 from resctrlmond.workloads.records.store import Transaction
 
@@ -173,24 +173,23 @@ def _ended_claims(ctx: Context, workload: Workload) -> list[str]:
         workload,
         pod_is_gone=bool(workload.pod_cgroup) and not cgroups.is_there(workload.pod_cgroup),
         group_is_empty=workload.has_claim_until(EndRule.TASKS)
-        and all(_is_empty(ctx, group.ref) for group in workload.existing_groups),
+        and all(_is_empty(ctx, workload.key, group) for group in workload.existing_groups),
         linger_s=settings.linger_s if linger_s is None else linger_s,
         pod_linger_s=settings.pod_linger_s if linger_s is None else linger_s,
     )
 
 
-def _is_empty(ctx: Context, ref: GroupRef) -> bool:
+def _is_empty(ctx: Context, key: str, group: Group) -> bool:
     """Whether no task is in the group.
 
     The kernel walks every thread of the machine for the list of tasks, so the list is read only if the task that was
     found in it last has left.
     """
-    occupant = ctx.memory.occupants.pop(ref, None)
-    if occupant is None or not _is_in(ctx, ref, occupant):
-        occupant = next(iter(ctx.tree.tasks(ref)), None)
-    if occupant is not None:
-        ctx.memory.occupants[ref] = occupant
-    return occupant is None
+    state = ctx.runs.of(key).of_group(group)
+    if state.occupant is None or not _is_in(ctx, group.ref, state.occupant):
+        state.occupant = None  # also if the list cannot be read
+        state.occupant = next(iter(ctx.tree.tasks(group.ref)), None)
+    return state.occupant is None
 
 
 def _is_in(ctx: Context, ref: GroupRef, tid: int) -> bool:

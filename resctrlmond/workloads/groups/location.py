@@ -26,46 +26,50 @@ def is_recorded(ctx: Context, found: Found) -> bool:
     return any(other.ref == found.ref or other.nonce == found.nonce for other in others)
 
 
-def find(ctx: Context, group: Group) -> Found:
-    """Find the group's directory by mark and nonce, also if another program renamed it. Raises NoSuchGroup."""
+def find(ctx: Context, key: str, group: Group) -> Found:
+    """Find the directory of a group of the workload by mark and nonce, also if another program renamed it.
+
+    Raises NoSuchGroup.
+    """
     # Before the group: if a mount comes in between, the group is not found on it.
     mounting = ctx.tree.mounting()
     found = ctx.tree.find(group.ref)
-    if found is None or not _is_of(ctx, group, found):
+    if found is None or not _is_of(ctx, key, group, found):
         ctx.tree.check_mounted()
         # A group that was removed with its mount is nowhere, and an observed one is known by its path. The whole tree
         # is searched only if another group is missing.
-        scanned = [] if group.observed or went_with_mount(ctx, group) else ctx.tree.scan()
-        renamed = next((other for other in scanned if _is_of(ctx, group, other)), None)
+        scanned = [] if group.observed or went_with_mount(ctx, key, group) else ctx.tree.scan()
+        renamed = next((other for other in scanned if _is_of(ctx, key, group, other)), None)
         if renamed is None:
-            raise NoSuchGroup(_why_gone(ctx, group, found), path=ctx.tree.full_path(group.ref))
+            raise NoSuchGroup(_why_gone(ctx, key, group, found), path=ctx.tree.full_path(group.ref))
         found = renamed
-    ctx.memory.mounted_on[group.nonce] = mounting
+    ctx.runs.of(key).of_group(group).mounted_on = mounting
     return found
 
 
-def _is_of(ctx: Context, group: Group, found: Found) -> bool:
+def _is_of(ctx: Context, key: str, group: Group, found: Found) -> bool:
     if group.observed:
         # Inodes repeat after a mount: the runtime may have created a group there for another start of the container.
-        is_there = (found.ref, found.inode) == (group.ref, group.nonce) and not went_with_mount(ctx, group)
+        is_there = (found.ref, found.inode) == (group.ref, group.nonce) and not went_with_mount(ctx, key, group)
         return is_there and found.gid != ctx.mark.gid
     return found.gid == ctx.mark.gid and found.nonce == group.nonce
 
 
-def find_or_none(ctx: Context, group: Group) -> Found | None:
+def find_or_none(ctx: Context, key: str, group: Group) -> Found | None:
     try:
-        return find(ctx, group)
+        return find(ctx, key, group)
     except (NoSuchGroup, NotMounted):
         return None
 
 
-def went_with_mount(ctx: Context, group: Group) -> bool:
+def went_with_mount(ctx: Context, key: str, group: Group) -> bool:
     """Whether the mount on which the group was found last is gone, so that no program removed the group itself."""
-    return ctx.memory.mounted_on.get(group.nonce, ctx.tree.mounting()) != ctx.tree.mounting()
+    mounted_on = ctx.runs.of(key).of_group(group).mounted_on
+    return mounted_on is not None and mounted_on != ctx.tree.mounting()
 
 
-def _why_gone(ctx: Context, group: Group, instead: Found | None) -> str:
-    if went_with_mount(ctx, group):
+def _why_gone(ctx: Context, key: str, group: Group, instead: Found | None) -> str:
+    if went_with_mount(ctx, key, group):
         return "resctrl was unmounted and mounted again, which removed every group"
     if instead is not None:
         return "another group is in its place"
@@ -94,7 +98,7 @@ def follow(ctx: Context, txn: Transaction) -> Workload:
 
 def follow_group(ctx: Context, txn: Transaction, group: Group) -> Group:
     """Find the group, and record its new path if another program renamed it. Raises NoSuchGroup, NotWritten."""
-    found = find(ctx, group)
+    found = find(ctx, txn.key, group)
     if found.ref == group.ref:
         return group
     if not _is_recordable(found.ref):
@@ -123,16 +127,16 @@ def relocated(
 
 def relink(ctx: Context, workload: Workload, group: Group) -> None:
     """Point the links of the group's snapshot at its directory. Raises NotWritten, NotRead."""
-    subfolder = workload.subfolder(group)
-    ctx.memory.stale_links.add(subfolder)
-    ctx.snapshots.relink(subfolder, ctx.tree.full_path(group.ref), workload.shows)
-    ctx.memory.stale_links.discard(subfolder)
+    state = ctx.runs.of(workload.key).of_group(group)
+    state.has_stale_links = True
+    ctx.snapshots.relink(workload.subfolder(group), ctx.tree.full_path(group.ref), workload.shows)
+    state.has_stale_links = False
 
 
 def relink_stale(ctx: Context, workload: Workload) -> None:
     """Repeat each ``relink`` of the workload's groups that failed. Raises NotWritten, NotRead."""
     for group in workload.existing_groups:
-        if workload.subfolder(group) in ctx.memory.stale_links:
+        if ctx.runs.of(workload.key).of_group(group).has_stale_links:
             relink(ctx, workload, group)
 
 

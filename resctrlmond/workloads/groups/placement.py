@@ -125,10 +125,11 @@ def _has_waited(ctx: Context, txn: Transaction, member: Member) -> bool:
     """Return whether no task of a dormant member is about to call, or it has had tasks for COMMAND_GRACE_S."""
     if not any(ctx.callers.leave(txn.key, tid) for tid in cgroups.tasks(member.cgroup)):
         return True
-    ended_at, since = ctx.memory.returns.get(txn.key, ("", 0))
+    run = ctx.runs.of(txn.key)
+    ended_at, since = run.returning
     if ended_at != member.ended_at:
         since = boot_ns()
-        ctx.memory.returns[txn.key] = member.ended_at, since
+        run.returning = member.ended_at, since
     return seconds_since_ns(since) >= COMMAND_GRACE_S
 
 

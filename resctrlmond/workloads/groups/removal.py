@@ -42,7 +42,7 @@ def finish(
     end values are read. Can be called again for a workload that is ending: finished steps are not repeated.
     """
     first = txn.workload.first
-    if first.state is not GroupState.ENDING and _was_never_created(ctx, first):
+    if first.state is not GroupState.ENDING and _was_never_created(ctx, txn.key, first):
         txn.save(change(txn.workload))
     elif first.state is not GroupState.ENDING:
         ctx.interference.before_end(txn)
@@ -71,12 +71,12 @@ def _end_others(ctx: Context, txn: Transaction, reason: str) -> None:
             _end_group(ctx, txn, group, reason)
 
 
-def _was_never_created(ctx: Context, group: Group) -> bool:
-    return group.state is GroupState.PENDING and location.find_or_none(ctx, group) is None
+def _was_never_created(ctx: Context, key: str, group: Group) -> bool:
+    return group.state is GroupState.PENDING and location.find_or_none(ctx, key, group) is None
 
 
 def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> None:
-    if _was_never_created(ctx, group):
+    if _was_never_created(ctx, txn.key, group):
         _remove_incomplete(ctx, group)
         _close(ctx, txn, group, GroupState.COMPLETED, f"{reason}; it never had an RMID")
         return
@@ -106,7 +106,7 @@ def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> Non
         # Forked while the others were moved. What they have used since the end values were read is not counted.
         txn.save(replace(txn.workload, left_tasks=True))
         nested.give_back(ctx, txn.workload)
-    remove_directory(ctx, group)
+    remove_directory(ctx, txn.key, group)
     _close(ctx, txn, group, GroupState.COMPLETED, group.reason)
 
 
@@ -116,7 +116,7 @@ def _close_in_pool(ctx: Context, txn: Transaction, group: Group) -> bool:
     Return whether there is such a group.
     """
     try:
-        found = location.find(ctx, group)
+        found = location.find(ctx, txn.key, group)
         # Another program may have renamed it.
         ctx.machine.ending(txn.workload, replace(group, class_=found.ref.class_, name=found.ref.name))
         ctx.machine.count_last(txn.workload.subfolder(group), group, ctx.tree.read(found.ref))
@@ -174,7 +174,7 @@ def _lose_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> No
         else:
             now, last = utc_now(), readings_of(ctx.snapshots.last_read(subfolder))
             # With another mount, the pools begin again.
-            if not location.went_with_mount(ctx, group):
+            if not location.went_with_mount(ctx, txn.key, group):
                 ctx.machine.count_last(subfolder, group, last, are_last=False)
                 if not group.observed:
                     ctx.machine.lost(REMOVED_BY_OTHERS)
@@ -182,7 +182,7 @@ def _lose_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> No
             ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, (now, last)), txn.workload.shows)
     elif not ctx.snapshots.exists(subfolder) and not group.observed:
         ctx.machine.lost(REMOVED_BY_OTHERS)
-    remove_directory(ctx, group)
+    remove_directory(ctx, txn.key, group)
     _close(ctx, txn, group, GroupState.LOST, reason)
 
 
@@ -200,13 +200,9 @@ def _close(ctx: Context, txn: Transaction, group: Group, state: GroupState, reas
         workload = workload if workload.is_interrupted else _summed(ctx, workload)
         nested.report_end(ctx, workload)
     txn.save(workload)
-    forgotten = [group] if group.folder else workload.groups
-    for over in forgotten:
-        ctx.memory.mounted_on.pop(over.nonce, None)
-        ctx.memory.stale_links.discard(workload.subfolder(over))
-    ctx.memory.checkpoints.pop(txn.key, None)
-    ctx.memory.stamps.pop(txn.key, None)
-    ctx.memory.returns.pop(txn.key, None)
+    run = ctx.runs.of(txn.key)
+    run.groups.pop(group.nonce, None)
+    run.kept_numbers = run.stamps = None
 
 
 def _summed(ctx: Context, workload: Workload) -> Workload:
@@ -237,10 +233,10 @@ def without_claim(workload: Workload, owner: str) -> Workload:
     return _with_ended_members(workload) if workload.state is State.LOST and not workload.claims else workload
 
 
-def remove_directory(ctx: Context, group: Group) -> None:
+def remove_directory(ctx: Context, key: str, group: Group) -> None:
     if group.observed:
         return
-    found, is_own = location.find_or_none(ctx, group), False
+    found, is_own = location.find_or_none(ctx, key, group), False
     if found:
         with ctx.interference.changing():
             is_own = ctx.tree.remove(found.ref)
@@ -275,6 +271,7 @@ def discard_run(ctx: Context, txn: Transaction, ended: Workload | None) -> None:
         for group in workload.groups[1:]:
             discard_group(ctx, txn, group)
         _discard_files(ctx, txn, workload.first)
+    ctx.runs.forget(txn.key)  # the next run has the same generation
     if ended is None:
         txn.drop()
     else:
@@ -286,8 +283,7 @@ def _discard_files(ctx: Context, txn: Transaction, group: Group) -> None:
     if group.state.has_directory:
         if not _close_in_pool(ctx, txn, group) and not group.observed:
             ctx.machine.lost(REMOVED_BY_OTHERS)
-        remove_directory(ctx, group)
+        remove_directory(ctx, txn.key, group)
     elif group.state is GroupState.PENDING:
         _remove_incomplete(ctx, group)
-    ctx.memory.mounted_on.pop(group.nonce, None)
     ctx.snapshots.delete(txn.workload.subfolder(group))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests and replies of the manager's verbs, if they are more than a workload."""
+"""The requests and replies of the verbs, if they are more than a workload."""
 
 from __future__ import annotations
 

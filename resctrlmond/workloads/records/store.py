@@ -174,7 +174,8 @@ class Store:
     ``before_save`` is called before a record is replaced, with the workload of the last record and the new one.
     ``before_finish`` is called before a record is saved in which the run has finished, and again if that save failed.
     If it raises NotWritten, the record is not saved. ``on_unsaved`` is called with the key of a workload that is kept
-    in memory only. ``sums`` counts each run that ends. ``on_end`` is called with the key after each transaction,
+    in memory only, and ``on_dropped`` with that of one that was dropped. ``sums`` counts each run that ends.
+    ``on_end`` is called with the key after each transaction,
     whether or not it changed the workload.
     """
 
@@ -184,6 +185,7 @@ class Store:
         self.before_save: Callable[[Workload, Workload], None] = lambda _before, _workload: None
         self.before_finish: Callable[[Workload], None] = lambda _workload: None
         self.on_unsaved: Callable[[str], None] = lambda _key: None
+        self.on_dropped: Callable[[str], None] = lambda _key: None
         self.on_end: Callable[[str], None] = lambda _key: None
         self.sums: Sums | None = None
         self._workloads: dict[str, Workload] = {}
@@ -418,6 +420,7 @@ class Store:
             self._ended.add(key)
         self._unsaved.pop(key, None)
         is_known = self._workloads.pop(key, None) is not None
+        self.on_dropped(key)
         with self._guard:
             self.changes += 1
         return is_known

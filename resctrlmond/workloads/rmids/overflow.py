@@ -169,14 +169,14 @@ def _keep(ctx: Context, txn: Transaction, wanted: Mapping[str, Member]) -> None:
     ]
     for member in gone:
         _remove(ctx, txn, member)
-    empty = ctx.memory.empty_since_ns
+    run = ctx.runs.of(txn.key)
     if any(member.is_living or member.dormant for member in txn.workload.members):
-        empty.pop(txn.key, None)
+        run.empty_since_ns = None
         return
-    since = empty.setdefault(txn.key, boot_ns())
-    if wanted or (seconds_since_ns(since) < LINGER_S and ctx.config.settings.overflow):
+    if run.empty_since_ns is None:
+        run.empty_since_ns = boot_ns()
+    if wanted or (seconds_since_ns(run.empty_since_ns) < LINGER_S and ctx.config.settings.overflow):
         return
-    del empty[txn.key]
     placement.sweep_last(ctx, txn)
     removal.finish(ctx, txn, "no unit shares its group any more", without_claims=[OVERFLOW])
 

@@ -27,14 +27,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-import msgspec
-
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.evidence.activity import Activity, activity
+from resctrlmond.workloads.evidence.activity import activity
 from resctrlmond.workloads.evidence.interference import Inspect
-from resctrlmond.workloads.evidence.watched import Members, may_end_unseen
+from resctrlmond.workloads.evidence.run_state import Activity, TakenCheckpoint
+from resctrlmond.workloads.evidence.watched import may_end_unseen
 from resctrlmond.workloads.groups import counters, ends, location, placement, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import lacking_counters, losses_in_a_row, resumes_after_s
@@ -60,20 +59,6 @@ FIRST_CHECKPOINT_S = 5.0
 _MAX_SKIPPED = 9
 
 
-class _Checkpoint(msgspec.Struct):
-    """A checkpoint of ``workload``, and the CPU times of its tasks before the counters were read.
-
-    ``is_final``: the tasks had not run since the checkpoint before it. So the readings include what the hardware
-    counts or reports only after a task has stopped: core energy, and the modified cache lines that it left.
-    ``skipped``: how many checkpoints were skipped since then.
-    """
-
-    workload: Workload
-    activity: Activity
-    is_final: bool
-    skipped: int = 0
-
-
 def _log_failure(key: str, error: ResctrlError | OSError) -> None:
     log.error("%s: %s", key, error)
 
@@ -88,18 +73,11 @@ class Maintenance:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._store = ctx.store
+        self._runs = ctx.runs
         self.early_pruner = EarlyPruner(ctx.store, ctx.snapshots)
         self._swept = self._swept_all = time.monotonic()
-        # By key: the run (its generation) and the time.monotonic() of its last checkpoint, taken or skipped.
-        self._checkpointed: dict[str, tuple[int, float]] = {}
         # Whether this tick postponed a first checkpoint.
         self._has_postponed = False
-        # By key: the last checkpoint.
-        self._last_checkpoint: dict[str, _Checkpoint] = {}
-        # By key: the workload when its groups were last found, if they were not removed or renamed since then.
-        self._found: dict[str, Workload] = {}
-        # By key: the workload that ticks skip as long as it is unchanged, and its watched members.
-        self._unchanged: dict[str, tuple[Workload, Members]] = {}
         # When a tick skipped all workloads: the changes of the workloads and of their watched members, and the
         # interval of checkpoints; None if the next tick has to look at each workload. And the time.monotonic() of the
         # next checkpoint.
@@ -109,13 +87,8 @@ class Maintenance:
         self._all_have_counters_at = -1
         # The changes of the workloads when no ended one had files that its profile does not keep.
         self._all_kept_at = -1
-        # By key: the workload of which a sweep has found all tasks in their groups, and their CPU times before it.
-        self._sleeping: dict[str, tuple[Workload, Activity]] = {}
-        # The errors of work that is tried again, by key and kind of work.
+        # The errors of work that is tried again, by key and kind of work. Some of it is about no run.
         self._failures: dict[tuple[str, str], str] = {}
-        # By key: the lost run (its generation), the time.monotonic() of the last try to resume it, and the number of
-        # failed tries.
-        self._tries: dict[str, tuple[int, float, int]] = {}
         # The keys of the pods in which containers that began during the start are still to be searched.
         self._unsearched: set[str] = set()
         # When a tick began the work on a workload (time.monotonic()): a long tick that makes progress does not hang.
@@ -130,7 +103,8 @@ class Maintenance:
         settings = self._ctx.config.settings
         is_sweep = time.monotonic() - self._swept >= SWEEP_S
         if time.monotonic() - self._swept_all >= SWEEP_ALL_S:
-            self._sleeping.clear()
+            for run in self._runs.all():
+                run.sleeping = None
             self._swept_all = time.monotonic()
         self._forget_gone()
         self._forget_ended()
@@ -172,7 +146,7 @@ class Maintenance:
             with self._guarded(workload.key), self._store.transaction_if_free(workload.key) as txn:
                 if txn is None:
                     continue
-                self._unchanged.pop(workload.key, None)
+                self._runs.of(workload.key).unchanged = None
                 watched = self._ctx.watched.of(workload.key)
                 try:
                     if workload.key in unsaved:
@@ -184,7 +158,7 @@ class Maintenance:
                     self._lose_unmounted(txn)
                 else:
                     if recorded is not None and not may_end_unseen(recorded, watched):
-                        self._unchanged[workload.key] = recorded, watched
+                        self._runs.of(workload.key).unchanged = recorded, watched
         return is_all_unchanged and not self._has_postponed
 
     def react(self) -> float:
@@ -250,16 +224,17 @@ class Maintenance:
 
     def _search(self, txn: Transaction) -> None:
         """Search for tasks outside the workload's groups, which were just found."""
-        workload, threads = txn.find(), self._ctx.interference.threads(txn.key)
+        workload, run = txn.find(), self._runs.of(txn.key)
+        threads = run.threads
         # Before the search: a task that runs meanwhile may fork after it.
         before = activity(workload, threads) if workload is not None else None
-        self._sleeping.pop(txn.key, None)
+        run.sleeping = None
         placement.sweep(self._ctx, txn)
         self._inspect(txn, self._ctx.interference.inspect)
         is_due_again = apart.mark_unassigned(self._ctx, txn)
-        has_found_all = txn.find() is workload and self._ctx.interference.threads(txn.key) == threads
+        has_found_all = txn.find() is workload and run.threads == threads
         if workload is not None and before is not None and has_found_all and not is_due_again:
-            self._sleeping[txn.key] = workload, before
+            run.sleeping = workload, before
 
     def _inspect(self, txn: Transaction, inspect_groups: Inspect) -> None:
         """Inspect the workload's groups, which were just found."""
@@ -382,13 +357,13 @@ class Maintenance:
     def _forget_gone(self) -> None:
         """Forget the groups that may have been removed or renamed since the last tick."""
         gone = self._ctx.interference.take_gone()
-        for key, workload in list(self._found.items()) if gone is None or gone else ():
-            if gone is None or any(_is_below(group.ref, gone) for group in workload.existing_groups):
-                self._found.pop(key, None)
-                self._all_unchanged = None
+        for run in self._runs.all() if gone is None or gone else ():
+            workload = run.found
+            if workload and (gone is None or any(_is_below(group.ref, gone) for group in workload.existing_groups)):
+                run.found = self._all_unchanged = None
 
     def _forget_ended(self) -> None:
-        """Forget what is known about runs that have ended. A key that a call has locked is left to the next tick."""
+        """Forget the runs that have ended. A key that a call has locked is left to the next tick."""
         for key in self._store.take_ended():
             with self._store.transaction_if_free(key) as txn:
                 if txn is None:
@@ -397,33 +372,30 @@ class Maintenance:
                 workload = txn.find()
                 if workload is not None and not workload.is_finished:
                     continue  # the next run of the key has begun
-                for known in (self._checkpointed, self._last_checkpoint, self._tries):
-                    known.pop(key, None)
-                for other in (self._found, self._unchanged, self._sleeping):
-                    other.pop(key, None)
-                self._ctx.joiners.forget(key)
+                self._runs.forget(key)
                 self._ctx.callers.forget(key)
                 with contextlib.suppress(ResctrlError):
-                    self._ctx.pod_times.forget(key)
+                    self._ctx.pod_times.remove(key)
                 self._ctx.interference.forget(key)
 
     def _is_unchanged(self, workload: Workload, settings: Settings) -> bool:
         """Whether nothing that a tick looks for can have happened since the last one without a report."""
-        key = workload.key
-        unchanged, watched = self._unchanged.get(key, (None, None))
+        run = self._runs.of(workload.key)
+        unchanged, watched = run.unchanged or (None, None)
         return (
             unchanged is workload
-            and watched is self._ctx.watched.of(key)
-            and self._found.get(key) is workload
+            and watched is self._ctx.watched.of(workload.key)
+            and run.found is workload
             and not self._decide_on_checkpoint(workload, settings.checkpoint_interval_s)
         )
 
     def _is_sleeping(self, workload: Workload) -> bool:
         """Whether none of its tasks has run since a sweep found all of them in their groups."""
-        sleeping, before = self._sleeping.get(workload.key, (None, None))
+        run = self._runs.of(workload.key)
+        sleeping, before = run.sleeping or (None, None)
         if sleeping is not workload or self._ctx.interference.has_trouble:
             return False
-        return activity(workload, self._ctx.interference.threads(workload.key)) == before
+        return activity(workload, run.threads) == before
 
     def _tick(self, txn: Transaction, settings: Settings, *, is_sweep: bool) -> Workload | None:
         """Do the work of a second. Return the workload if it has a group."""
@@ -460,54 +432,52 @@ class Maintenance:
 
     def _is_found(self, workload: Workload) -> bool:
         reports_removal = self._ctx.interference.reports_removal
-        return self._found.get(workload.key) is workload and all(
+        return self._runs.of(workload.key).found is workload and all(
             reports_removal(group.ref) for group in workload.existing_groups
         )
 
     def _follow(self, txn: Transaction, workload: Workload) -> None:
+        run = self._runs.of(txn.key)
         # Set first: the groups may be removed right after they were found, and another tick take that report.
-        self._found[txn.key] = workload
+        run.found = workload
         try:
             location.follow(self._ctx, txn)
         except NoSuchGroup as error:
-            self._found.pop(txn.key, None)
+            run.found = None
             removal.lose(self._ctx, txn, error.message)
         except BaseException:
-            self._found.pop(txn.key, None)
+            run.found = None
             raise
 
     def _resume(self, txn: Transaction) -> None:
-        key = txn.key
         workload = ends.record_ends(self._ctx, txn)
         if workload is None or not workload.is_interrupted:
-            self._tries.pop(key, None)
             return
-        now = time.monotonic()
-        generation, since, tries = self._tries.get(key, (0, now, 0))
-        if generation != workload.generation:
-            # A call has resumed the run of the entry, and this is the next one, just lost.
-            since, tries = now, 0
-            self._tries[key] = workload.generation, since, tries
+        run, now = self._runs.of(txn.key), time.monotonic()
+        since, tries = run.resume_try = run.resume_try or (now, 0)
         if now < since + resumes_after_s(losses_in_a_row(workload) + tries):
             return
         self._ctx.tree.check_mounted()  # an unmount may take long, and needs no pause when it is over
-        self._tries[key] = workload.generation, now, tries + 1
-        resume(self._ctx, txn)
-        del self._tries[key]
+        try:
+            resume(self._ctx, txn)
+        except Exception:
+            # The state of the run that was tried has replaced that of the lost run.
+            self._runs.of(txn.key).resume_try = now, tries + 1
+            raise
 
     def _decide_on_checkpoint(self, workload: Workload, interval_s: float) -> bool:
         """Return whether to take a checkpoint now. One that is due and not needed counts as skipped from now on."""
         # The first one at once: so a short life has one too, and so has a workload after a restart.
-        generation, last = self._checkpointed.get(workload.key, (0, -math.inf))
-        is_first = generation != workload.generation
-        if is_first and interval_s and self._may_postpone(workload, interval_s):
+        run = self._runs.of(workload.key)
+        if run.checkpointed_at is None and interval_s and self._may_postpone(workload, interval_s):
             self._has_postponed = True
             return False
-        is_due = bool(interval_s) and (is_first or time.monotonic() - last >= interval_s)
-        if not is_due or self._is_needed(workload):
+        last = -math.inf if run.checkpointed_at is None else run.checkpointed_at
+        is_due = bool(interval_s) and time.monotonic() - last >= interval_s
+        if not is_due or run.taken is None or self._is_needed(workload, run.taken):
             return is_due
-        self._last_checkpoint[workload.key].skipped += 1
-        self._checkpointed[workload.key] = workload.generation, time.monotonic()
+        run.taken.skipped += 1
+        run.checkpointed_at = time.monotonic()
         return False
 
     def _may_postpone(self, workload: Workload, interval_s: float) -> bool:
@@ -516,26 +486,27 @@ class Maintenance:
         return is_new and self.has_queued_calls() and not self._has_assigned_counters()
 
     def _next_checkpoint(self, interval_s: float) -> float:
-        last = min((last for _, last in self._checkpointed.values()), default=math.inf)
+        times = (run.checkpointed_at for run in self._runs.all())
+        last = min((at for at in times if at is not None), default=math.inf)
         return last + interval_s if interval_s else math.inf
 
-    def _is_needed(self, workload: Workload) -> bool:
+    def _is_needed(self, workload: Workload, last: TakenCheckpoint) -> bool:
         """Whether the counters may have counted something since the last checkpoint, or too many were skipped."""
-        last = self._last_checkpoint.get(workload.key)
-        if last is None or not last.is_final or last.workload is not workload or last.skipped >= _MAX_SKIPPED:
+        if not last.is_final or last.workload is not workload or last.skipped >= _MAX_SKIPPED:
             return True
         return self._activity(workload) != last.activity
 
     def _activity(self, workload: Workload) -> Activity | None:
         if self._ctx.interference.has_trouble or ends.may_run_unseen(workload):
             return None
-        return activity(workload, self._ctx.interference.threads(workload.key))
+        return activity(workload, self._runs.of(workload.key).threads)
 
     def _checkpoint(self, txn: Transaction, workload: Workload, interval_s: float) -> None:
         now = time.monotonic()
         if not self._decide_on_checkpoint(workload, interval_s):
             return
-        last = self._last_checkpoint.pop(txn.key, None)
+        run = self._runs.of(txn.key)
+        last, run.taken = run.taken, None
         # Before the readings: what a task uses after this is not in them.
         before = self._activity(workload)
         with contextlib.suppress(NoSuchGroup):  # the next tick records the loss
@@ -543,9 +514,9 @@ class Maintenance:
             if before is not None and txn.workload is workload:
                 has_slept = last is not None and last.workload is workload and last.activity == before
                 is_final = has_slept and not self._has_assigned_counters()
-                self._last_checkpoint[txn.key] = _Checkpoint(workload, before, is_final)
+                run.taken = TakenCheckpoint(workload, before, is_final)
         self._note_pod_time(txn)
-        self._checkpointed[txn.key] = workload.generation, now
+        run.checkpointed_at = now
 
     def _note_pod_time(self, txn: Transaction) -> None:
         """Keep the CPU time of the control group of an exact pod, for the next start."""

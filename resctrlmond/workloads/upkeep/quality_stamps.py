@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.workloads.groups.context import Context, Stamp
+from resctrlmond.workloads.evidence.run_state import Stamp
+from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.workload import Workload
 from resctrlmond.workloads.records.atomic_files import read_file, write_file
 
@@ -51,7 +52,10 @@ def save(ctx: Context) -> None:
 
 
 def take(ctx: Context) -> None:
-    """Read the stamps that the last daemon has left, and remove their file. They are not valid after an update."""
+    """Read the stamps that the last daemon has left, and remove their file. They are not valid after an update.
+
+    To be called when the records are loaded.
+    """
     path = _path(ctx)
     try:
         # Now, not at the stop: an update may replace the files while this daemon runs.
@@ -62,18 +66,19 @@ def take(ctx: Context) -> None:
         log.debug("this start computes all qualities again: %s", error)
         return
     if stamps.code == ctx.memory.code:
-        ctx.memory.stamps = stamps.files
+        for workload in ctx.store.unfinished():
+            ctx.runs.of(workload.key).stamps = stamps.files.get(workload.key)
 
 
 def note(ctx: Context, workload: Workload) -> None:
     """Remember the stamps of a workload whose file was computed just now. No call may run."""
     if stamps := _stamps(ctx, workload):
-        ctx.memory.stamps[workload.key] = stamps
+        ctx.runs.of(workload.key).stamps = stamps
 
 
 def is_kept(ctx: Context, workload: Workload) -> bool:
     """Return whether the record and the files of the workload are those of the stamps."""
-    known = ctx.memory.stamps.get(workload.key)
+    known = ctx.runs.of(workload.key).stamps
     return known is not None and known == _stamps(ctx, workload)
 
 
@@ -86,11 +91,11 @@ def _is_up_to_date(ctx: Context, workload: Workload) -> bool:
     """
     if workload.state.is_over or workload.key in ctx.store.unsaved:
         return False
-    folders = [workload.subfolder(group) for group in workload.groups]
-    if not ctx.memory.stale_links.isdisjoint(folders):
+    run = ctx.runs.of(workload.key)
+    if any(run.of_group(group).has_stale_links for group in workload.groups):
         return False
-    numbers = [ctx.snapshots.checkpoint_number(folder) for folder in folders]
-    return is_kept(ctx, workload) or (all(numbers) and ctx.memory.checkpoints.get(workload.key) == numbers)
+    numbers = [ctx.snapshots.checkpoint_number(workload.subfolder(group)) for group in workload.groups]
+    return is_kept(ctx, workload) or (all(numbers) and run.kept_numbers == numbers)
 
 
 def _stamps(ctx: Context, workload: Workload) -> list[Stamp] | None:

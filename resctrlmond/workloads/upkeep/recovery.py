@@ -57,8 +57,8 @@ class Recovery:
     def recover(self) -> list[Problem]:
         """Continue where the last daemon stopped. Returns the problems that an administrator should know."""
         ctx = self._ctx
-        quality_stamps.take(ctx)
         self.unreadable = ctx.store.load()
+        quality_stamps.take(ctx)
         problems = [Problem(str(item), functools.partial(self._is_kept, item)) for item in self.unreadable]
         if (sums := ctx.store.sums) is not None:
             if reset := sums.load():

@@ -139,7 +139,6 @@ def assign_target(
             # The first record has all that the moves need: the member, because a claim that brought no member may
             # never end, and the CPU time that its control group used before.
             joining = replace(member, joining=True)
-            ctx.joiners.forget(txn.key)
             workload = _joined(replace(new_run(ctx, txn, wanted), part_of=part_of), joining, assignment)
             workload = ctx.joiners.begin(workload, joining, target.process)
             workload = start_run(ctx, txn, workload, may_wait=assignment.may_wait and not part_of, limit=limit)

@@ -95,7 +95,7 @@ def observe(ctx: Context, txn: Transaction, found: Found, target: Target, assign
 def continue_beginning(ctx: Context, txn: Transaction, group: Group) -> None:
     """Read a group for the first time whose workload was recorded by a call that was cut short."""
     try:
-        location.find(ctx, group)
+        location.find(ctx, txn.key, group)
     except NoSuchGroup as error:
         removal.fail(ctx, txn, group, error.message)
         return

@@ -122,7 +122,8 @@ def test_events_stay_selected_over_a_restart_a_move_and_a_loss(host: Host, spawn
     assert {Path(name).name for name in links} == {"core_energy"}
     Path(host.tree.full_path(host.get("k").first.ref)).rmdir()
     host.manager.maintenance.tick()
-    host.manager.maintenance._tries.clear()
+    for run in host.ctx.runs.all():
+        run.resume_try = None
     assign(host.ctx, assignment("k", pid, member="again"))
     assert host.get("k").generation == 2
     assert shown_events(host) == {"core_energy"}

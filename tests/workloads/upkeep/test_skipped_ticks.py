@@ -257,7 +257,7 @@ def test_child_of_a_process_that_slept_is_known_to_the_next_sweep(
     fall_asleep(host, monkeypatch, looked_at)
     child = int(puppet.do("fork"))
     tick_of_a_sweep(host, monkeypatch)
-    threads = host.ctx.interference.threads("k")
+    threads = host.ctx.runs.of("k").threads
     assert threads is not None
     assert child in threads
 
@@ -506,7 +506,7 @@ def test_tick_forgets_a_run_that_has_ended_but_not_the_next_run_of_its_key(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgotten: list[str] = []
-    monkeypatch.setattr(host.ctx.joiners, "forget", forgotten.append)
+    monkeypatch.setattr(host.ctx.runs, "forget", forgotten.append)
     for key in ("over", "again"):
         create(host.ctx, key, owner="o")
         release(host.ctx, key, owner="o")
