@@ -181,6 +181,20 @@ def test_undo_does_not_move_a_task_with_a_reused_pid(
     assert tree.membership(puppet.pid) == THEIRS
 
 
+def test_undoing_moves_leaves_a_later_task_with_the_number_in_no_group(
+    tree: Tree, make: Make, puppets: Callable[[], Puppet], puppet: Puppet, held: Process
+) -> None:
+    other, before, after = puppets(), make("before"), make("after")
+    tree.write_task(before.path, puppet.pid)
+    past: dict[int, tuple[int, Membership]] = {}
+    move(tree, ProcessTasks(held), after, MoveOptions(may_take=lambda _: True, origins=past))
+    puppet.kill()
+    pause_for_start_time()
+    assert other.make(f"fork-as {puppet.pid}") == puppet.pid, "the number could not be had again"
+    put_back(tree, past, [Membership(after.class_, after.name)])
+    assert tree.membership(puppet.pid) == Membership("", "")
+
+
 def test_undoing_moves_puts_each_thread_back_where_it_was(
     tree: Tree, make: Make, puppet: Puppet, held: Process
 ) -> None:
