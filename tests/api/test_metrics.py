@@ -110,9 +110,9 @@ class _Reported:
     def __init__(self, *usages: types.Usage) -> None:
         self.usages = list(usages)
         self.policy = Policy(4242)
-        self.manager = self
+        self.manager = self.context = self.store = self
 
-    def find(self, key: str) -> types.Workload | None:
+    def get(self, key: str) -> types.Workload | None:
         return next((usage.workload for usage in self.usages if usage.workload.key == key), None)
 
     async def stream(self, *_arguments: object) -> AsyncGenerator[types.ReadAllReply, None]:
