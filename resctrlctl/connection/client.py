@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from resctrlctl.base.structs import from_json, to_json
+from resctrlctl.connection.base_client import Answer, BaseClient
 from resctrlctl.connection.decoding import InvalidReply, Reply, decode_boolean, decode_object, decode_text, optional
-from resctrlmond.api.varlink.base_client import Answer, BaseClient
 from resctrlmond.api.varlink.frames import ProtocolError
 
 TYPE_CHECKING = False  # importing typing takes longer than this module

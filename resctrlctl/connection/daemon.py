@@ -10,10 +10,10 @@ import sys
 from resctrlctl.base.defaults import INTERFACE, SOCKET
 from resctrlctl.base.errors import CommandError, DaemonDown, Disconnected, RemoteError, print_error
 from resctrlctl.base.structs import Struct
+from resctrlctl.connection.base_client import DaemonUnavailable, connect
 from resctrlctl.connection.client import Client
 from resctrlctl.screen.format import format_message
 from resctrlmond.api.exit_codes import DENIED, NOT_RUNNING, exit_code
-from resctrlmond.api.varlink.base_client import DaemonUnavailable, connect
 from resctrlmond.api.varlink.frames import ProtocolError, VarlinkError
 
 TYPE_CHECKING = False  # importing typing takes longer than this module

@@ -26,7 +26,9 @@ DescriptorIndex = Annotated[int, msgspec.Meta(extra={"dbus": "h"})]
 PUBLIC_NAMES: dict[type[enum.StrEnum], str] = {Kind: "EventKind", Status: "ReadingStatus", Mode: "BandwidthMode"}
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
+class Request(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, rename="camel", kw_only=True
+):
     """The parameters of a verb. Unknown fields and values of another type are refused."""
 
 

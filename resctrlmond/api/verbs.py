@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from resctrlmond import __version__
-from resctrlmond.api import hooks, translate, types
+from resctrlmond.api import hooks, signatures, translate, types
 from resctrlmond.api.access import Access, Caller, Policy, is_privileged
 from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.errors import name_of
@@ -21,6 +21,7 @@ from resctrlmond.api.hook_queue import HookQueue
 from resctrlmond.api.lists import MAX_LIST_BYTES, MAX_PAGES_BYTES, REPLY_BYTES, bounded, first_page, pages
 from resctrlmond.api.oci import InvalidOciState
 from resctrlmond.api.pods import pods_of
+from resctrlmond.api.signatures import HOOK, MANAGER, UNIT, Signature
 from resctrlmond.api.text import text
 from resctrlmond.api.watches import Watches
 from resctrlmond.api.workers import Lane, Workers
@@ -75,9 +76,6 @@ from resctrlmond.workloads.verbs.release import reconcile, release
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MANAGER = "org.resctrlmon.Manager"
-HOOK = "org.resctrlmon.Hook"
-UNIT = "org.resctrlmon.Unit"
 INTERFACES = {
     MANAGER: """
 Monitoring groups of Linux resctrl on this host: one for each workload (a pod, container, service or command), kept as
@@ -115,23 +113,42 @@ class Verb(msgspec.Struct, frozen=True):
     scdoc(5).
     """
 
-    name: str
+    signature: Signature[Any, Any]
     lane: Lane
-    request: type[types.Request]
-    reply: type[types.Reply]
     access: Access
     run: Callable[[Manager, Any, Caller], types.Reply]
     pages: Callable[[Manager, Any], Iterator[types.Reply]] | None = None
     follow: Callable[[Service, Caller], AsyncGenerator[types.Reply, None]] | None = None
     handle: Callable[[Service, Caller], Awaitable[types.Reply]] | None = None
-    interface: str = MANAGER
     errors: tuple[type[ResctrlError], ...] = ()
     description: str = ""
 
     @property
+    def name(self) -> str:
+        """Return the name without its interface."""
+        return self.signature.name
+
+    @property
     def full_name(self) -> str:
         """Return the name with its varlink interface."""
-        return f"{self.interface}.{self.name}"
+        return self.signature.full_name
+
+    @property
+    def interface(self) -> str:
+        """Return the name of its varlink interface."""
+        return self.signature.interface
+
+    @property
+    def request(self) -> type[types.Request]:
+        """Return the type of its request."""
+        request: type[types.Request] = self.signature.request
+        return request
+
+    @property
+    def reply(self) -> type[types.Reply]:
+        """Return the type of its reply."""
+        reply: type[types.Reply] = self.signature.reply
+        return reply
 
     @property
     def reply_bytes(self) -> int:
@@ -519,14 +536,12 @@ _ASSIGN_ERRORS: tuple[type[ResctrlError], ...] = (
     ProcessChanged,
 )
 
-# To add a verb, add a row and a function here, its request and reply in types.py, and a function in workloads/verbs.
-# "make interfaces" generates the rest.
+# To add a verb, add a row and a function here, its signature in signatures.py, its request and reply in types.py, and
+# a function in workloads/verbs. "make interfaces" generates the rest.
 _TABLE = (
     Verb(
-        "Create",
+        signatures.CREATE,
         Lane.CHANGE,
-        types.CreateRequest,
-        types.WorkloadReply,
         Access.WRITE,
         _create,
         errors=_CREATE_ERRORS,
@@ -536,10 +551,8 @@ ended, only add the claim and the attributes; its group does not change.
 """,
     ),
     Verb(
-        "Assign",
+        signatures.ASSIGN,
         Lane.CHANGE,
-        types.AssignRequest,
-        types.AssignReply,
         Access.WRITE,
         _assign,
         errors=_ASSIGN_ERRORS,
@@ -550,10 +563,8 @@ it, as *Create* does. The baseline is read before the first task joins.
 """,
     ),
     Verb(
-        "Release",
+        signatures.RELEASE,
         Lane.CHANGE,
-        types.ReleaseRequest,
-        types.ReleaseReply,
         Access.WRITE,
         _release,
         errors=(InvalidKey, NoSuchWorkload, NoSuchClaim),
@@ -563,10 +574,8 @@ and its RMID becomes free. If the workload has already ended, return its totals 
 """,
     ),
     Verb(
-        "AddMember",
+        signatures.ADD_MEMBER,
         Lane.CHANGE,
-        types.AddMemberRequest,
-        types.WorkloadReply,
         Access.WRITE,
         _add_member,
         errors=(InvalidKey, LimitExceeded, NoSuchWorkload),
@@ -576,10 +585,8 @@ workload.
 """,
     ),
     Verb(
-        "RemoveMember",
+        signatures.REMOVE_MEMBER,
         Lane.CHANGE,
-        types.RemoveMemberRequest,
-        types.WorkloadReply,
         Access.WRITE,
         _remove_member,
         errors=(InvalidKey, NoSuchWorkload),
@@ -588,10 +595,8 @@ Record that a member has ended. The daemon itself detects the end of a member th
 """,
     ),
     Verb(
-        "Expose",
+        signatures.EXPOSE,
         Lane.RECORDS,
-        types.ExposeRequest,
-        types.ExposeReply,
         Access.WRITE,
         _expose,
         errors=(InvalidKey, LimitExceeded),
@@ -602,10 +607,8 @@ caller can then mount it into a container that is being created. The workload ne
 """,
     ),
     Verb(
-        "Reconcile",
+        signatures.RECONCILE,
         Lane.CHANGE,
-        types.ReconcileRequest,
-        types.ReconcileReply,
         Access.WRITE,
         _reconcile,
         errors=(InvalidKey,),
@@ -615,10 +618,8 @@ running calls this method when it starts again.
 """,
     ),
     Verb(
-        "Move",
+        signatures.MOVE,
         Lane.CHANGE,
-        types.MoveRequest,
-        types.WorkloadReply,
         Access.WRITE,
         _move,
         errors=(
@@ -638,10 +639,8 @@ Move the whole group to another class. It keeps its RMID and its counters; its t
 """,
     ),
     Verb(
-        "ReportPods",
+        signatures.REPORT_PODS,
         Lane.RECORDS,
-        types.ReportPodsRequest,
-        types.ReportPodsReply,
         Access.WRITE,
         _report_pods,
         errors=(InvalidKey, InvalidAttributes, LimitExceeded),
@@ -651,10 +650,8 @@ are kept in memory only: an owner must report again after a restart of the daemo
 """,
     ),
     Verb(
-        "List",
+        signatures.LIST,
         Lane.RECORDS,
-        types.NoParameters,
-        types.ListReply,
         Access.READ,
         _list,
         _list_pages,
@@ -668,10 +665,8 @@ KiB; *foreign* is in the first one. Without *more*, and over D-Bus, a list of mo
 """,
     ),
     Verb(
-        "ListPods",
+        signatures.LIST_PODS,
         Lane.RECORDS,
-        types.NoParameters,
-        types.ListPodsReply,
         Access.READ,
         _list_pods,
         _pod_pages,
@@ -682,10 +677,8 @@ as by *List*, with *reported* in the first reply.
 """,
     ),
     Verb(
-        "ListUnwatched",
+        signatures.LIST_UNWATCHED,
         Lane.RECORDS,
-        types.NoParameters,
-        types.ListUnwatchedReply,
         Access.READ,
         _list_unwatched,
         errors=(LimitExceeded,),
@@ -696,10 +689,8 @@ from then on.
 """,
     ),
     Verb(
-        "Get",
+        signatures.GET,
         Lane.RECORDS,
-        types.KeyRequest,
-        types.WorkloadReply,
         Access.READ,
         _get,
         errors=(InvalidKey, NoSuchWorkload),
@@ -708,10 +699,8 @@ Return one workload.
 """,
     ),
     Verb(
-        "Read",
+        signatures.READ,
         Lane.COUNTERS,
-        types.KeyRequest,
-        types.ReadReply,
         Access.READ,
         _read,
         errors=(InvalidKey, NoSuchWorkload, NoSuchGroup),
@@ -720,10 +709,8 @@ Return one workload with its current counters, and with what it used since its b
 """,
     ),
     Verb(
-        "ReadAll",
+        signatures.READ_ALL,
         Lane.COUNTERS,
-        types.ReadAllRequest,
-        types.ReadAllReply,
         Access.READ,
         _read_all,
         _read_all_pages,
@@ -736,10 +723,8 @@ Otherwise a reply has at most 512 KiB: if workloads are left, it has *next*, for
 """,
     ),
     Verb(
-        "Watch",
+        signatures.WATCH,
         Lane.RECORDS,
-        types.NoParameters,
-        types.WatchReply,
         Access.READ,
         _watch,
         follow=lambda service, caller: service.watches.stream(caller, service.run),
@@ -756,10 +741,8 @@ A client that does not read for long gets the error *TooSlow*, or its connection
 """,
     ),
     Verb(
-        "Machine",
+        signatures.MACHINE,
         Lane.COUNTERS,
-        types.NoParameters,
-        types.MachineReply,
         Access.READ,
         _machine,
         description="""
@@ -776,10 +759,8 @@ many clients call this.
 """,
     ),
     Verb(
-        "Sums",
+        signatures.SUMS,
         Lane.COUNTERS,
-        types.SumsRequest,
-        types.SumsReply,
         Access.READ,
         _sums,
         errors=(LimitExceeded,),
@@ -791,10 +772,8 @@ clients call this.
 """,
     ),
     Verb(
-        "ReadForeign",
+        signatures.READ_FOREIGN,
         Lane.COUNTERS,
-        types.ForeignRequest,
-        types.ReadForeignReply,
         Access.READ,
         _read_foreign,
         errors=(InvalidClass, NoSuchGroup),
@@ -804,10 +783,8 @@ not known.
 """,
     ),
     Verb(
-        "Status",
+        signatures.STATUS,
         Lane.RECORDS,
-        types.NoParameters,
-        types.StatusReply,
         Access.READ,
         _status,
         description="""
@@ -815,13 +792,10 @@ Return the state of the daemon and of the machine.
 """,
     ),
     Verb(
-        "Run",
+        signatures.RUN,
         Lane.HOOKS,
-        types.RunRequest,
-        types.RunReply,
         Access.WRITE,
         hooks.run,
-        interface=HOOK,
         errors=(InvalidOciState, *_ASSIGN_ERRORS),
         description="""
 Handle one stage of a container's life, for *resctrlmon-oci-hook*(8).
@@ -831,14 +805,11 @@ and every 2 seconds, and the other fields in the last reply.
 """,
     ),
     Verb(
-        "AssignSelf",
+        signatures.ASSIGN_SELF,
         Lane.COMMANDS,
-        types.NoParameters,
-        types.AssignSelfReply,
         Access.SELF,
         _assign_self,
         handle=_assign_unit,
-        interface=UNIT,
         errors=_ASSIGN_ERRORS,
         description="""
 Put the calling process into the workload of its own systemd service, before it executes a command of the service,

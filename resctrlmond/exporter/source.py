@@ -9,20 +9,19 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
+from resctrlmond.api import signatures
 from resctrlmond.api.types import (
-    ListUnwatchedReply,
     MachineReply,
-    ReadAllReply,
+    ReadAllRequest,
     StatusReply,
     SumsReply,
     Unwatched,
     Usage,
 )
-from resctrlmond.api.varlink.client import Client, ProtocolError, UnexpectedReply, VarlinkError
+from resctrlmond.client import Client, ProtocolError, UnexpectedReply, VarlinkError
 
 log = logging.getLogger(__name__)
 
-_MANAGER = "org.resctrlmon.Manager"
 # Sums just after ReadAll, whose reading of the counters it uses.
 VERBS = ("Status", "ReadAll", "Sums", "Machine", "ListUnwatched")
 
@@ -122,7 +121,7 @@ class Source:
                     try:
                         _call(client, verb, found, timeout_s)
                     except VarlinkError as error:
-                        found.errors |= {verb: f"{verb}: {error.parameters.get('message', error.name)}"}
+                        found.errors |= {verb: f"{verb}: {error.message}"}
                     except UnexpectedReply as error:
                         # A daemon of another version may have a state, for example, that this version does not know.
                         found.errors |= {verb: f"{error}; install the same version of resctrlmond and the exporter"}
@@ -156,20 +155,19 @@ def _text(error: Exception) -> str:
 
 def _call(client: Client, verb: str, found: Observation, timeout_s: float) -> None:
     """Call the verb, and add its reply to ``found``. Raises the errors of the client."""
-    method = f"{_MANAGER}.{verb}"
     match verb:
         case "Status":
-            found.status = client.call(method, reply=StatusReply)
+            found.status = client.call(signatures.STATUS)
         case "ReadAll":
-            parameters = {"withEnded": True, "domains": True}
-            pages = client.stream(method, parameters, reply=ReadAllReply, timeout_s=timeout_s)
+            request = ReadAllRequest(with_ended=True, domains=True)
+            pages = client.stream(signatures.READ_ALL, request, timeout_s=timeout_s)
             found.usages = [usage for page in pages for usage in page.usages]
         case "Machine":
-            found.machine = client.call(method, reply=MachineReply)
+            found.machine = client.call(signatures.MACHINE)
         case "Sums":
-            found.sums = client.call(method, reply=SumsReply)
+            found.sums = client.call(signatures.SUMS)
         case "ListUnwatched":
-            found.unwatched = client.call(method, reply=ListUnwatchedReply).containers
+            found.unwatched = client.call(signatures.LIST_UNWATCHED).containers
 
 
 def _late(path: str, timeout_s: float) -> str:

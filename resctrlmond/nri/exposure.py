@@ -16,10 +16,9 @@ import os
 import stat
 import time
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from resctrlmond.api import types
-from resctrlmond.api.varlink.messages import prepare
+from resctrlmond.api import signatures, types
 from resctrlmond.nri import place
 from resctrlmond.nri.manager import Manager, Refused, Unavailable
 from resctrlmond.nri.messages import Container, Mount, Pod
@@ -40,8 +39,6 @@ _MOST = 4096
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-prepare(types.ExposeReply)
 
 
 class Exposure:
@@ -138,8 +135,9 @@ class Exposure:
             if choice.watch is Watch.CONTAINER and is_pod_uid(key) and not is_pod_uid(container.id):
                 key = container.id
             async with self._turn:
-                where: dict[str, Any] = {"cgroup": f"/{inner}"} if inner else {}
-                reply = await self._manager.ask("Expose", types.ExposeReply, key=key, member=container.id, **where)
+                cgroup = f"/{inner}" if inner else None
+                request = types.ExposeRequest(key=key, member=container.id, cgroup=cgroup)
+                reply = await self._manager.ask(signatures.EXPOSE, request)
             await asyncio.to_thread(_check, reply.path)
         except (Unavailable, Refused, InvalidKey) as error:
             return "", str(error)

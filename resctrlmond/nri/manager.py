@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
+import msgspec
+
+from resctrlmond.api import signatures, types
 from resctrlmond.api.exit_codes import VARLINK_PREFIX
-from resctrlmond.api.varlink.client import Client, DaemonUnavailable, ProtocolError, VarlinkError
+from resctrlmond.api.signatures import Q, R, Signature
+from resctrlmond.client import VarlinkError
+from resctrlmond.client.asynchronous import AsyncClient
 from resctrlmond.service import journal
 from resctrlmond.service.message_ids import MessageId
 
@@ -43,8 +48,7 @@ class Manager:
     """
 
     def __init__(self, path: str, timeout_s: float = 3.0) -> None:
-        self._client = Client(path, timeout_s)
-        self._timeout_s = timeout_s
+        self._client = AsyncClient(path, timeout_s, repeats=True)
         # Whether the last call other than List reached its time limit: the next one may too.
         self.is_hung = False
         self._is_abandoned = False
@@ -57,68 +61,55 @@ class Manager:
         """
         self._is_abandoned = True
         self.is_hung = self.is_hung or is_hung
-        self._client.interrupt()
+        self._client.close()
 
     def close(self) -> None:
         """Close the connection. A current call ends."""
         self.abandon(is_hung=False)
-        self._client.close()
 
     async def ask(
-        self, verb: str, reply: type[T], lookup: Callable[[], Mapping[str, Any]] | None = None, **parameters: Any
-    ) -> T:
+        self, verb: Signature[Q, R], request: Q, lookup: Callable[[], Mapping[str, Any]] | None = None
+    ) -> R:
         """Make one call. Raises Unavailable and Refused.
 
-        ``lookup`` returns further parameters. It runs in the thread of the call, because a read of /proc may block.
-        Its errors are raised, and nothing is called.
+        ``lookup`` returns further fields of the request. It runs in a thread, because a read of /proc may block. Its
+        errors are raised, and nothing is called.
         """
 
-        def call(client: Client, name: str) -> list[T]:
-            found = lookup() if lookup else {}
-            return [client.call(name, {**parameters, **found}, reply=reply)]
+        async def call() -> R:
+            found = await asyncio.to_thread(lookup) if lookup else {}
+            if self._is_abandoned:
+                raise ConnectionError
+            return await self._client.call(verb, msgspec.structs.replace(request, **found))
 
-        (answer,) = await self._ask(verb, call)
-        return answer
+        return await self._ask(verb, call)
 
-    async def ask_pages(self, verb: str, reply: type[T]) -> list[T]:
-        """Make one call that returns several replies. Raises Unavailable and Refused."""
-        within = self._timeout_s
-        return await self._ask(verb, lambda client, name: list(client.stream(name, reply=reply, timeout_s=within)))
+    async def ask_list(self) -> list[types.ListReply]:
+        """Call List. Raises Unavailable and Refused."""
+        return await self._ask(signatures.LIST, lambda: self._client.pages(signatures.LIST))
 
-    async def _ask(self, verb: str, call: Callable[[Client, str], list[T]]) -> list[T]:
+    async def _ask(self, verb: Signature[Any, Any], call: Callable[[], Awaitable[T]]) -> T:
         self._is_abandoned = False
         try:
-            answer = await asyncio.to_thread(self._call, verb, call)
+            answer = await call()
         except VarlinkError as error:
             name = error.name.removeprefix(VARLINK_PREFIX)
-            message = str(error.parameters.get("message") or name)
             if name in _TEMPORARY_ERRORS:
-                self._complain(f"{verb}: {message}", None)
-                raise Unavailable(message) from error
+                self._complain(f"{verb.name}: {error.message}", None)
+                raise Unavailable(error.message) from error
             self._answered()
-            raise Refused(name, message) from error
-        except (OSError, ProtocolError) as error:
+            raise Refused(name, error.message) from error
+        except OSError as error:
             if self._is_abandoned:
                 raise Unavailable("the runtime did not wait any longer") from error
             # A List waits for its share of memory behind the lists of other callers; an Assign does not.
-            if verb != "List" or not isinstance(error, TimeoutError):
+            if verb is not signatures.LIST or not isinstance(error, TimeoutError):
                 self.is_hung = isinstance(error, TimeoutError)
-            text = getattr(error, "strerror", None) or str(error)
-            self._complain(text, error if isinstance(error, OSError) else None)
+            text = error.strerror or str(error)
+            self._complain(text, error)
             raise Unavailable(text) from error
         self._answered()
         return answer
-
-    def _call(self, verb: str, call: Callable[[Client, str], list[T]]) -> list[T]:
-        name = VARLINK_PREFIX + verb
-        try:
-            return call(self._client, name)
-        except DaemonUnavailable:
-            raise
-        except ConnectionError:
-            if self._is_abandoned:
-                raise
-            return call(self._client, name)
 
     def _answered(self) -> None:
         self.is_hung = False

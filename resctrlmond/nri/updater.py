@@ -8,8 +8,7 @@ import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
-from resctrlmond.api import types
-from resctrlmond.api.varlink.messages import prepare
+from resctrlmond.api import signatures, types
 from resctrlmond.nri import place
 from resctrlmond.nri.inventory import chunks, inventory
 from resctrlmond.nri.manager import CLAIM, Manager, Refused, Unavailable
@@ -27,22 +26,11 @@ _NOT_WATCHED = "NotWatched"
 # Kata Containers and gVisor report the process of the sandbox for each container: the virtual machine, or the kernel
 # of the containers.
 _COUNTED_AS_SANDBOX = {"pod.counted": "as a whole: its containers run within the sandbox's process"}
-REPORT = "ReportPods"
 # The maximum length of a pod's name in a log message. Kubernetes allows 253 characters, and 63 for the namespace.
 _SHOWN_LENGTH = 320
 # No key contains a slash.
 _INVENTORY = "/inventory"
 
-
-# Calls of several pods are made at the same time, each in a thread.
-prepare(
-    types.AssignReply,
-    types.ListReply,
-    types.ReconcileReply,
-    types.ReleaseReply,
-    types.ReportPodsReply,
-    types.WorkloadReply,
-)
 
 _Target = dict[str, int | str]
 
@@ -92,17 +80,12 @@ class Updater:
         if sandbox is None or sandbox.is_settled or sandbox.unselected:
             return
         try:
-            await self._manager.ask(
-                "Create",
-                types.WorkloadReply,
-                facts=facts(sandbox),
-                key=sandbox.key,
-                claim=CLAIM,
-                attributes=attributes(sandbox),
+            create = types.CreateRequest(
+                key=sandbox.key, claim=CLAIM, attributes=attributes(sandbox), facts=facts(sandbox)
             )
-            await self._manager.ask(
-                "AddMember", types.WorkloadReply, key=sandbox.key, member=sandbox_id, kind="sandbox", claim=CLAIM
-            )
+            await self._manager.ask(signatures.CREATE, create)
+            add = types.AddMemberRequest(key=sandbox.key, member=sandbox_id, kind="sandbox", claim=CLAIM)
+            await self._manager.ask(signatures.ADD_MEMBER, add)
         except Refused as error:
             sandbox.is_excluded = error.name == _NOT_WATCHED
             name = attribute_value(f"{sandbox.pod.namespace}/{sandbox.pod.name}")[:_SHOWN_LENGTH]
@@ -151,19 +134,17 @@ class Updater:
             named |= _COUNTED_AS_SANDBOX
         self._is_vouching = not is_late
         try:
-            reply = await self._manager.ask(
-                "Assign",
-                types.AssignReply,
-                functools.partial(target, member),
-                facts=facts(sandbox, member.container),
+            request = types.AssignRequest(
                 key=sandbox.key,
                 member=member.container.id,
                 kind="container",
                 claim=CLAIM,
                 attributes=named,
                 late=is_late,
-                **({"exposed": text} if (text := self.exposed.get(member.container.id)) else {}),
+                facts=facts(sandbox, member.container),
+                exposed=self.exposed.get(member.container.id) or None,
             )
+            reply = await self._manager.ask(signatures.ASSIGN, request, functools.partial(target, member))
         finally:
             self._is_vouching = False
         if not reply.workload.observed:
@@ -173,9 +154,8 @@ class Updater:
         """End a member of the workload."""
         self._refusals.pop(member, None)
         try:
-            await self._manager.ask(
-                "RemoveMember", types.WorkloadReply, key=key, member=member, reason="reported by the runtime"
-            )
+            request = types.RemoveMemberRequest(key=key, member=member, reason="reported by the runtime")
+            await self._manager.ask(signatures.REMOVE_MEMBER, request)
         except Refused as error:
             if error.name not in _ALREADY:
                 self._refused(member, f"the end of {member} was not recorded", error)
@@ -188,9 +168,8 @@ class Updater:
             return
         self._refusals.pop(key, None)
         try:
-            await self._manager.ask(
-                "Release", types.ReleaseReply, key=key, claim=CLAIM, reason="its last sandbox was removed"
-            )
+            request = types.ReleaseRequest(key=key, claim=CLAIM, reason="its last sandbox was removed")
+            await self._manager.ask(signatures.RELEASE, request)
         except Refused as error:
             if error.name not in _ALREADY:
                 self._refused(key, f"the end of {key} was not recorded", error)
@@ -232,19 +211,18 @@ class Updater:
         count = 0
         for number, chunk in enumerate(chunks(pods)):
             is_first = number == 0
-            reply = await self._manager.ask(
-                REPORT,
-                types.ReportPodsReply,
+            request = types.ReportPodsRequest(
                 claim=CLAIM,
                 sandboxes=chunk,
                 removed=list(removed) if is_first else [],
-                replaceAll=replace_all and is_first,
+                replace_all=replace_all and is_first,
             )
+            reply = await self._manager.ask(signatures.REPORT_PODS, request)
             count = reply.count
         return count
 
     async def _compare(self) -> AsyncIterator[None]:
-        pages = await self._manager.ask_pages("List", types.ListReply)
+        pages = await self._manager.ask_list()
         workloads = [one for page in pages for one in page.workloads if not one.state.is_over]
         listed = {(one.key, member.id): member for one in workloads for member in one.members if member.lives}
         claimed = {one.key for one in workloads if any(claim.owner == CLAIM for claim in one.claims)}
@@ -267,7 +245,8 @@ class Updater:
             # Pods that the runtime has not listed yet may still run.
             return
         keys = sorted({sandbox.key for sandbox in self.pods.sandboxes.values() if not sandbox.unselected})
-        done = await self._manager.ask("Reconcile", types.ReconcileReply, claim=CLAIM, keys=keys)
+        request = types.ReconcileRequest(claim=CLAIM, keys=keys)
+        done = await self._manager.ask(signatures.RECONCILE, request)
         for key in done.released:
             log.log(
                 journal.NOTICE,
@@ -307,7 +286,7 @@ def _early_target(member: Member) -> _Target:
     container = member.container
     pid = container.pid or place.first_process(place.declared_cgroup(container.cgroups_path, container.id))
     if pid and (own := place.own_cgroup(pid, container.id)):
-        return {"pid": pid, "ownCgroup": own}
+        return {"pid": pid, "own_cgroup": own}
     # The runtime may have given up, and the pid may belong to another process.
     if not pid or _is_reused(member):
         raise _NotFound

@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from resctrlmond.api.signatures import Signature
 from resctrlmond.api.sockets import listen
-from resctrlmond.api.varlink.base_client import connect
-from resctrlmond.api.varlink.client import Client, DaemonUnavailable, ProtocolError
-from resctrlmond.api.varlink.frames import VarlinkError
+from resctrlmond.client import Client, DaemonUnavailable, ProtocolError, VarlinkError
+from resctrlmond.client.synchronous import connect
 from tests.api.varlink_server import NAME, Count, Echo, Number, RunningServer, Text, public_directory, running
 from tests.wait import wait_until
 
@@ -126,9 +126,24 @@ def test_client_connects_again_after_a_restart_of_the_server(server: RunningServ
         client.close()
 
 
+def test_follow_continues_after_a_restart_of_the_server(server: RunningServer) -> None:
+    failures: list[Exception] = []
+    count = Signature("Count", Count, Number, NAME)
+    client = Client(server.path)
+    numbers = client.follow(count, Count(to=1), on_failure=failures.append)
+    assert next(numbers) == Number(0)
+    server.close()
+    restarted = contextlib.ExitStack()
+    timer = threading.Timer(1.5, lambda: restarted.enter_context(running(server.path)))
+    timer.start()
+    with restarted, contextlib.closing(client):
+        assert next(numbers) == Number(0)
+    assert failures
+
+
 DENIED = """
     import os, sys
-    from resctrlmond.api.varlink.client import Client
+    from resctrlmond.client import Client
 
     if os.getuid() == 0:
         os.setgroups([])

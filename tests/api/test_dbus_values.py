@@ -18,8 +18,9 @@ from resctrlmond.api.dbus import interfaces as names
 from resctrlmond.api.dbus import values
 from resctrlmond.api.dbus.library import DBusError, Variant
 from resctrlmond.api.errors import ERRORS
+from resctrlmond.api.signatures import MANAGER
 from resctrlmond.api.types import Claim, Member
-from resctrlmond.api.verbs import MANAGER, VERBS
+from resctrlmond.api.verbs import VERBS
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
 from tests.api.private_bus import BusHost, Client

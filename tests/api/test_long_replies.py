@@ -23,9 +23,9 @@ from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.lists import PAGE_BYTES, bounded, pages
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink import interfaces
-from resctrlmond.api.varlink.client import Client, VarlinkError
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Workers
+from resctrlmond.client import Client, VarlinkError
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.errors import LimitExceeded
 from tests.api.conftest import save_long_workloads

@@ -19,8 +19,8 @@ import pytest
 from resctrlmond.api import types
 from resctrlmond.api.access import Caller, Policy
 from resctrlmond.api.varlink import metrics
-from resctrlmond.api.varlink.client import Client, VarlinkError
 from resctrlmond.api.verbs import Service
+from resctrlmond.client import Client, VarlinkError
 from resctrlmond.resctrl.counters import EVENTS
 from resctrlmond.resctrl.errors import PermissionDenied
 from resctrlmond.resctrl.kinds import Kind

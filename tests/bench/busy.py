@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from resctrlmond.api.varlink.client import Client
+from resctrlmond.client import Client
 from tests.bench.host import Host
 from tests.bench.measure import COUNT, SECONDS, Row
 from tests.bench.rows import MANAGER, spent_asleep, spent_in

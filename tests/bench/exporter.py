@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from resctrlmond.api.varlink.client import Client
+from resctrlmond.client import Client
 from tests.bench.host import Host, resident
 from tests.bench.measure import BYTES, MEBIBYTES, SECONDS, Row, interleaved
 from tests.bench.rows import CLAIM, MANAGER, PAUSE_S, cpu_s

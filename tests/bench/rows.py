@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 from dbus_fast import Variant
 
-from resctrlmond.api.varlink.client import Client
+from resctrlmond.client import Client
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import ProcessTasks, move
 from resctrlmond.resctrl.tree import GroupRef, Tree

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from resctrlmond.api.varlink.client import Client
+from resctrlmond.client import Client
 from tests.bench.host import ROOT, Host
 from tests.bench.measure import SECONDS, Row, interleaved
 from tests.hook.builds import compile_hook

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from resctrlmond.api.varlink.client import Client
+from resctrlmond.client import Client
 from tests.bench import busy, exporter, in_process, nri, rows, runtime
 from tests.bench.host import Host, threaded
 from tests.bench.measure import Row

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.api.varlink.client import Client
+from resctrlmond.client import Client
 from tests.bench.host import Host
 from tests.bench.rows import MANAGER, bursts, commands
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from resctrlmond.api.varlink.client import ProtocolError, VarlinkError
+from resctrlmond.client import ProtocolError, VarlinkError
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads.model.workload import State, Workload

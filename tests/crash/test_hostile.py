@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.api.varlink.client import Client, VarlinkError
+from resctrlmond.client import Client, VarlinkError
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from tests.crash.site import Site
 from tests.daemon.conftest import MANAGER

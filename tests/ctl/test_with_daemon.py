@@ -23,7 +23,7 @@ import pytest
 
 from resctrlctl.workloads.tree_view import TreeView
 from resctrlmond.api import types
-from resctrlmond.api.varlink.client import Client
+from resctrlmond.client import Client
 from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from resctrlmond.api.varlink.client import Client
+from resctrlmond.client import Client
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.sim.fuse.mount import Simulation
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.api import sockets
-from resctrlmond.api.varlink.client import Client
+from resctrlmond.client import Client
 from resctrlmond.daemon.startup import Exit
 from tests.daemon.conftest import MANAGER, Machine, StartProcess, end, run_daemon
 from tests.wait import wait_until

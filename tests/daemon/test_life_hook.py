@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resctrlmond.api.varlink.client import Client, VarlinkError
 from resctrlmond.api.verbs import VERBS
+from resctrlmond.client import Client, VarlinkError
 from resctrlmond.resctrl import processes
 from resctrlmond.service.rate_limit import BURST
 from resctrlmond.sim.control.client import Control, Fault

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from resctrlmond.api.varlink.client import VarlinkError
+from resctrlmond.client import VarlinkError
 from tests.daemon.conftest import MANAGER, Machine, StartProcess, end
 from tests.wait import wait_until
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from resctrlmond.api.varlink.client import Client
+from resctrlmond.client import Client
 from resctrlmond.daemon.startup import Exit
 from resctrlmond.service.start_lock import SUFFIX
 from resctrlmond.sim.control.client import Control, Fault

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.api.varlink.client import Client, VarlinkError
+from resctrlmond.client import Client, VarlinkError
 from resctrlmond.host import unit_exec
 from tests.daemon.conftest import Machine
 from tests.hook.builds import ROOT

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from resctrlmond.api.varlink import messages as wire
-from resctrlmond.api.varlink.client import Client, VarlinkError
+from resctrlmond.client import Client, VarlinkError
 from tests.daemon.conftest import MANAGER, Machine, StartProcess, end
 from tests.wait import wait_until
 

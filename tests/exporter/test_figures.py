@@ -19,7 +19,7 @@ from prometheus_client import Metric as Family
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from resctrlmond.api.varlink.client import VarlinkError
+from resctrlmond.client import VarlinkError
 from resctrlmond.exporter.families import MAX_LABEL, Families
 from resctrlmond.exporter.metrics import EVENT_METRICS
 from resctrlmond.exporter.source import VERBS

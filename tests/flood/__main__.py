@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resctrlmond.api.varlink.client import Client
+from resctrlmond.client import Client
 from tests.bench.host import ROOT, Host
 from tests.flood.attack import FLOODS, MANAGER
 

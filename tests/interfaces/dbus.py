@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from resctrlmond.api import types
 from resctrlmond.api.dbus.interfaces import MANAGER, WORKLOAD, property_name
 from resctrlmond.api.dbus.values import signature
-from resctrlmond.api.verbs import MANAGER as VARLINK_MANAGER
+from resctrlmond.api.signatures import MANAGER as VARLINK_MANAGER
 from tests.interfaces import declaration
 from tests.interfaces.declaration import Field, Method, plain
 

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 from resctrlmond.api.dbus import interfaces as bus
 from resctrlmond.api.dbus.values import signature
+from resctrlmond.api.signatures import HOOK, MANAGER, UNIT
 from resctrlmond.api.types import ErrorParameters, Workload
-from resctrlmond.api.verbs import HOOK, MANAGER, UNIT
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.states import Quality
 from tests.interfaces import dbus, declaration, varlink

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from msgspec import inspect as shapes
 
-from resctrlmond.api.verbs import INTERFACES, MANAGER
+from resctrlmond.api.signatures import MANAGER
+from resctrlmond.api.verbs import INTERFACES
 from tests.interfaces import declaration
 from tests.interfaces.declaration import Field, Method, Type, filled, plain
 

@@ -1534,8 +1534,8 @@ MUTANTS = (
     Mutant(
         "a scrape misses workloads that have ended",
         _EXPORTER + "source.py",
-        '"withEnded": True',
-        '"withEnded": False',
+        "with_ended=True",
+        "with_ended=False",
         "tests/exporter/test_figures.py",
     ),
     Mutant(

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from resctrlmond.api.varlink.client import VarlinkError
+from resctrlmond.client import VarlinkError
 from resctrlmond.nri import nri_pb2
 from resctrlmond.nri.messages import Event
 from resctrlmond.resctrl.mounts import mounts

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from resctrlmond.api.varlink.client import VarlinkError
+from resctrlmond.api import signatures, types
+from resctrlmond.api.signatures import Signature
+from resctrlmond.client import VarlinkError
 from resctrlmond.nri import inventory
 from resctrlmond.nri.manager import Manager
 from resctrlmond.nri.messages import Container, Event, Pod
@@ -95,17 +97,18 @@ def test_daemon_without_an_inventory_is_supported(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     node.stop_adapter()
-    monkeypatch.setattr("resctrlmond.nri.updater.REPORT", "NoSuchVerb")
+    unknown = Signature("NoSuchVerb", types.ReportPodsRequest, types.ReportPodsReply)
+    monkeypatch.setattr(signatures, "REPORT_PODS", unknown)
     updater = Updater(Manager(node.machine.socket), Pods())
     updater.pods.replace_all([Pod("a" * 64, UID)], [])
 
     async def resync() -> None:
-        async for _ in updater.resync():
-            pass
+        with closing(updater):
+            for _ in range(2):
+                async for _step in updater.resync():
+                    pass
 
-    with closing(updater):
-        for _ in range(2):
-            asyncio.run(resync())
+    asyncio.run(resync())
     assert node.living() == {"a" * 64}
     assert caplog.text.count("list --pods is incomplete") == 1
 

@@ -9,12 +9,13 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Awaitable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from resctrlmond.api import types
+from resctrlmond.api import signatures, types
 from resctrlmond.nri import nri_pb2
 from resctrlmond.nri.manager import Manager, Unavailable
 from resctrlmond.nri.messages import Event
@@ -144,11 +145,15 @@ def test_container_is_late_although_the_adapter_stops_after_an_early_response(no
 
 def test_a_call_after_a_restart_of_the_daemon_connects_again(node: Node) -> None:
     node.stop_adapter()
-    with closing(Manager(node.machine.socket)) as manager:
-        for _ in range(2):
-            assert [page.workloads for page in asyncio.run(manager.ask_pages("List", types.ListReply))] == [[]]
-            assert node.machine.stop() == 0
-            node.machine.start()
+
+    async def run() -> None:
+        with closing(Manager(node.machine.socket)) as manager:
+            for _ in range(2):
+                assert [page.workloads for page in await manager.ask_list()] == [[]]
+                assert node.machine.stop() == 0
+                node.machine.start()
+
+    asyncio.run(run())
 
 
 def test_starts_use_one_connection_to_the_daemon(node: Node) -> None:
@@ -254,10 +259,16 @@ def test_timeout_of_a_list_does_not_mark_the_daemon_as_hung(tmp_path: Path) -> N
 
     async def run() -> None:
         manager = Manager(str(tmp_path / "silent"), timeout_s=0.1)
-        for verb, is_hung in (("List", False), ("Assign", True), ("List", True)):
+        for call, is_hung in ((list_all, False), (assign, True), (list_all, True)):
             with pytest.raises(Unavailable):
-                await manager.ask(verb, types.AssignReply)
+                await call(manager)
             assert manager.is_hung == is_hung
+
+    def list_all(manager: Manager) -> Awaitable[object]:
+        return manager.ask_list()
+
+    def assign(manager: Manager) -> Awaitable[object]:
+        return manager.ask(signatures.ASSIGN, types.AssignRequest(key="k"))
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "silent"))

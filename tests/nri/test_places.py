@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.api.varlink.client import VarlinkError
+from resctrlmond.client import VarlinkError
 from resctrlmond.nri import place
 from resctrlmond.nri.manager import Manager
 from resctrlmond.nri.messages import Event, Pod

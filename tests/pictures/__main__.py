@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from resctrlmond.api.types import AssignRequest
-from resctrlmond.api.varlink.client import Client
+from resctrlmond.client import Client
 from tests.ctl.live.test_top import Terminal
 from tests.pictures.svg import drawn
 from tests.wait import wait_until

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resctrlmond.api.varlink.client import Client, VarlinkError
+from resctrlmond.client import Client, VarlinkError
 from tests.bench.host import Host, resident
 from tests.bench.measure import p99
 from tests.daemon.conftest import cgroup_root, end

@@ -12,7 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from resctrlmond.api.varlink.client import Client, DaemonUnavailable, ProtocolError, VarlinkError
+from resctrlmond.client import Client, DaemonUnavailable, ProtocolError, VarlinkError
 from resctrlmond.resctrl.counters import parse_value
 from tests.daemon.conftest import MANAGER, Machine
 from tests.truth.ours import OTHER, reported, unseen

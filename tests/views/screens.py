@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from resctrlmond.api.types import AssignRequest, CreateRequest, ReleaseRequest
-from resctrlmond.api.varlink.client import Client, DaemonUnavailable
+from resctrlmond.client import Client, DaemonUnavailable
 from tests.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Split a stream into varlink messages, and the errors of both sides. Clients import this, so it imports little."""
+"""Split a stream into varlink messages, and the errors of both sides."""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # importing typing takes longer than this module
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
     from resctrlmond.resctrl.processes import Descriptor
 
 # The most descriptors of one message. The methods of resctrlmond use one.
@@ -25,6 +24,16 @@ class VarlinkError(Exception):
         super().__init__(name)
         self.name = name
         self.parameters = parameters or {}
+
+    @property
+    def short_name(self) -> str:
+        """The name without its interface."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def message(self) -> str:
+        """The cause of the failure in one sentence; the name of an error without a message."""
+        return str(self.parameters.get("message") or self.name)
 
     def __str__(self) -> str:
         fields = ", ".join(f"{field}={value!r}" for field, value in self.parameters.items())

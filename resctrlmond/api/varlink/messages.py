@@ -71,17 +71,6 @@ def encode(message: Call | Reply) -> bytes:
     return msgspec.json.encode(message) + b"\0"
 
 
-def prepare(*kinds: type[msgspec.Struct]) -> None:
-    """Have msgspec describe replies, and these types of their parameters.
-
-    To be called before several threads decode them. If two threads use a type for the first time at once, msgspec
-    0.22 crashes (SIGSEGV): one uses the incomplete description that the other one creates (_core.c,
-    StructInfo_Convert). The types of the fields are described too. A process with one thread does not need this.
-    """
-    for kind in (Reply, *kinds):
-        msgspec.json.Decoder(kind)
-
-
 def decode(message: bytes, kind: type[_M]) -> _M:
     """Decode a call or a reply. Raises ProtocolError if the message is not a varlink call or reply."""
     try:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 
-from resctrlmond.api.types import WatchReply
-from resctrlmond.api.varlink.client import Client, ProtocolError, VarlinkError
+from resctrlmond.api import signatures
+from resctrlmond.client import Client
 from resctrlmond.exporter.otlp.figures import Figures, Run, check, of_end
 from resctrlmond.exporter.otlp.ledger import Omission
 
@@ -16,7 +15,6 @@ log = logging.getLogger(__name__)
 
 # Some KB each. A receiver that refuses for long must not let the process grow.
 MAX_ENDS = 4096
-_AGAIN_S = 1.0
 
 
 class Ends:
@@ -75,15 +73,12 @@ class Ends:
             self._waiting.pop(run, None)
 
     def _follow(self) -> None:
-        while True:
-            try:
-                with Client(self._path) as client:
-                    for reply in client.stream("org.resctrlmon.Manager.Watch", reply=WatchReply):
-                        for figures in filter(None, map(of_end, reply.changes)):
-                            self.add(figures)
-                        if reply.listed:
-                            log.debug("watching the workloads")
-            except (OSError, ProtocolError, VarlinkError) as error:
-                # The calls of each push report that the daemon does not answer.
-                log.debug("cannot watch the workloads: %s", error)
-            time.sleep(_AGAIN_S)
+        # The calls of each push report that the daemon does not answer.
+        replies = Client(self._path).follow(
+            signatures.WATCH, on_failure=lambda error: log.debug("cannot watch the workloads: %s", error)
+        )
+        for reply in replies:
+            for figures in filter(None, map(of_end, reply.changes)):
+                self.add(figures)
+            if reply.listed:
+                log.debug("watching the workloads")

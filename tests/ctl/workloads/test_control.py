@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 
 from resctrlctl.base.errors import CommandError
-from resctrlctl.connection import daemon
+from resctrlctl.connection import base_client, daemon
 from resctrlctl.connection.daemon import Daemon
 from resctrlctl.connection.host_replies import NoParameters, StatusReply
 from resctrlmond.api import types
 from resctrlmond.api.errors import ERRORS
 from resctrlmond.api.types import Claim
-from resctrlmond.api.varlink import base_client
 from resctrlmond.api.varlink.frames import VarlinkError
 from resctrlmond.workloads.model.workload import EndRule
 from tests.api.test_client import replying
