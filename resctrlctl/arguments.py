@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
+from collections.abc import Collection
+from typing import Any, NoReturn
 
 from resctrlctl.base.defaults import CLAIM, HOOKS_DIR, SOCKET
 from resctrlctl.base.errors import OWN_FAILURE, PROGRAM
@@ -13,13 +16,6 @@ from resctrlctl.screen.width import terminal_width
 from resctrlmond import __version__
 from resctrlmond.api.exit_codes import USAGE
 from resctrlmond.service.arguments import not_empty
-
-TYPE_CHECKING = False  # importing typing takes longer than this module
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from typing import Any, NoReturn
-
-    from _typeshed import SupportsWrite
 
 _DESCRIPTION = "Show and control the workloads that resctrlmond monitors, and run a command as a workload."
 _EPILOG = """\
@@ -122,27 +118,9 @@ _SUM_GROUPINGS = ("namespace", "slice", "user", "profile")
 _TOP_SORTS = ("name", "workloads", "power", "bandwidth", "llc", "energy", "age", "quality")
 
 
-# argparse looks for translations of its texts, which do not exist: that takes as long as the rest of the parser.
-# A text may be None: then argparse prints none.
-vars(argparse).update(_=lambda text: text)
-
-
-class _NoColors:
-    """A theme of argparse in which each color is an empty text."""
-
-    def __getattr__(self, name: str) -> str:
-        return ""
-
-
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
-        # argparse would import shutil for the width, for each option that is added.
         super().__init__(prog, width=terminal_width() - 2)
-
-    def _set_color(self, *_: object) -> None:
-        # Python 3.14 imports dataclasses for the colors of the help, also if it prints no help.
-        self._theme = _NoColors()
-        self._decolor = str
 
 
 class Parser(argparse.ArgumentParser):
@@ -160,7 +138,7 @@ class Parser(argparse.ArgumentParser):
         """The names of the options whose value is the next word."""
         return {name for action in self._actions if action.nargs is None for name in action.option_strings}
 
-    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+    def _print_message(self, message: str, file: Any = None) -> None:
         # argparse ignores errors when it writes its help to standard output.
         if file is sys.stdout:
             file.write(message)
@@ -171,8 +149,6 @@ class Parser(argparse.ArgumentParser):
         # argparse lists all choices, also if one of them was mistyped.
         if action.choices is None or value in action.choices:
             return
-        import difflib  # noqa: PLC0415 - only a wrong word needs it
-
         choices = [str(choice) for choice in action.choices]
         near = difflib.get_close_matches(str(value)[:64], choices, n=1)
         remedy = f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(choices)}"
@@ -880,14 +856,14 @@ def _name_and_value(text: str, form: str = "NAME=VALUE") -> tuple[str, str]:
 VERBS = {
     "list": (
         "list the workloads with what they use; the default verb",
-        "workloads.queries:list_workloads",
+        "workloads.listing:list_workloads",
         _list,
     ),
     "top": ("show what the workloads use now, again and again", "live.top:top", _top),
     "watch": ("report what happens to the workloads, as it happens", "live.watch:watch", _watch),
     "record": ("write what the workloads use to a file, again and again", "live.record:record", _record),
     "plot": ("show a recording as plots in the terminal, or as a page", "live.plot:plot", _plot),
-    "show": ("show workloads, foreign groups or classes with their counters", "workloads.queries:show", _show),
+    "show": ("show workloads, foreign groups or classes with their counters", "workloads.show:show", _show),
     "status": (
         "show the state of resctrlmond and of the machine, or of systemd units",
         "host.status:status",

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import sys
 
-from resctrlctl.base.errors import INVALID_NUMBER, PROGRAM, CommandError, print_error
-from resctrlmond import __version__
+from resctrlctl.arguments import VERBS, parse
+from resctrlctl.base.errors import INVALID_NUMBER, CommandError, print_error
+from resctrlctl.connection.bridge import bridge
+from resctrlctl.connection.remote import Remote
+from resctrlctl.screen.output import Json, Output
 from resctrlmond.api.exit_codes import FAILURE
 
 
@@ -37,25 +41,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _call(argv: list[str]) -> int:
-    if argv == ["--version"]:
-        # Scripts ask often: argparse takes as long to import as Python to start.
-        print(f"{PROGRAM} {__version__}")
-        return 0
     if argv[:1] == ["bridge"]:
-        # ssh starts it for each connection of --host.
-        from resctrlctl.connection.bridge import bridge  # noqa: PLC0415
-
-        return bridge(argv[1:])
-    from resctrlctl.arguments import parse  # noqa: PLC0415
-
+        return bridge(argv[1:])  # ssh starts it for each connection of --host
     try:
         args = parse(argv)
     except SystemExit as ended:  # from argparse, after --help or for a wrong command line
         return int(ended.code or 0)
-    # --help and a wrong command line need none of these modules, and no types of the interface.
-    from resctrlctl.verb_call import call_verb  # noqa: PLC0415
-
-    return call_verb(args)
+    to_terminal = sys.stderr.isatty() and not args.output if args.verb == "run" else sys.stdout.isatty()
+    mode = args.json if args.json != "auto" else "pretty" if to_terminal else "short"
+    output = Output(Json(mode), legend=not args.no_legend, quiet=args.quiet, full=args.full)
+    module, _, function = VERBS[args.verb][1].partition(":")
+    call = getattr(importlib.import_module(f"resctrlctl.{module}"), function)
+    if args.host is None:
+        return int(call(args, output))
+    # A second thread of top reads the machine.
+    with Remote(args.host, args.socket, 2 if args.verb == "top" else 1) as args.socket:
+        return int(call(args, output))
 
 
 def _prepare_streams() -> None:

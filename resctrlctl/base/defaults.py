@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The defaults of options, and other constants. The command line is parsed before a verb's modules are imported."""
+"""The defaults of options, and other constants."""
 
-INTERFACE = "org.resctrlmon.Manager"
-SOCKET = f"/run/resctrlmond/{INTERFACE}"
+SOCKET = "/run/resctrlmond/org.resctrlmon.Manager"
 # The beginning of the greeting of 'resctrlctl bridge', before which the start-up files of a shell may print lines.
 GREETING = b"resctrlctl bridge: "
 # The owner of claims on the command line.

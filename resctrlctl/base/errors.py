@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from typing import TextIO
 
 from resctrlmond.api.exit_codes import FAILURE
 from resctrlmond.resctrl.errors import printable
-
-TYPE_CHECKING = False  # importing typing takes longer than this module
-if TYPE_CHECKING:
-    from typing import TextIO
 
 PROGRAM = "resctrlctl"
 

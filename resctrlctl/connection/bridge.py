@@ -7,18 +7,16 @@ exit status of resctrlctl for it. All other bytes are those of the varlink conne
 
 from __future__ import annotations
 
-import _thread
+import json
 import os
+import socket
+import threading
 
 from resctrlctl.base.defaults import GREETING, SOCKET
 from resctrlctl.base.errors import OK, PROGRAM, CommandError, print_error
-from resctrlctl.base.structs import to_json
+from resctrlctl.connection.daemon import connected
 from resctrlmond import __version__
 from resctrlmond.api.exit_codes import USAGE
-
-TYPE_CHECKING = False  # importing typing takes longer than this module
-if TYPE_CHECKING:
-    import _socket
 
 _BYTES = 65536
 _CONNECT_S = 30.0
@@ -29,9 +27,6 @@ def bridge(arguments: list[str]) -> int:
     if len(arguments) > 1 or any(word.startswith("-") for word in arguments):
         print_error(f"bridge: the only argument is the path of the socket. See: man {PROGRAM}")
         return USAGE
-    # Imported for this verb alone, like the modules of the other verbs.
-    from resctrlctl.connection.daemon import connected  # noqa: PLC0415
-
     path = arguments[0] if arguments else os.environ.get("RESCTRLMOND_SOCKET") or SOCKET
     try:
         connection = connected(path, _CONNECT_S)
@@ -40,13 +35,13 @@ def bridge(arguments: list[str]) -> int:
         return error.status
     _greet({"version": __version__, "host": os.uname().nodename})
     # The process ends with the first direction that ends, so neither waits for the other.
-    _thread.start_new_thread(_send, (connection,))
+    threading.Thread(target=_send, args=(connection,), name="sender", daemon=True).start()
     while data := connection.recv(_BYTES):
         _write(data)
     return OK
 
 
-def _send(connection: _socket.socket) -> None:
+def _send(connection: socket.socket) -> None:
     """Copy standard input to the daemon. At its end, the caller has gone: end the process, and so the connection."""
     try:
         while data := os.read(0, _BYTES):
@@ -56,7 +51,7 @@ def _send(connection: _socket.socket) -> None:
 
 
 def _greet(greeting: dict[str, object]) -> None:
-    _write(GREETING + to_json(greeting).encode(errors="backslashreplace") + b"\n")
+    _write(GREETING + json.dumps(greeting).encode() + b"\n")
 
 
 def _write(data: bytes) -> None:

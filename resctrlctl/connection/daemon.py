@@ -3,29 +3,23 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import socket
 import sys
+from collections.abc import Iterator, Sequence
 
-from resctrlctl.base.defaults import INTERFACE, SOCKET
+import msgspec
+
+from resctrlctl.base.defaults import SOCKET
 from resctrlctl.base.errors import CommandError, DaemonDown, Disconnected, RemoteError, print_error
-from resctrlctl.base.structs import Struct
-from resctrlctl.connection.base_client import DaemonUnavailable, connect
-from resctrlctl.connection.client import Client
+from resctrlctl.connection.remote import Remote
 from resctrlctl.screen.format import format_message
 from resctrlmond.api.exit_codes import DENIED, NOT_RUNNING, exit_code
-from resctrlmond.api.varlink.frames import ProtocolError, VarlinkError
-
-TYPE_CHECKING = False  # importing typing takes longer than this module
-if TYPE_CHECKING:
-    import _socket
-    import argparse
-    from collections.abc import Iterator, Sequence
-    from typing import TypeVar
-
-    from resctrlctl.connection.remote import Remote
-
-    _T = TypeVar("_T", bound=Struct)
+from resctrlmond.api.signatures import Q, R, Signature
+from resctrlmond.client import Client, DaemonUnavailable, ProtocolError, VarlinkError
+from resctrlmond.client.synchronous import connect
 
 # Assign lists a large control group repeatedly until it finds no new task, which takes seconds.
 _TIMEOUT_S = 30.0
@@ -39,7 +33,7 @@ _UNKNOWN_CALL = frozenset(
 _OTHER_VERSION = "If resctrlmond was updated, restart it: systemctl restart resctrlmond"
 
 
-class Daemon(Struct):
+class Daemon(msgspec.Struct, frozen=True):
     """resctrlmond behind its socket, or that of another host. Each call takes at most ``timeout_s``.
 
     On this machine, each call has a connection of its own. ``notes_waits``: a message on standard error states that a
@@ -53,29 +47,28 @@ class Daemon(Struct):
     def call(
         self,
         action: str,
-        method: str,
-        parameters: Struct | None,
-        reply: type[_T],
+        method: Signature[Q, R],
+        request: Q | None = None,
         descriptors: Sequence[int] = (),
-    ) -> _T:
-        """Call a method of org.resctrlmon.Manager; return its reply.
+    ) -> R:
+        """Call a method; return its reply.
 
         ``action`` completes the error message "cannot ...", as in "release 'web'". The daemon gets a copy of each of
         ``descriptors``. Raises DaemonDown, Disconnected, or CommandError with the daemon's message.
         """
         # The client connects within the call, so that the timeout covers both.
         with translated_errors(f"cannot {action}: ", self), self._client() as client:
-            return client.call(f"{INTERFACE}.{method}", parameters, reply=reply, descriptors=descriptors)
+            return client.call(method, request, descriptors=descriptors)
 
-    def stream(self, action: str, method: str, parameters: Struct | None, reply: type[_T]) -> list[_T]:
+    def stream(self, action: str, method: Signature[Q, R], request: Q | None = None) -> list[R]:
         """Call a method that returns several replies; return all of them. Raises the same errors as ``call``."""
         with translated_errors(f"cannot {action}: ", self), self._client() as client:
-            return list(client.stream(f"{INTERFACE}.{method}", parameters, reply=reply, timeout_s=self.timeout_s))
+            return list(client.stream(method, request, timeout_s=self.timeout_s))
 
-    def follow(self, action: str, method: str, parameters: Struct | None, reply: type[_T]) -> Iterator[_T]:
+    def follow(self, action: str, method: Signature[Q, R], request: Q | None = None) -> Iterator[R]:
         """Call a method that replies without end; yield each reply as it comes. Raises the errors of ``call``."""
         with translated_errors(f"cannot {action}: ", self), self._client() as client:
-            yield from client.stream(f"{INTERFACE}.{method}", parameters, reply=reply)
+            yield from client.stream(method, request)
 
     def disconnect(self) -> None:
         """Open a new connection to another host for the next call."""
@@ -107,10 +100,10 @@ def daemon_of(args: argparse.Namespace) -> Daemon:
     return Daemon(args.socket, notes_waits=sys.stderr.isatty() and not args.quiet)
 
 
-def connected(socket: str, timeout_s: float) -> _socket.socket:
-    """Connect to the socket. Raises CommandError with the reason only."""
-    with translated_errors("", Daemon(socket, timeout_s)):
-        return connect(socket, timeout_s)
+def connected(path: str, timeout_s: float) -> socket.socket:
+    """Connect to the socket at ``path``. Raises CommandError with the reason only."""
+    with translated_errors("", Daemon(path, timeout_s)):
+        return connect(path, timeout_s)
 
 
 @contextlib.contextmanager
@@ -134,9 +127,9 @@ def translated_errors(begin: str, daemon: Daemon) -> Iterator[None]:
             "PermissionDenied",
         ) from error
     except VarlinkError as error:
-        name = error.name.rpartition(".")[2]
         remedy = f". {_OTHER_VERSION}" if error.name in _UNKNOWN_CALL else ""
-        raise CommandError(f"{begin}{describe_error(error)}{remedy}", exit_code(error.name), name) from error
+        text = f"{begin}{describe_error(error)}{remedy}"
+        raise CommandError(text, exit_code(error.name), error.short_name) from error
     except TimeoutError as error:
         raise CommandError(
             f"{begin}no answer from {daemon.socket} within {daemon.timeout_s:.0f} s. "

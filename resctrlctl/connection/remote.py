@@ -8,25 +8,22 @@ of the user's ssh_config(5) applies.
 
 from __future__ import annotations
 
-import _socket
 import contextlib
 import errno
 import os
 import re
+import socket
 import subprocess
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+import msgspec
 
 from resctrlctl.base.defaults import GREETING, SOCKET
 from resctrlctl.base.errors import CommandError, RemoteError
-from resctrlctl.base.structs import from_json
-from resctrlctl.connection.client import Client
 from resctrlmond.api.exit_codes import FAILURE, USAGE
-from resctrlmond.api.varlink.frames import ProtocolError, VarlinkError
-
-TYPE_CHECKING = False  # importing typing takes longer than this module
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import TracebackType
-    from typing import Self
+from resctrlmond.client import Client, ProtocolError, VarlinkError
 
 # Text that the shell of the other host may print before the greeting of the bridge.
 _MAX_GREETING_BYTES = 65536
@@ -167,7 +164,7 @@ class _RemoteClient(Client):
             return False
         try:
             self._socket.setblocking(False)
-            self._socket.recv(1, _socket.MSG_PEEK)
+            self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
         except OSError:
@@ -187,7 +184,7 @@ class _RemoteClient(Client):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_S)
 
-    def _connected(self) -> _socket.socket:
+    def _connected(self) -> socket.socket:
         # A connection that has failed is not opened again here: Remote opens a new one.
         if self._socket is None:
             raise ConnectionError(f"{self._path}: the connection was closed")
@@ -213,8 +210,8 @@ class _RemoteClient(Client):
                 raise RemoteError(_reason(self.status or 0), FAILURE)
             received += data
         try:
-            greeting = from_json(line)
-        except ValueError:
+            greeting = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             greeting = None
         if not isinstance(greeting, dict):
             raise RemoteError(f"the greeting of 'resctrlctl bridge' on {host} is not valid", FAILURE)
@@ -239,8 +236,8 @@ def ssh_command(host: str) -> list[str]:
     return [os.environ.get("SYSTEMD_SSH") or "ssh", *options, "--", name]
 
 
-def _socket_pair() -> tuple[_socket.socket, _socket.socket]:
-    return _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def _line(received: bytearray) -> bytes | None:

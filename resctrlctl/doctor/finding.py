@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 
-from resctrlctl.base.structs import Struct
+import msgspec
 
 
 class Severity(enum.StrEnum):
@@ -26,7 +26,7 @@ class Severity(enum.StrEnum):
         return list(Severity).index(self)
 
 
-class Finding(Struct):
+class Finding(msgspec.Struct, frozen=True, rename="camel"):
     """One finding: ``what`` was found, ``why`` it matters, and the lines of ``fix``, () if there is none.
 
     A line of ``fix`` is a command, a file and line, or a line to write to that file.
@@ -39,7 +39,7 @@ class Finding(Struct):
     fix: tuple[str, ...] = ()
 
 
-class Report(Struct):
+class Report(msgspec.Struct, frozen=True, rename="camel"):
     """The JSON output of ``doctor``: all findings, and the severity of the worst."""
 
     worst: Severity

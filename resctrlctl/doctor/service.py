@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from resctrlctl.base.defaults import SOCKET
 from resctrlctl.base.errors import CommandError
 from resctrlctl.connection.daemon import Daemon
-from resctrlctl.connection.host_replies import NoParameters, StatusReply
 from resctrlctl.doctor.finding import Finding, Severity
 from resctrlctl.doctor.host import Host
 from resctrlctl.doctor.resctrl import settings
 from resctrlctl.screen.format import format_count
+from resctrlmond.api import signatures
 from resctrlmond.configuration import config
 from resctrlmond.configuration.config_file import ConfigError
 
@@ -239,9 +239,7 @@ def _answer(host: Host, path: str, restart: str) -> Iterator[Finding]:
             )
             return
     try:
-        reply = Daemon(host.daemon_socket, _TIMEOUT_S).call(
-            "ask for the status", "Status", NoParameters(), StatusReply
-        )
+        reply = Daemon(host.daemon_socket, _TIMEOUT_S).call("ask for the status", signatures.STATUS)
     except CommandError as error:
         yield Finding(Severity.ERROR, "socket", str(error), "The daemon does not answer.", (restart,))
         return

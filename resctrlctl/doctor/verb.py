@@ -8,9 +8,10 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from msgspec.structs import replace
+
 from resctrlctl.base.defaults import SOCKET
 from resctrlctl.base.errors import DOCTOR_ERROR, DOCTOR_WARNING, OK
-from resctrlctl.base.structs import replace
 from resctrlctl.doctor import energy, exact_units, kernel, resctrl, rivals, runtimes, service
 from resctrlctl.doctor.finding import Finding, Report, Severity
 from resctrlctl.doctor.host import Host

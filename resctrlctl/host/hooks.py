@@ -8,8 +8,9 @@ import json
 import os
 from dataclasses import dataclass
 
+import msgspec
+
 from resctrlctl.base.errors import OK, CommandError
-from resctrlctl.base.structs import Struct
 from resctrlctl.screen.layout import Column, Row, Table
 from resctrlctl.screen.output import Json, Output
 from resctrlmond.api.exit_codes import DENIED
@@ -26,7 +27,7 @@ DISABLED = "disabled"
 FOREIGN = "foreign"
 
 
-class Hook(Struct):
+class Hook(msgspec.Struct, frozen=True, rename="camel"):
     """A hook file; ``path`` is its path in the directory that the runtimes read.
 
     ``state`` is ENABLED, DISABLED or FOREIGN.
@@ -37,7 +38,7 @@ class Hook(Struct):
     state: str
 
 
-class Hooks(Struct):
+class Hooks(msgspec.Struct, frozen=True, rename="camel"):
     """All hook files, with their state in one directory."""
 
     hooks_dir: str

@@ -7,14 +7,16 @@ import argparse
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
+from msgspec.structs import replace
+
 from resctrlctl.base.errors import OK
-from resctrlctl.base.structs import replace
 from resctrlctl.connection.daemon import daemon_of
-from resctrlctl.connection.host_replies import MachineReply, NoParameters, PoolUse
 from resctrlctl.screen.format import format_message, format_time, shorten
 from resctrlctl.screen.layout import Block, Column, Row, Sheet, Table, Tone, full_width
 from resctrlctl.screen.output import Json, Output
 from resctrlctl.workloads.workload_table import CACHE, ENERGY, TRAFFIC
+from resctrlmond.api import signatures
+from resctrlmond.api.types import MachineReply, PoolUse
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.model.states import Pool, Quality
 
@@ -32,7 +34,7 @@ _MEANINGS = {
 
 def machine(args: argparse.Namespace, output: Output) -> int:
     """Print the use of the machine; return the exit status."""
-    reply = daemon_of(args).call("read what the machine used", "Machine", NoParameters(), MachineReply)
+    reply = daemon_of(args).call("read what the machine used", signatures.MACHINE)
     if output.json is not Json.OFF:
         output.print_json(reply)
     elif output.quiet:

@@ -7,16 +7,17 @@ import argparse
 import shlex
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from resctrlctl.base.defaults import SOCKET
 from resctrlctl.base.errors import MISSING_CLASS, OK, CommandError
-from resctrlctl.base.structs import Struct
-from resctrlctl.connection import host_replies, replies
 from resctrlctl.connection.daemon import Daemon, daemon_of
 from resctrlctl.screen.format import format_class, format_count, format_duration, format_message
 from resctrlctl.screen.layout import Block, Column, Row, Sheet, Table
 from resctrlctl.screen.output import Json, Output
 from resctrlctl.workloads.render import companion_text
 from resctrlctl.workloads.selectors import matching
+from resctrlmond.api import signatures, types
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD, NOT_RUNNING
 from resctrlmond.configuration import config, profile_files
 from resctrlmond.configuration.config_file import ConfigError
@@ -35,7 +36,7 @@ _PROFILE_COLUMNS = (
 _RULE_COLUMNS = (Column("RULE"), Column("PROFILE"), Column("CONDITIONS", is_note=True))
 
 
-class CompanionReport(Struct, omit_defaults=True, kw_only=True):
+class CompanionReport(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """The companion of a profile in the JSON output. ``memory_max`` is as the kernel writes it."""
 
     command: Sequence[str]
@@ -48,12 +49,12 @@ class CompanionReport(Struct, omit_defaults=True, kw_only=True):
     tasks_max: int
 
 
-class ProfileReport(Struct, omit_defaults=True):
+class ProfileReport(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """A profile in the JSON output. Keys that are not set are absent; times are in seconds."""
 
     name: str
     watch: str
-    class_: str | None = None
+    class_: str | None = msgspec.field(default=None, name="class")
     snapshot_ttl: float | None = None
     linger: float | None = None
     priority: int | None = None
@@ -67,7 +68,7 @@ class ProfileReport(Struct, omit_defaults=True):
     origin: str = ""
 
 
-class RuleReport(Struct):
+class RuleReport(msgspec.Struct, frozen=True, rename="camel"):
     """A rule in the JSON output."""
 
     profile: str
@@ -75,7 +76,7 @@ class RuleReport(Struct):
     origin: str
 
 
-class ProfileList(Struct):
+class ProfileList(msgspec.Struct, frozen=True, rename="camel"):
     """All profiles in the JSON output, the rules in their order, and the defaults ("" for none)."""
 
     profiles: list[ProfileReport]
@@ -84,7 +85,7 @@ class ProfileList(Struct):
     default_unit_profile: str
 
 
-class Selected(Struct, omit_defaults=True):
+class Selected(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The profile of a workload, container or unit in the JSON output: "" for none.
 
     ``source`` is the annotation, rule or default that selected it, ``reason`` why the container is in no group, and
@@ -95,7 +96,7 @@ class Selected(Struct, omit_defaults=True):
     profile: str
     source: str
     reason: str = ""
-    companion: replies.Companion | None = None
+    companion: types.Companion | None = None
     memory: str = ""
     members: Sequence[Selected] = []
 
@@ -166,9 +167,7 @@ def _place(args: argparse.Namespace) -> tuple[str, bool]:
     if daemon.socket == SOCKET:
         # Not asked, because systemd would start it, perhaps before its configuration is complete.
         return config.load().resctrl, False
-    status = daemon.call(
-        "ask where resctrl is mounted", "Status", host_replies.NoParameters(), host_replies.StatusReply
-    )
+    status = daemon.call("ask where resctrl is mounted", signatures.STATUS)
     return status.mount, status.simulation is not None
 
 
@@ -247,9 +246,9 @@ def _show(found: Profiles, name: str, output: Output) -> None:
 
 
 def _explain(name: str, daemon: Daemon, output: Output) -> int:
-    pages = daemon.stream("list the workloads", "List", host_replies.NoParameters(), host_replies.ListReply)
+    pages = daemon.stream("list the workloads", signatures.LIST)
     action = "list the unwatched containers"
-    unwatched = daemon.call(action, "ListUnwatched", host_replies.NoParameters(), host_replies.ListUnwatchedReply)
+    unwatched = daemon.call(action, signatures.LIST_UNWATCHED)
     found = _selected(name, [workload for page in pages for workload in page.workloads], unwatched.containers)
     if not found:
         message = f"cannot explain the profile of {name[:64]!a}: there is no such workload or container"
@@ -262,9 +261,7 @@ def _explain(name: str, daemon: Daemon, output: Output) -> int:
     return OK
 
 
-def _selected(
-    name: str, workloads: Sequence[replies.Workload], unwatched: Sequence[host_replies.Unwatched]
-) -> list[Selected]:
+def _selected(name: str, workloads: Sequence[types.Workload], unwatched: Sequence[types.Unwatched]) -> list[Selected]:
     """Return the workloads, members, and unwatched containers and units that a text selects.
 
     What runs without a workload is selected before workloads that have ended: they may be its earlier runs.

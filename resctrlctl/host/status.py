@@ -7,14 +7,16 @@ import argparse
 import glob
 import os
 
+from msgspec.structs import replace
+
 from resctrlctl.base.errors import OK, CommandError
-from resctrlctl.base.structs import replace
 from resctrlctl.connection.daemon import Daemon, daemon_of
-from resctrlctl.connection.host_replies import MachineReply, NoParameters, StatusReply
 from resctrlctl.host.machine import bar
 from resctrlctl.screen.output import Json, Output
 from resctrlctl.screen.width import has_blocks
+from resctrlctl.units.unit_status import unit_status
 from resctrlctl.workloads.render import render_status
+from resctrlmond.api import signatures
 
 # How long status waits for the counters of the machine.
 _MACHINE_S = 2.0
@@ -23,12 +25,10 @@ _MACHINE_S = 2.0
 def status(args: argparse.Namespace, output: Output) -> int:
     """Print the state of the daemon and of the machine, or that of units; return the exit status."""
     if args.unit:
-        from resctrlctl.units.unit_status import unit_status  # noqa: PLC0415 - imports much that only units need
-
         return unit_status(args, output)
 
     daemon = daemon_of(args)
-    reply = daemon.call("ask for the status", "Status", NoParameters(), StatusReply)
+    reply = daemon.call("ask for the status", signatures.STATUS)
     if output.json is not Json.OFF:
         output.print_json(reply)
     elif not output.quiet:
@@ -40,9 +40,7 @@ def status(args: argparse.Namespace, output: Output) -> int:
 def _use_of_machine(daemon: Daemon) -> tuple[str, ...]:
     """Return the shares of the machine's pools, or why they are not known: status must not hang as the kernel may."""
     try:
-        reply = replace(daemon, timeout_s=_MACHINE_S).call(
-            "read what the machine used", "Machine", NoParameters(), MachineReply
-        )
+        reply = replace(daemon, timeout_s=_MACHINE_S).call("read what the machine used", signatures.MACHINE)
     except CommandError as error:
         return (f"not known: {error}",)
     return bar(reply.pools, has_blocks=has_blocks())

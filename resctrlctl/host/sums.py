@@ -9,11 +9,12 @@ from decimal import Context, Decimal, localcontext
 
 from resctrlctl.base.errors import OK
 from resctrlctl.connection.daemon import daemon_of
-from resctrlctl.connection.host_replies import NameSums, Sum, SumsReply, SumsRequest
 from resctrlctl.screen.format import format_count, format_message, format_time, shorten
 from resctrlctl.screen.layout import Block, Column, Row, Sheet, Table, Tone
 from resctrlctl.screen.output import Json, Output
 from resctrlctl.workloads.workload_table import ENERGY, TRAFFIC
+from resctrlmond.api import signatures
+from resctrlmond.api.types import NameSums, Sum, SumsReply, SumsRequest
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.model.states import NameKind, Quality
 
@@ -27,7 +28,7 @@ _NAME_WIDTH = 12
 def sums(args: argparse.Namespace, output: Output) -> int:
     """Print the sums of one grouping; return the exit status."""
     request = SumsRequest(by=NameKind(args.by))
-    reply = daemon_of(args).call("read the sums", "Sums", request, SumsReply)
+    reply = daemon_of(args).call("read the sums", signatures.SUMS, request)
     if output.json is not Json.OFF:
         output.print_json(reply)
     elif output.quiet:

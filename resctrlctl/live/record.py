@@ -17,15 +17,15 @@ import msgspec
 
 from resctrlctl.base.errors import OK, CommandError
 from resctrlctl.connection.daemon import Daemon
-from resctrlctl.connection.host_replies import NoParameters, StatusReply
-from resctrlctl.connection.replies import ReadAllReply, ReadAllRequest
 from resctrlctl.live.recording import FORMAT, Amount, AnyLine, Header, Outage, Reading, Used, is_selected
 from resctrlctl.screen.format import format_count
 from resctrlctl.screen.output import Output, escaped
 from resctrlctl.workloads import workload_table
 from resctrlctl.workloads.selectors import name_of
 from resctrlctl.workloads.workload_table import Line
+from resctrlmond.api import signatures
 from resctrlmond.api.exit_codes import FAILURE, USAGE
+from resctrlmond.api.types import ReadAllRequest
 from resctrlmond.resctrl.counters import EVENTS
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.model.clock import utc_now
@@ -60,7 +60,7 @@ class _Source:
 
     def header(self, interval_s: float) -> Header:
         """Return the first line of a recording. Raises CommandError."""
-        status = self._daemon.call(_ACTION, "Status", NoParameters(), StatusReply)
+        status = self._daemon.call(_ACTION, signatures.STATUS)
         names = sorted({name for resource in status.capacity for name in resource.events})
         return Header(
             read_at=utc_now(),
@@ -77,7 +77,7 @@ class _Source:
 
         Reading twice returns the same ended runs until ``keep``.
         """
-        pages = self._daemon.stream(_ACTION, "ReadAll", ReadAllRequest(with_ended=True), ReadAllReply)
+        pages = self._daemon.stream(_ACTION, signatures.READ_ALL, ReadAllRequest(with_ended=True))
         lines = workload_table.lines([usage for page in pages for usage in page.usages])
         if self._ended is None:
             self._ended = {_run(line) for line in lines if _has_ended(line)}

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 
+import msgspec
+
 from resctrlctl.base.errors import OK, CommandError
-from resctrlctl.base.structs import Struct
 from resctrlctl.connection.daemon import Daemon
-from resctrlctl.connection.host_replies import MachineReply, NoParameters, PoolUse, StatusReply
-from resctrlctl.connection.replies import ReadAllReply, ReadAllRequest, Usage
 from resctrlctl.host import machine
 from resctrlctl.live.top_view import Painted, screen
 from resctrlctl.screen.output import Json, Output
@@ -23,11 +22,18 @@ from resctrlctl.screen.width import has_blocks
 from resctrlctl.workloads import workload_table
 from resctrlctl.workloads.entries import By, Entry, View, entries
 from resctrlctl.workloads.workload_table import Line
+from resctrlmond.api import signatures
+from resctrlmond.api.types import (
+    PoolUse,
+    ReadAllRequest,
+    StatusReply,
+    Usage,
+)
 from resctrlmond.workloads.model.clock import utc_now
 from resctrlmond.workloads.model.states import Pool
 
 
-class Sample(Struct):
+class Sample(msgspec.Struct, frozen=True):
     """The state of the daemon and the use of all workloads at one time.
 
     ``pools`` are the parts of the machine's pools of the use of ``event`` between their last two readings; {} if they
@@ -45,7 +51,7 @@ class Sample(Struct):
         return machine.line(self.event, self.pools)
 
 
-class TopRow(Struct):
+class TopRow(msgspec.Struct, frozen=True, rename="camel"):
     """A row in the JSON output of ``top``: the fields of ``Entry``; power and bandwidth with 6 decimals."""
 
     name: str
@@ -58,7 +64,7 @@ class TopRow(Struct):
     quality: str
 
 
-class TopReply(Struct):
+class TopReply(msgspec.Struct, frozen=True, rename="camel"):
     """The JSON output of ``top``: one for each interval. See ``StatusReply`` for the numbers of RMIDs.
 
     ``read_at`` is the time of the reading (RFC 3339, UTC). ``pools`` has the part of each pool of the machine, from 0
@@ -89,8 +95,8 @@ class Sampler:
         """Read now. Raises CommandError."""
         action = "read what the workloads use"
         self._pools.begin()
-        status = self._daemon.call(action, "Status", NoParameters(), StatusReply)
-        pages = self._daemon.stream(action, "ReadAll", ReadAllRequest(domains=True), ReadAllReply)
+        status = self._daemon.call(action, signatures.STATUS)
+        pages = self._daemon.stream(action, signatures.READ_ALL, ReadAllRequest(domains=True))
         usages = [usage for page in pages for usage in page.usages]
         lines = workload_table.lines(usages, self._before)
         self._before = usages
@@ -127,7 +133,7 @@ class _Pools:
 
     def _read(self) -> None:
         try:
-            reply = self._daemon.call("read what the machine used", "Machine", NoParameters(), MachineReply)
+            reply = self._daemon.call("read what the machine used", signatures.MACHINE)
             # Counting begins again if resctrl is mounted again: no figure is since the reading before then.
             before = self._before if reply.since == self._since else []
             self._before, self._since = reply.pools, reply.since

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from resctrlctl.base.errors import INVALID_NUMBER, OK, CommandError
-from resctrlctl.base.structs import replace
 from resctrlctl.live.top_view import Painted, screen
 from resctrlctl.screen.layout import Tone, cut
 from resctrlctl.workloads.entries import By, View, entries

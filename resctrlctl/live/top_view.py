@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 
-from resctrlctl.base.structs import Struct, replace
-from resctrlctl.connection.host_replies import StatusReply
+import msgspec
+from msgspec.structs import replace
+
 from resctrlctl.screen.format import format_count, format_duration, shorten
 from resctrlctl.screen.layout import ELLIPSIS, Column, Row, Table, Tone, cell_width, column_widths, cut, line_of
 from resctrlctl.workloads.entries import COLUMNS, TEXTS, By, Entry, View
+from resctrlmond.api.types import StatusReply
 from resctrlmond.resctrl.errors import printable
 
 _BAR_WIDTH = 6
@@ -20,7 +22,7 @@ _GAP_BAR = " " * (_BAR_WIDTH + 1)
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-class Painted(Struct):
+class Painted(msgspec.Struct, frozen=True):
     """A line of the screen."""
 
     text: str

@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from resctrlctl.connection.daemon import Daemon
-from resctrlctl.connection.host_replies import Change, NoParameters, WatchReply
-from resctrlctl.connection.replies import Usage, Workload
 from resctrlctl.live.recording import is_selected
 from resctrlctl.screen.format import format_duration, format_message, format_time, shorten
 from resctrlctl.screen.output import Json, Output
 from resctrlctl.workloads import workload_table
 from resctrlctl.workloads.selectors import name_of
 from resctrlctl.workloads.workload_table import ENERGY, TRAFFIC, Line
+from resctrlmond.api import signatures
 from resctrlmond.api.exit_codes import FAILURE
+from resctrlmond.api.types import Change, Usage, Workload
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.model.changes import ChangeKind
 from resctrlmond.workloads.model.states import Quality
@@ -33,7 +33,7 @@ def watch(args: argparse.Namespace, output: Output) -> int:
     """Print each change as a line of text or JSON. Raises CommandError when the daemon ends the stream."""
     selection = _Selection(args)
     _exit_with_the_reader()
-    for reply in Daemon(args.socket).follow("watch the workloads", "Watch", NoParameters(), WatchReply):
+    for reply in Daemon(args.socket).follow("watch the workloads", signatures.WATCH):
         for change in reply.changes:
             if (line := selection.line(change)) is None:
                 continue

@@ -11,14 +11,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+import msgspec
 
 from resctrlctl.base.errors import OWN_FAILURE
-from resctrlctl.base.structs import Struct
 from resctrlmond.resctrl import processes
-
-TYPE_CHECKING = False  # importing typing takes longer than this module
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 # The exit statuses of env(1), nice(1) and timeout(1), beside OWN_FAILURE.
 CANNOT_EXECUTE = 126
@@ -50,7 +48,7 @@ _SI_KERNEL = 0x80
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
-class CommandResult(Struct):
+class CommandResult(msgspec.Struct, frozen=True):
     """The exit status of a command as a shell reports it (128 + n for signal n), and its times in seconds.
 
     ``user_s`` and ``system_s`` include the descendants that were waited for (getrusage(2)).

@@ -8,12 +8,13 @@ import shlex
 from collections.abc import Sequence
 from decimal import Decimal
 
-from resctrlctl.base.structs import Struct
-from resctrlctl.connection import replies
+import msgspec
+
 from resctrlctl.run.samples import Interval, LevelSummary
 from resctrlctl.screen.format import SYMBOLS, format_class, format_count, format_message, format_value, shorten
 from resctrlctl.screen.layout import Column, Row, Table, broken, to_text
 from resctrlctl.workloads.reasons import reasons
+from resctrlmond.api import types
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.model.states import worst
 
@@ -28,7 +29,7 @@ _TIMES = ("elapsed", "user", "system")
 _MICROSECOND = Decimal("0.000001")
 
 
-class Report(Struct, kw_only=True, omit_defaults=True):
+class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
     """The JSON report of ``run``: the exit status and times of the command, and the daemon's reply to Release.
 
     ``elapsed``, ``user`` and ``system`` are seconds. ``tasks_left`` is the number of tasks that were still running
@@ -52,15 +53,15 @@ class Report(Struct, kw_only=True, omit_defaults=True):
     system: float
     tasks_left: int | None
     completed: bool
-    workload: replies.Workload | None
-    totals: list[replies.Total]
-    nested: Sequence[replies.Total] = []
+    workload: types.Workload | None
+    totals: list[types.Total]
+    nested: Sequence[types.Total] = []
     nested_left: Sequence[str] = []
     levels: Sequence[LevelSummary] = []
     problem: str = ""
 
 
-class Figure(Struct):
+class Figure(msgspec.Struct, frozen=True, rename="camel"):
     """An event, or a time, over all runs. The numbers are decimal; null if they are unknown.
 
     ``mean`` is the mean of the runs in which it is known. ``deviation`` is the standard deviation of these (with
@@ -78,7 +79,7 @@ class Figure(Struct):
     reason: str = ""
 
 
-class RepeatedReport(Struct):
+class RepeatedReport(msgspec.Struct, frozen=True, rename="camel"):
     """The JSON report of ``run --repeat``: each run, and the figures of all of them."""
 
     command: list[str]
@@ -93,7 +94,7 @@ def is_selected(event: str, patterns: Sequence[str]) -> bool:
 
 def figures(runs: Sequence[Report]) -> list[Figure]:
     """Return the figures of all runs: the events in the order of the first run that has them, gauges, then times."""
-    by_event: dict[tuple[str, str], list[tuple[replies.Total, float | None]]] = {}
+    by_event: dict[tuple[str, str], list[tuple[types.Total, float | None]]] = {}
     for run in runs:
         counted_s = None if run.ended_early else run.elapsed
         for total in run.totals:
@@ -154,7 +155,7 @@ def as_fields(runs: Sequence[Report], separator: str) -> str:
     )
 
 
-def _figure(event: str, unit: str, of: Sequence[tuple[replies.Total, float | None]]) -> Figure:
+def _figure(event: str, unit: str, of: Sequence[tuple[types.Total, float | None]]) -> Figure:
     """Return the figure of an event: its totals, each with the time that it covers (None if that is unknown)."""
     known = [(Decimal(total.value), counted_s) for total, counted_s in of if total.value is not None]
     values = [value for value, _ in known]

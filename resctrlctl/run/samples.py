@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable
 from decimal import Decimal
 
+import msgspec
+
 from resctrlctl.base.errors import CommandError, print_error
-from resctrlctl.base.structs import Struct
-from resctrlctl.connection import replies
 from resctrlctl.connection.daemon import Daemon
 from resctrlctl.run.target import as_known, difference
+from resctrlmond.api import signatures, types
 from resctrlmond.api.levels import levels
 
 
-class LevelSummary(Struct):
+class LevelSummary(msgspec.Struct, frozen=True, rename="camel"):
     """The samples of one gauge during a run, such as cache occupancy. The numbers are decimal."""
 
     event: str
@@ -26,15 +27,15 @@ class LevelSummary(Struct):
     samples: int
 
 
-class Interval(Struct, omit_defaults=True):
+class Interval(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The use in one interval, which ended ``time`` seconds after the command began, and the levels at that time.
 
     ``run`` is the number of the run, from 1, if the command runs several times; 0 otherwise.
     """
 
     time: float
-    totals: list[replies.Total]
-    levels: list[replies.Level]
+    totals: list[types.Total]
+    levels: list[types.Level]
     run: int = 0
 
 
@@ -51,7 +52,7 @@ class Sampler:
         daemon: Daemon,
         key: str,
         interval_s: float,
-        begin: replies.ReadReply | None,
+        begin: types.ReadReply | None,
         on_interval: Callable[[Interval], None] | None,
     ) -> None:
         self._daemon = daemon
@@ -78,13 +79,13 @@ class Sampler:
         if self._thread is not None:
             self._thread.join()
 
-    def advance(self, elapsed_s: float, now: replies.ReadReply) -> None:
+    def advance(self, elapsed_s: float, now: types.ReadReply) -> None:
         """Give the interval that ends with this reading. Other threads call this after ``wait``."""
         try:
             totals = now.totals if self._last is None else difference(self._last, now)
             self._last = now
             if self._on_interval is not None:
-                self._on_interval(Interval(round(elapsed_s, 6), list(totals), levels(now.readings, replies.Level)))
+                self._on_interval(Interval(round(elapsed_s, 6), list(totals), levels(now.readings)))
         except CommandError as error:
             self._last = now
             self._report(error)
@@ -100,21 +101,21 @@ class Sampler:
         ]
 
     def _sample(self, begun: float) -> None:
-        request = replies.KeyRequest(key=self._key)
+        request = types.KeyRequest(key=self._key)
         number = 0
         while True:
             number = max(number, int((time.monotonic() - begun) / self._interval_s)) + 1
             if self._stopped.wait(begun + number * self._interval_s - time.monotonic()):
                 return
             try:
-                reply = self._daemon.call(f"read {self._key!r}", "Read", request, replies.ReadReply)
+                reply = self._daemon.call(f"read {self._key!r}", signatures.READ, request)
             except CommandError as error:
                 self._report(error)
                 continue
             if self._stopped.is_set():
                 return  # the command may have ended before the counters were read
             self._is_failing = False
-            for level in levels(reply.readings, replies.Level):
+            for level in levels(reply.readings):
                 if level.value is not None:
                     self._values.setdefault((level.event, level.unit), []).append(Decimal(level.value))
             self.advance(time.monotonic() - begun, as_known(reply))

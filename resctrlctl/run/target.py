@@ -6,16 +6,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Context, Decimal, localcontext
 
+import msgspec
+from msgspec.structs import replace
+
+from resctrlctl.base import systemd_programs
 from resctrlctl.base.errors import OWN_FAILURE, CommandError
-from resctrlctl.base.structs import Struct, replace
-from resctrlctl.connection import replies
 from resctrlctl.connection.daemon import Daemon
+from resctrlmond.api import signatures, types
 from resctrlmond.resctrl import processes
+from resctrlmond.resctrl.cgroups import member_test
 from resctrlmond.resctrl.errors import ResctrlError, printable
 from resctrlmond.resctrl.processes import Process
+from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.model.states import Quality, worst
 
 # The mount points of the hierarchy in which systemd creates its control groups: v2 alone, v2 beside v1, and v1.
@@ -26,7 +32,7 @@ ENDED_EARLY = "the workload ended before the command, and later use is not count
 _EXACTLY = Context(prec=64)
 
 
-class Target(Struct):
+class Target(msgspec.Struct, frozen=True):
     """A process with its descendants, or a control group with all below it.
 
     ``pidfd`` holds the process ``pid``, and ``start_time`` identifies it; they are 0 for a control group. ``cgroup``
@@ -41,13 +47,13 @@ class Target(Struct):
     def __str__(self) -> str:
         return f"process {self.pid}" if self.pid else f"control group {printable(self.cgroup)}"
 
-    def is_member(self, member: replies.Member) -> bool:
+    def is_member(self, member: types.Member) -> bool:
         """Return whether the member is this target, or the container of which it is the first process."""
         if self.pid:
             return (member.pid, member.start_time) == (self.pid, self.start_time)
         return member.cgroup == self.cgroup
 
-    def is_all_of(self, workload: replies.Workload) -> bool:
+    def is_all_of(self, workload: types.Workload) -> bool:
         """Return whether this target is the only member that the workload has had.
 
         A process that an ended member has left may run on in the group, so ended members count too. A member with
@@ -80,11 +86,6 @@ def opened(args: argparse.Namespace) -> Iterator[Target | None]:
 
 
 def _cgroup_of_unit(unit: str) -> str:
-    # Only this option needs them, and their import takes milliseconds.
-    import subprocess  # noqa: PLC0415
-
-    from resctrlctl.base import systemd_programs  # noqa: PLC0415
-
     failed = f"cannot measure unit {printable(unit)!r}"
     try:
         done = systemd_programs.run("systemctl", "show", "--property=ControlGroup", "--value", "--", unit)
@@ -100,14 +101,12 @@ def _cgroup_of_unit(unit: str) -> str:
     return next(filter(os.path.isdir, paths), paths[0])
 
 
-def read_begin(daemon: Daemon, target: Target) -> replies.ReadReply | None:
+def read_begin(daemon: Daemon, target: Target) -> types.ReadReply | None:
     """Return the totals of the workload that consists of exactly the target; None if it is in no workload.
 
     Raises CommandError if the target is a part of a workload.
     """
-    from resctrlctl.connection import host_replies  # noqa: PLC0415 - a run without a target does not need it
-
-    pages = daemon.stream(f"measure {target}", "List", host_replies.NoParameters(), host_replies.ListReply)
+    pages = daemon.stream(f"measure {target}", signatures.LIST)
     found = [
         workload
         for page in pages
@@ -117,7 +116,7 @@ def read_begin(daemon: Daemon, target: Target) -> replies.ReadReply | None:
     if not found:
         return None
     key = found[0].key
-    reply = with_nested(daemon.call(f"read {key!r}", "Read", replies.KeyRequest(key=key), replies.ReadReply))
+    reply = with_nested(daemon.call(f"read {key!r}", signatures.READ, types.KeyRequest(key=key)))
     is_one = len(found) == 1 and target.is_all_of(reply.workload)
     if not is_one or not reply.workload.state.has_group:
         raise CommandError(f"cannot measure {target}: {_why_refused(target, reply.workload, is_one=is_one)}")
@@ -129,7 +128,7 @@ def read_begin(daemon: Daemon, target: Target) -> replies.ReadReply | None:
     return reply
 
 
-def _may_have_others(target: Target, workload: replies.Workload) -> bool:
+def _may_have_others(target: Target, workload: types.Workload) -> bool:
     """Return whether a task in the workload's group is not of the target, or the tasks cannot be listed.
 
     An earlier member with the same id may have left such a task: the workload does not list that member any more.
@@ -149,34 +148,27 @@ def _may_have_others(target: Target, workload: replies.Workload) -> bool:
 def _member_test(target: Target) -> Callable[[int], bool]:
     """Return the test whether a thread is of the target now. Raises NotRead."""
     if target.cgroup:
-        # Imported only here, because this import takes milliseconds.
-        from resctrlmond.resctrl.cgroups import member_test  # noqa: PLC0415
-
         return member_test(target.cgroup)
     return lambda tid: processes.leader(tid) == target.pid or processes.is_descendant(tid, target.pid)
 
 
-def read_around(daemon: Daemon, pid: int) -> replies.ReadReply | None:
+def read_around(daemon: Daemon, pid: int) -> types.ReadReply | None:
     """Return the totals of the workload in whose first group the process is; None if there is no such workload."""
-    # Only a nested run needs these modules, whose import takes milliseconds.
-    from resctrlctl.connection import host_replies  # noqa: PLC0415
-    from resctrlmond.resctrl.tree import GroupRef, Tree  # noqa: PLC0415
-
     try:
-        status = daemon.call("find resctrl", "Status", host_replies.NoParameters(), host_replies.StatusReply)
+        status = daemon.call("find resctrl", signatures.STATUS)
         tree = Tree.open(status.mount, allow_simulation=status.simulation is not None)
         where = tree.membership(pid)
         path = tree.full_path(GroupRef(where.class_, where.group))
-        pages = daemon.stream("list the workloads", "List", host_replies.NoParameters(), host_replies.ListReply)
+        pages = daemon.stream("list the workloads", signatures.LIST)
         key = next((one.key for page in pages for one in page.workloads if where.group and one.path == path), None)
         if key is None:
             return None
-        return with_nested(daemon.call("read", "Read", replies.KeyRequest(key=key), replies.ReadReply))
+        return with_nested(daemon.call("read", signatures.READ, types.KeyRequest(key=key)))
     except (CommandError, ResctrlError):
         return None
 
 
-def _why_refused(target: Target, workload: replies.Workload, *, is_one: bool) -> str:
+def _why_refused(target: Target, workload: types.Workload, *, is_one: bool) -> str:
     key = printable(workload.key)
     cgroup = next((member.cgroup for member in _members(workload) if target.is_member(member)), "")
     if is_one:
@@ -197,7 +189,7 @@ def in_other_group(target: Target) -> CommandError:
     )
 
 
-def difference(begin: replies.ReadReply, end: replies.ReadReply) -> list[replies.Total]:
+def difference(begin: types.ReadReply, end: types.ReadReply) -> list[types.Total]:
     """Return what the workload used between two readings. No total is better than the worse of its two readings.
 
     Raises CommandError if the workload began again between them.
@@ -215,7 +207,7 @@ def difference(begin: replies.ReadReply, end: replies.ReadReply) -> list[replies
     return totals
 
 
-def downgraded(totals: Sequence[replies.Total], quality: Quality, reason: str) -> list[replies.Total]:
+def downgraded(totals: Sequence[types.Total], quality: Quality, reason: str) -> list[types.Total]:
     """Return the totals with no better quality than this one, and with the reason."""
     return [
         replace(total, quality=worst(total.quality, quality), reason="; ".join(filter(None, (total.reason, reason))))
@@ -223,12 +215,12 @@ def downgraded(totals: Sequence[replies.Total], quality: Quality, reason: str) -
     ]
 
 
-def with_nested(reply: replies.ReadReply) -> replies.ReadReply:
+def with_nested(reply: types.ReadReply) -> types.ReadReply:
     """Return a reading with totals that include the nested workloads."""
     return replace(reply, totals=together(reply.totals, reply.nested or ()), nested=None)
 
 
-def together(totals: Sequence[replies.Total], nested: Sequence[replies.Total]) -> list[replies.Total]:
+def together(totals: Sequence[types.Total], nested: Sequence[types.Total]) -> list[types.Total]:
     """Return the sums of the totals of a workload and of those of its nested workloads, with the worse quality."""
     inside = {total.event: total for total in nested}
     own = {total.event for total in totals}
@@ -238,7 +230,7 @@ def together(totals: Sequence[replies.Total], nested: Sequence[replies.Total]) -
     return found + lower
 
 
-def _sum(own: replies.Total, nested: replies.Total) -> replies.Total:
+def _sum(own: types.Total, nested: types.Total) -> types.Total:
     known = [Decimal(total.value) for total in (own, nested) if total.value is not None]
     reasons = dict.fromkeys(total.reason for total in (own, nested) if total.reason)
     quality = worst(own.quality, nested.quality)
@@ -249,7 +241,7 @@ def _sum(own: replies.Total, nested: replies.Total) -> replies.Total:
     return replace(own, value=value, quality=quality, reason="; ".join(reasons) or None)
 
 
-def as_known(reply: replies.ReadReply) -> replies.ReadReply:
+def as_known(reply: types.ReadReply) -> types.ReadReply:
     """Return a reading during a run, with nested workloads: late if it has ended, because the command still runs."""
     reply = with_nested(reply)
     if not reply.workload.state.is_over:
@@ -257,25 +249,25 @@ def as_known(reply: replies.ReadReply) -> replies.ReadReply:
     return replace(reply, totals=downgraded(reply.totals, Quality.LATE, ENDED_EARLY))
 
 
-def _difference(begin: replies.Total | None, end: replies.Total) -> replies.Total:
+def _difference(begin: types.Total | None, end: types.Total) -> types.Total:
     reasons = dict.fromkeys(total.reason for total in (begin, end) if total is not None and total.reason)
     reason = "; ".join(reasons)
     if begin is None or begin.value is None or end.value is None:
         reason = reason or "it was not counted when the command began"
-        return replies.Total(event=end.event, unit=end.unit, quality=Quality.UNKNOWN, reason=reason)
+        return types.Total(event=end.event, unit=end.unit, quality=Quality.UNKNOWN, reason=reason)
     with localcontext(_EXACTLY):
         used = Decimal(end.value) - Decimal(begin.value)
     if used < 0:
         reason = "; ".join(filter(None, (reason, "the total of the workload decreased while the command ran")))
-        return replies.Total(event=end.event, unit=end.unit, quality=Quality.UNKNOWN, reason=reason)
+        return types.Total(event=end.event, unit=end.unit, quality=Quality.UNKNOWN, reason=reason)
     quality = worst(begin.quality, end.quality)
-    return replies.Total(event=end.event, unit=end.unit, value=f"{used:f}", quality=quality, reason=reason or None)
+    return types.Total(event=end.event, unit=end.unit, value=f"{used:f}", quality=quality, reason=reason or None)
 
 
-def _members(workload: replies.Workload) -> list[replies.Member]:
+def _members(workload: types.Workload) -> list[types.Member]:
     """Return the members that have, or had, tasks."""
     return [member for member in workload.members if member.pid or member.cgroup]
 
 
-def _identity(member: replies.Member) -> tuple[str, int, int, str]:
+def _identity(member: types.Member) -> tuple[str, int, int, str]:
     return member.id, member.pid, member.start_time, member.cgroup

@@ -13,10 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from resctrlctl.base.errors import OWN_FAILURE, CommandError, DaemonDown, Disconnected, print_error
-from resctrlctl.base.structs import Struct, replace
-from resctrlctl.connection import replies
 from resctrlctl.connection.daemon import Daemon
 from resctrlctl.run.child import KILLED, CannotExecute, CommandResult, HeldChild
 from resctrlctl.run.report import RepeatedReport, Report, as_fields, as_text, figures, interval_lines, is_selected
@@ -35,18 +37,16 @@ from resctrlctl.run.target import (
 )
 from resctrlctl.screen.output import Json, Output, encode
 from resctrlctl.screen.width import has_blocks, terminal_width
+from resctrlmond.api import signatures, types
+from resctrlmond.api.signatures import Q, R, Signature
 from resctrlmond.api.text import text
 from resctrlmond.resctrl.errors import printable
+from resctrlmond.workloads.model.clock import utc_now
 from resctrlmond.workloads.model.states import FOLLOW, EndRule, Quality
 from resctrlmond.workloads.model.validation import attribute_value
 
-TYPE_CHECKING = False  # importing typing takes longer than this module
-if TYPE_CHECKING:
-    from typing import TextIO, TypeAlias, TypeVar
-
-    _Reply = TypeVar("_Reply", bound=Struct)
-    # The report or the exception of the last reading; None for a signal that arrived after the end of the command.
-    _Event: TypeAlias = Report | BaseException | None
+# The report or the exception of the last reading; None for a signal that arrived after the end of the command.
+_Event: TypeAlias = Report | BaseException | None
 
 # The owner of the claim. If resctrlctl is killed, resctrlmond ends this claim some time after the command.
 CLAIM = "run"
@@ -66,7 +66,7 @@ _STAYS_INSIDE = ("AlreadyMonitored", "RmidsExhausted")
 SIGNALLED = 128
 
 
-class _Measurement(Struct):
+class _Measurement(msgspec.Struct, frozen=True):
     """The object that is measured while ``command`` runs: the command itself or, if it is not None, the ``target``.
 
     ``begin`` is None if ``workload`` was made for this run, which releases it. Otherwise the workload exists
@@ -77,8 +77,8 @@ class _Measurement(Struct):
 
     command: list[str]
     target: Target | None
-    workload: replies.Workload | None = None
-    begin: replies.ReadReply | None = None
+    workload: types.Workload | None = None
+    begin: types.ReadReply | None = None
     is_nested: bool = False
     since: float | None = None
 
@@ -188,10 +188,9 @@ def _check_events(daemon: Daemon, patterns: Sequence[str]) -> None:
     """Raise CommandError if the machine has events, and none matches the patterns."""
     if not patterns:
         return
-    from resctrlctl.connection import host_replies  # noqa: PLC0415 - a run seldom needs it
 
     try:
-        status = daemon.call("list the events", "Status", host_replies.NoParameters(), host_replies.StatusReply)
+        status = daemon.call("list the events", signatures.STATUS)
     except CommandError:
         return  # the command may run without resctrlmond, and Assign reports any other error
     known = dict.fromkeys(event for resource in status.capacity for event in resource.events)
@@ -270,7 +269,7 @@ def _assign(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> _Meas
     key = _key(child, args)
     action = f"monitor {printable(args.command[0])!r} as {key!r}"
     _check_key_is_free(daemon, key, action)
-    request = replies.AssignRequest(
+    request = types.AssignRequest(
         key=key,
         pid_fd=0,
         class_=args.class_,
@@ -288,7 +287,7 @@ def _assign(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> _Meas
         allow_pending=False,
     )
     try:
-        reply = daemon.call(action, "Assign", request, replies.AssignReply, [child.pidfd])
+        reply = daemon.call(action, signatures.ASSIGN, request, [child.pidfd])
         if reply.tasks_outside:
             raise CommandError(
                 f"cannot {action}: resctrlctl is in another monitoring group, so its child processes are too. "
@@ -316,7 +315,7 @@ def _begin(daemon: Daemon, child: HeldChild, target: Target, args: argparse.Name
     key = _key(child, args)
     action = f"measure {target} as {key!r}"
     _check_key_is_free(daemon, key, action)
-    request = replies.AssignRequest(
+    request = types.AssignRequest(
         key=key,
         pid_fd=0 if target.pid else None,
         cgroup=target.cgroup or None,
@@ -327,7 +326,7 @@ def _begin(daemon: Daemon, child: HeldChild, target: Target, args: argparse.Name
         allow_pending=False,
     )
     try:
-        reply = daemon.call(action, "Assign", request, replies.AssignReply, [target.pidfd] if target.pid else [])
+        reply = daemon.call(action, signatures.ASSIGN, request, [target.pidfd] if target.pid else [])
     except CommandError as error:
         if error.name == "AlreadyMonitored":
             raise in_other_group(target) from error
@@ -347,7 +346,7 @@ def _key(child: HeldChild, args: argparse.Namespace) -> str:
 def _check_key_is_free(daemon: Daemon, key: str, action: str) -> None:
     """Raise CommandError if a workload with that key exists and is not over."""
     try:
-        workload = daemon.call(action, "Get", replies.KeyRequest(key=key), replies.WorkloadReply).workload
+        workload = daemon.call(action, signatures.GET, types.KeyRequest(key=key)).workload
     except CommandError as error:
         if error.name == "NoSuchWorkload":
             return
@@ -357,10 +356,10 @@ def _check_key_is_free(daemon: Daemon, key: str, action: str) -> None:
 
 
 def _release_unused(daemon: Daemon, key: str) -> None:
-    request = replies.ReleaseRequest(key=key, claim=CLAIM, reason="the command was not executed")
+    request = types.ReleaseRequest(key=key, claim=CLAIM, reason="the command was not executed")
     # The first error is reported already, and usually there is no workload to release.
     with contextlib.suppress(CommandError):
-        daemon.call("release", "Release", request, replies.ReleaseReply)
+        daemon.call("release", signatures.RELEASE, request)
 
 
 def _finish_unless_interrupted(
@@ -407,16 +406,16 @@ def _release(
     """Release the workload; return the report. If the release fails, the report has the reason and no totals."""
     assert measured.workload is not None
     key = measured.workload.key
-    ended_at = _utc_now()
+    ended_at = utc_now()
     now = None if is_hidden else _workload_now(Daemon(daemon.socket, _CHECK_TIMEOUT_S), key)
     if now is not None and _is_of_another_run(now, measured.workload):
         problem = f"workload {key!r} ended before the command, and the one that exists now is of another command"
         return _report(measured, result, problem=problem)
     # The tasks of a target run on.
     tasks_left = _count_tasks(now) if now is not None and measured.target is None else None
-    request = replies.ReleaseRequest(key=key, claim=CLAIM, reason=f"ended with status {result.status}")
+    request = types.ReleaseRequest(key=key, claim=CLAIM, reason=f"ended with status {result.status}")
     try:
-        reply = _call_again(daemon, f"release {key!r}", "Release", request, replies.ReleaseReply)
+        reply = _call_again(daemon, f"release {key!r}", signatures.RELEASE, request)
     except CommandError as error:
         return _report(measured, result, tasks_left=tasks_left, problem=str(error))
     result = measured.until_now(result)
@@ -437,7 +436,7 @@ def _release(
         totals=totals,
         nested=reply.nested or (),
         nested_left=_nested_left(Daemon(daemon.socket, _CHECK_TIMEOUT_S), reply.workload),
-        levels=_end_samples(sampler, result, replies.ReadReply(workload=reply.workload, readings=[], totals=totals)),
+        levels=_end_samples(sampler, result, types.ReadReply(workload=reply.workload, readings=[], totals=totals)),
     )
 
 
@@ -446,7 +445,7 @@ def _read_end(daemon: Daemon, measured: _Measurement, result: CommandResult, sam
     assert measured.workload is not None and measured.begin is not None
     key = measured.workload.key
     try:
-        end = as_known(_call_again(daemon, f"read {key!r}", "Read", replies.KeyRequest(key=key), replies.ReadReply))
+        end = as_known(_call_again(daemon, f"read {key!r}", signatures.READ, types.KeyRequest(key=key)))
         result = measured.until_now(result)
         totals = difference(measured.begin, end)
     except CommandError as error:
@@ -464,13 +463,7 @@ def _read_end(daemon: Daemon, measured: _Measurement, result: CommandResult, sam
     )
 
 
-def _utc_now() -> str:
-    """Return the time in the format of resctrlmond, without the import of another module."""
-    now = time.time()
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1e6):06}Z"
-
-
-def _end_samples(sampler: Sampler | None, result: CommandResult, last: replies.ReadReply) -> list[LevelSummary]:
+def _end_samples(sampler: Sampler | None, result: CommandResult, last: types.ReadReply) -> list[LevelSummary]:
     """Write the last interval, which ends with the command; return the summaries of the samples."""
     if sampler is None:
         return []
@@ -479,13 +472,13 @@ def _end_samples(sampler: Sampler | None, result: CommandResult, last: replies.R
     return sampler.summaries()
 
 
-def _call_again(daemon: Daemon, action: str, method: str, request: Struct, reply: type[_Reply]) -> _Reply:
+def _call_again(daemon: Daemon, action: str, method: Signature[Q, R], request: Q) -> R:
     try:
-        return daemon.call(action, method, request, reply)
+        return daemon.call(action, method, request)
     except Disconnected:
         # The daemon was stopped during the call. With socket activation, the next call waits for the restart, and
         # the Release of a workload that has ended returns the same totals.
-        return daemon.call(action, method, request, reply)
+        return daemon.call(action, method, request)
 
 
 def _report(
@@ -495,8 +488,8 @@ def _report(
     tasks_left: int | None = None,
     completed: bool = False,
     ended_early: bool = False,
-    totals: Sequence[replies.Total] = (),
-    nested: Sequence[replies.Total] = (),
+    totals: Sequence[types.Total] = (),
+    nested: Sequence[types.Total] = (),
     nested_left: Sequence[str] = (),
     levels: Sequence[LevelSummary] = (),
     problem: str = "",
@@ -556,15 +549,15 @@ def _is_hidden(args: argparse.Namespace, output: Output, file: TextIO) -> bool:
     return output.quiet and file is sys.stderr and not _is_data(args, output)
 
 
-def _workload_now(daemon: Daemon, key: str) -> replies.Workload | None:
+def _workload_now(daemon: Daemon, key: str) -> types.Workload | None:
     """Return the workload as it is now, because its group may have been moved; None if it cannot be read."""
     try:
-        return daemon.call(f"find {key!r}", "Get", replies.KeyRequest(key=key), replies.WorkloadReply).workload
+        return daemon.call(f"find {key!r}", signatures.GET, types.KeyRequest(key=key)).workload
     except CommandError:
         return None
 
 
-def _is_of_another_run(now: replies.Workload, begun: replies.Workload) -> bool:
+def _is_of_another_run(now: types.Workload, begun: types.Workload) -> bool:
     """Whether another command has claimed the key since; it must not be released with that command's totals."""
     claims = [[claim.since for claim in workload.claims if claim.owner == CLAIM] for workload in (now, begun)]
     if all(claims):
@@ -573,14 +566,13 @@ def _is_of_another_run(now: replies.Workload, begun: replies.Workload) -> bool:
     return now.state.is_over and not {member.id for member in begun.members} <= {member.id for member in now.members}
 
 
-def _nested_left(daemon: Daemon, outer: replies.Workload) -> list[str]:
+def _nested_left(daemon: Daemon, outer: types.Workload) -> list[str]:
     """Return the keys of the nested workloads that run now; [] if they cannot be listed."""
     if not outer.nested:
         return []
-    from resctrlctl.connection import host_replies  # noqa: PLC0415 - a run seldom needs it
 
     try:
-        pages = daemon.stream("list the workloads", "List", host_replies.NoParameters(), host_replies.ListReply)
+        pages = daemon.stream("list the workloads", signatures.LIST)
         return [
             one.key
             for page in pages
@@ -594,7 +586,7 @@ def _nested_left(daemon: Daemon, outer: replies.Workload) -> list[str]:
         return []
 
 
-def _count_tasks(workload: replies.Workload) -> int | None:
+def _count_tasks(workload: types.Workload) -> int | None:
     """Return the number of tasks in the group now, from the file "tasks"; None if it cannot be read."""
     if workload.path is None:
         return None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from decimal import Decimal, InvalidOperation
 
@@ -83,8 +84,6 @@ def format_time(text: str | None) -> str:
     """Return an RFC 3339 time as local date and time, to the second; "-" if there is none."""
     if not text:
         return "-"
-    import datetime  # noqa: PLC0415 - run does not need it
-
     try:
         return datetime.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:

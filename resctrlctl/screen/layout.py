@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import enum
+import unicodedata
 from collections.abc import Sequence
+from typing import TypeAlias
 
-from resctrlctl.base.structs import Struct
-
-TYPE_CHECKING = False  # importing typing takes longer than this module
-if TYPE_CHECKING:
-    from typing import TypeAlias
+import msgspec
 
 _GAP = "  "
 # No column is cut to less than this, for any width: a key must stay recognizable.
@@ -31,7 +29,7 @@ class Tone(enum.Enum):
     BAD = "bad"
 
 
-class Column(Struct):
+class Column(msgspec.Struct, frozen=True):
     """A column: its heading, and whether its cells are aligned right, like numbers.
 
     ``can_be_cut``: its cells are cut if the table is too wide; otherwise, all of them can be copied. ``name_width``:
@@ -47,14 +45,14 @@ class Column(Struct):
     is_note: bool = False
 
 
-class Row(Struct):
+class Row(msgspec.Struct, frozen=True):
     """One cell for each column of the table."""
 
     cells: tuple[str, ...]
     tone: Tone = Tone.NORMAL
 
 
-class Table(Struct):
+class Table(msgspec.Struct, frozen=True):
     """Columns and rows; ``footer`` is a summary in words, "" for none."""
 
     columns: tuple[Column, ...]
@@ -62,7 +60,7 @@ class Table(Struct):
     footer: str = ""
 
 
-class Sheet(Struct):
+class Sheet(msgspec.Struct, frozen=True):
     """A title, and labelled lines below it. Each further value of a label has a line without a label.
 
     Nothing is cut, so that all of it can be copied: values are broken between words, except those of the label
@@ -138,8 +136,6 @@ def cell_width(text: str) -> int:
     """Return how many columns of a terminal the text takes: two for a wide character, such as CJK."""
     if text.isascii():
         return len(text)
-    import unicodedata  # noqa: PLC0415 - the table of characters takes a millisecond to load
-
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in text

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import enum
+import json
 import os
 import sys
 
+import msgspec
+
 from resctrlctl.base.errors import print_error
-from resctrlctl.base.structs import Struct, to_json
 from resctrlctl.screen.layout import Block, to_text
 from resctrlctl.screen.width import terminal_width
 
@@ -24,7 +26,7 @@ class Json(enum.Enum):
     PRETTY = "pretty"
 
 
-class Output(Struct):
+class Output(msgspec.Struct, frozen=True):
     """The output of one run of resctrlctl. The fields are the options of the same names."""
 
     json: Json = Json.OFF
@@ -79,6 +81,12 @@ def encode(reply: object, form: Json) -> str:
     Escape all characters that are not printable: the JSON has the same meaning, and cannot control a terminal.
     """
     return escaped(to_json(reply, indent=2 if form is Json.PRETTY else None))
+
+
+def to_json(value: object, indent: int | None = None) -> str:
+    """Return a value of JSON, or with structs, as JSON. A text may have lone surrogates, as the name of a file."""
+    separators = (",", ":") if indent is None else (",", ": ")
+    return json.dumps(msgspec.to_builtins(value), ensure_ascii=False, indent=indent, separators=separators)
 
 
 def escaped(text: str) -> str:

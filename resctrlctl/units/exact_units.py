@@ -9,8 +9,9 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from resctrlctl.base.errors import CommandError
-from resctrlctl.base.structs import Struct
 from resctrlctl.units import sandbox
 from resctrlctl.units.exec_lines import UnknownSyntax, find_program, with_program
 from resctrlctl.units.unit_files import COMMANDS, UnitLine, current, files_of, settings
@@ -36,7 +37,7 @@ _OWN = "resctrlmond.service"
 _BUS = ("dbus.service", "dbus-broker.service")
 
 
-class ExactUnit(Struct):
+class ExactUnit(msgspec.Struct, frozen=True, rename="camel"):
     """A service with a drop-in, and the path of the drop-in."""
 
     unit: str

@@ -6,16 +6,19 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
+from typing import TYPE_CHECKING
 
-from resctrlctl.connection.replies import Member, Workload
 from resctrlctl.screen.format import format_count, format_duration, format_message, format_time, shorten
 from resctrlctl.screen.layout import Block, Column, Row, Sheet, Table, Tone
 from resctrlctl.units import exact_units
-from resctrlctl.units.unit_status import Run, UnitStatus
 from resctrlctl.workloads.render import late_text, level_texts, render_use, workload_lines
 from resctrlctl.workloads.workload_table import TONES
+from resctrlmond.api.types import Member, Workload
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.model.states import Quality, State
+
+if TYPE_CHECKING:
+    from resctrlctl.units.unit_status import Run, UnitStatus
 
 # The lines of a workload that status has, after those about the unit: Watched has its baseline.
 _LINES = (

@@ -7,9 +7,10 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+
 from resctrlctl.base import systemd_programs
 from resctrlctl.base.errors import CommandError
-from resctrlctl.base.structs import Struct
 from resctrlmond.resctrl.errors import printable
 
 # The settings with commands of a service (systemd.service(5)), in the order in which systemd runs them.
@@ -27,7 +28,7 @@ COMMANDS = (
 _HEADER = re.compile(r"# (/[^\n]+)\n")
 
 
-class UnitLine(Struct):
+class UnitLine(msgspec.Struct, frozen=True):
     """A line of a unit file: its key and value, as they are written, and the file."""
 
     key: str

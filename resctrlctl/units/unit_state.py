@@ -10,9 +10,10 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from resctrlctl.base import systemd_programs
 from resctrlctl.base.errors import CommandError
-from resctrlctl.base.structs import Struct
 from resctrlmond.api.exit_codes import USAGE
 from resctrlmond.host.unit_globs import is_of_user
 from resctrlmond.resctrl import cgroups
@@ -45,7 +46,7 @@ _PROPERTIES = (
 _MAX_DIRECTORIES = 4096
 
 
-class UnitState(Struct):
+class UnitState(msgspec.Struct, frozen=True, rename="camel"):
     """A unit: the states are those of systemctl(1), "" if they are not known. ``since`` is RFC 3339, UTC, or "".
 
     ``cgroup`` is the path of its control group, and ``file`` that of its unit file; "" for none.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import fnmatch
 import os
 import shlex
@@ -12,19 +13,21 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from resctrlctl.base.errors import OK, CommandError, print_error
-from resctrlctl.base.structs import Struct
 from resctrlctl.connection.daemon import daemon_of
-from resctrlctl.connection.host_replies import NoParameters, StatusReply, Unwatched
-from resctrlctl.connection.replies import ReadReply, Total, Workload
 from resctrlctl.screen.output import Json, Output
 from resctrlctl.units import exact_units
 from resctrlctl.units import verb as units
+from resctrlctl.units.render_unit import blocks
 from resctrlctl.units.unit_state import UnitState, full_name, is_glob, states_of
 from resctrlctl.units.verb import Glob
 from resctrlctl.workloads import report
 from resctrlctl.workloads.source import Source
+from resctrlmond.api import signatures
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD, NOT_RUNNING
+from resctrlmond.api.types import ReadReply, Total, Unwatched, Workload
 from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.host.unit_globs import NEVER, TYPES, UnitGlobs, is_of_user, service_near
 from resctrlmond.resctrl.counters import EVENTS
@@ -38,7 +41,7 @@ NO_SUCH_UNIT = NO_SUCH_WORKLOAD
 _MOST_RUNS = 5
 
 
-class Run(Struct):
+class Run(msgspec.Struct, frozen=True, rename="camel"):
     """A run that has ended, as the journal states it."""
 
     ended_at: str
@@ -47,14 +50,14 @@ class Run(Struct):
     totals: list[Total]
 
 
-class Absence(Struct):
+class Absence(msgspec.Struct, frozen=True, rename="camel"):
     """Why a unit has no workload, and what changes that: a command, or a sentence."""
 
     reason: str
     remedy: str = ""
 
 
-class UnitStatus(Struct):
+class UnitStatus(msgspec.Struct, frozen=True, rename="camel"):
     """A unit, its workload, and its runs that have ended, the newest last.
 
     ``glob`` selects it, in the file ``glob_path``; "" for none. ``exact_path`` is its drop-in of ``units exact``, ""
@@ -121,8 +124,6 @@ def unit_status(args: argparse.Namespace, output: Output) -> int:
                 continue
             if output.quiet:
                 continue
-            from resctrlctl.units.render_unit import blocks  # noqa: PLC0415 - JSON does not need it
-
             if printed:
                 output.print_line("")
             printed = True
@@ -169,8 +170,6 @@ class _Facts:
 
     def near(self, name: str) -> str:
         """Return the unit that an unknown name may mean, with another type or a similar name; "" if there is none."""
-        import difflib  # noqa: PLC0415 - only a wrong name needs it
-
         # full_name() completes a name whose type is misspelt.
         stem = name.rpartition(".")[0]
         if "." in stem and (typed := service_near(stem)) not in ("", name):
@@ -278,7 +277,7 @@ class _Facts:
         """Return why a unit that runs and is selected has no workload: what the daemon reports about units."""
         problems: list[str] = []
         with contextlib.suppress(CommandError):
-            reply = self._daemon.call("ask for the status", "Status", NoParameters(), StatusReply)
+            reply = self._daemon.call("ask for the status", signatures.STATUS)
             problems = [problem for problem in reply.problems if "units" in problem]
         if problems:
             return Absence(problems[0], "systemctl status resctrlmond.service")

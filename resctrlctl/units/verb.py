@@ -9,9 +9,10 @@ import shlex
 import subprocess
 from collections.abc import Iterable
 
+import msgspec
+
 from resctrlctl.base import systemd_programs
 from resctrlctl.base.errors import OK, CommandError
-from resctrlctl.base.structs import Struct
 from resctrlctl.screen.layout import Block, Column, Row, Table
 from resctrlctl.screen.output import Json, Output
 from resctrlctl.units import exact_units
@@ -36,14 +37,14 @@ _FAILED = {
 }
 
 
-class Glob(Struct):
+class Glob(msgspec.Struct, frozen=True, rename="camel"):
     """A glob, and the file that sets it."""
 
     glob: str
     path: str
 
 
-class Units(Struct):
+class Units(msgspec.Struct, frozen=True, rename="camel"):
     """All globs, in their order, and the services that are exact."""
 
     globs: list[Glob]

@@ -11,17 +11,19 @@ import os
 from collections.abc import Container, Iterable, Sequence
 from decimal import Decimal
 
+import msgspec
+from msgspec.structs import replace
+
 from resctrlctl.base.defaults import SOCKET
 from resctrlctl.base.errors import OK, CommandError
-from resctrlctl.base.structs import Struct, replace
 from resctrlctl.connection.daemon import Daemon, daemon_of
-from resctrlctl.connection.host_replies import NoParameters, StatusReply
-from resctrlctl.connection.replies import ReadAllReply, ReadAllRequest, Usage
 from resctrlctl.screen.format import format_class, shorten
 from resctrlctl.screen.layout import Column, Row, Table, full_width
 from resctrlctl.screen.output import Json, Output
 from resctrlctl.workloads.workload_table import CACHE, ENERGY, TRAFFIC
+from resctrlmond.api import signatures
 from resctrlmond.api.exit_codes import NOT_RUNNING
+from resctrlmond.api.types import ReadAllRequest, Usage
 from resctrlmond.resctrl import kernel_files
 from resctrlmond.resctrl.errors import NotMounted, ResctrlError, not_read
 from resctrlmond.resctrl.mounts import mounts
@@ -34,7 +36,7 @@ _USE = ("WORKLOADS", "LLC", "TRAFFIC", "ENERGY")
 _RIGHT = frozenset({"SIZE", *_USE})
 
 
-class Allocation(Struct, omit_defaults=True):
+class Allocation(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The part of one resource that a class may use, in the ``domains`` where it is the same.
 
     ``value`` is the kernel's text. For a cache, ``ways`` are the numbers of its ways, ``all_ways`` how many the cache
@@ -50,7 +52,7 @@ class Allocation(Struct, omit_defaults=True):
     shared_with: tuple[str, ...] = ()
 
 
-class Class(Struct):
+class Class(msgspec.Struct, frozen=True, rename="camel"):
     """A control group, "" for the root, with what its present workloads used; null if that is unknown.
 
     ``llc`` and ``traffic`` are in bytes, ``energy`` in joules. Workloads in several classes are not in these sums.
@@ -65,7 +67,7 @@ class Class(Struct):
     energy: str | None = None
 
 
-class ClassesReply(Struct):
+class ClassesReply(msgspec.Struct, frozen=True, rename="camel"):
     """The JSON output of ``classes``. ``closids``: how many classes the machine can have.
 
     ``hardware_ways``: the ways of each cache that other hardware, such as devices, may use too.
@@ -108,8 +110,8 @@ def _ask(daemon: Daemon, output: Output) -> tuple[tuple[str, bool], list[Usage] 
     """Return where resctrl is, whether it may be a simulator, and the use of the workloads, None without a daemon."""
     action = "list the classes"
     try:
-        status = daemon.call(action, "Status", NoParameters(), StatusReply)
-        pages = daemon.stream(action, "ReadAll", ReadAllRequest(), ReadAllReply)
+        status = daemon.call(action, signatures.STATUS)
+        pages = daemon.stream(action, signatures.READ_ALL, ReadAllRequest())
     except CommandError as error:
         # The daemon of another socket does not serve this machine's resctrl.
         if daemon.socket != SOCKET:

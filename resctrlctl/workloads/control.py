@@ -8,12 +8,12 @@ import contextlib
 import os
 
 from resctrlctl.base.errors import OK
-from resctrlctl.connection import host_replies, replies
 from resctrlctl.connection.daemon import Daemon, daemon_of
 from resctrlctl.screen.format import format_class, format_count
 from resctrlctl.screen.output import Json, Output
 from resctrlctl.workloads.render import describe_state, render_totals
 from resctrlctl.workloads.selectors import call_for
+from resctrlmond.api import signatures, types
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.workloads.model.states import FOLLOW, seconds_up_to
@@ -27,7 +27,7 @@ _STAY_IN_CLASS = (
 
 def create(args: argparse.Namespace, output: Output) -> int:
     """Create a workload with an empty group; return the exit status."""
-    request = replies.CreateRequest(
+    request = types.CreateRequest(
         key=args.key,
         class_=args.class_,
         claim=args.claim,
@@ -35,7 +35,7 @@ def create(args: argparse.Namespace, output: Output) -> int:
         allow_pending=False if args.no_pending else None,
         priority=args.priority,
     )
-    reply = daemon_of(args).call(f"create {args.key!r}", "Create", request, replies.WorkloadReply)
+    reply = daemon_of(args).call(f"create {args.key!r}", signatures.CREATE, request)
     if output.json is not Json.OFF:
         output.print_json(reply)
     else:
@@ -47,7 +47,7 @@ def assign(args: argparse.Namespace, output: Output) -> int:
     """Move a process or a control group into the workload's group; return the exit status."""
     # ssh passes no descriptors, and the process is on the other host.
     pidfd = None if args.host is not None else _open_pidfd(args.pid)
-    request = replies.AssignRequest(
+    request = types.AssignRequest(
         key=args.key,
         pid=args.pid if pidfd is None else None,
         pid_fd=None if pidfd is None else 0,
@@ -65,9 +65,7 @@ def assign(args: argparse.Namespace, output: Output) -> int:
     tasks = f"process {args.pid}" if args.pid is not None else printable(args.cgroup)
     with contextlib.closing(pidfd) if pidfd is not None else contextlib.nullcontext():
         descriptors = [] if pidfd is None else [pidfd.fileno()]
-        reply = daemon_of(args).call(
-            f"assign {tasks} to {args.key!r}", "Assign", request, replies.AssignReply, descriptors
-        )
+        reply = daemon_of(args).call(f"assign {tasks} to {args.key!r}", signatures.ASSIGN, request, descriptors)
     member = _assigned_member(reply.workload, args)
     if output.json is not Json.OFF:
         output.print_json(reply)
@@ -108,9 +106,9 @@ def release(args: argparse.Namespace, output: Output) -> int:
     """End a claim and print the totals; return the exit status."""
     daemon = daemon_of(args)
 
-    def call(key: str) -> replies.ReleaseReply:
-        request = replies.ReleaseRequest(key=key, claim=args.claim, reason=args.reason)
-        return daemon.call(f"release {key!r}", "Release", request, replies.ReleaseReply)
+    def call(key: str) -> types.ReleaseReply:
+        request = types.ReleaseRequest(key=key, claim=args.claim, reason=args.reason)
+        return daemon.call(f"release {key!r}", signatures.RELEASE, request)
 
     reply = call_for(args.key, call, lambda: _workloads(daemon))
     if output.json is not Json.OFF:
@@ -132,11 +130,9 @@ def move(args: argparse.Namespace, output: Output) -> int:
     """Move a workload's group to another class, with its RMID and counters; return the exit status."""
     daemon = daemon_of(args)
 
-    def call(key: str) -> replies.WorkloadReply:
-        request = replies.MoveRequest(key=key, class_=args.class_)
-        return daemon.call(
-            f"move {key!r} to class {format_class(args.class_)}", "Move", request, replies.WorkloadReply
-        )
+    def call(key: str) -> types.WorkloadReply:
+        request = types.MoveRequest(key=key, class_=args.class_)
+        return daemon.call(f"move {key!r} to class {format_class(args.class_)}", signatures.MOVE, request)
 
     reply = call_for(args.key, call, lambda: _workloads(daemon))
     if output.json is not Json.OFF:
@@ -146,12 +142,12 @@ def move(args: argparse.Namespace, output: Output) -> int:
     return OK
 
 
-def _workloads(daemon: Daemon) -> list[replies.Workload]:
-    pages = daemon.stream("list the workloads", "List", host_replies.NoParameters(), host_replies.ListReply)
+def _workloads(daemon: Daemon) -> list[types.Workload]:
+    pages = daemon.stream("list the workloads", signatures.LIST)
     return [workload for page in pages for workload in page.workloads]
 
 
-def _assigned_member(workload: replies.Workload, args: argparse.Namespace) -> replies.Member | None:
+def _assigned_member(workload: types.Workload, args: argparse.Namespace) -> types.Member | None:
     """Return the member that the call assigned, found by its id."""
     of_cgroup = ""
     if args.cgroup is not None:

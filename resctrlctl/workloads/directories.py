@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Hashable, Iterable
 from decimal import Decimal
 
-from resctrlctl.base.structs import Struct
-from resctrlctl.connection.host_replies import Foreign, ListReply, ReadForeignReply
-from resctrlctl.connection.replies import Reading, Usage
+import msgspec
+
 from resctrlctl.workloads import classes
 from resctrlctl.workloads.tree_view import as_replies
+from resctrlmond.api.types import Foreign, ListReply, ReadForeignReply, Reading, Usage
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.resctrl.tree import Tree
 
@@ -25,7 +25,7 @@ _RATE_S = 1.0
 _SIX_DIGITS = Decimal("0.000001")
 
 
-class Rate(Struct):
+class Rate(msgspec.Struct, frozen=True, rename="camel"):
     """How much a counter rose per second, in the unit of its reading; null if that is unknown, with the reason."""
 
     domain: str
@@ -34,7 +34,7 @@ class Rate(Struct):
     reason: str = ""
 
 
-class ForeignReport(Struct):
+class ForeignReport(msgspec.Struct, frozen=True, rename="camel"):
     """A group of another program: the reply of ReadForeign, how many tasks it has, and the rates of its counters."""
 
     foreign: Foreign
@@ -43,14 +43,14 @@ class ForeignReport(Struct):
     tasks: int | None = None
 
 
-class ClassReport(Struct):
+class ClassReport(msgspec.Struct, frozen=True, rename="camel"):
     """A class as in ``classes``, and its counters, which include those of its groups.
 
     ``groups`` is the number of its monitoring groups, ``foreign`` how many of them other programs created. ``tasks``
     includes those of the groups; null if the kernel does not list them. ``is_in_mbps`` is that of ``classes``.
     """
 
-    class_: classes.Class
+    class_: classes.Class = msgspec.field(name="class")
     path: str
     is_in_mbps: bool
     groups: int

@@ -7,7 +7,8 @@ import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 
-from resctrlctl.base.structs import Struct
+import msgspec
+
 from resctrlctl.screen.layout import Tone
 from resctrlctl.workloads.unit_path import unit_path
 from resctrlctl.workloads.workload_table import CACHE, ENERGY, TRAFFIC, Line, class_names, tone_of
@@ -26,7 +27,7 @@ class By(enum.StrEnum):
     DOMAIN = "domain"
 
 
-class Entry(Struct):
+class Entry(msgspec.Struct, frozen=True):
     """A row: one workload, or several, whose ``keys`` it has. A row of a domain has their use in the domain.
 
     ``power`` is in W, ``bandwidth`` in B/s, ``llc`` in bytes, ``energy`` in J since the baseline; None if it is known
@@ -57,7 +58,7 @@ class Entry(Struct):
         return len(self.keys)
 
 
-class View(Struct):
+class View(msgspec.Struct, frozen=True):
     """The choices of the user.
 
     ``has_blocks``: the terminal can show block characters. ``is_rate``: power and bandwidth are of the last interval,
@@ -71,7 +72,7 @@ class View(Struct):
     is_rate: bool = True
 
 
-class _Column(Struct):
+class _Column(msgspec.Struct, frozen=True):
     """A column: its heading, the value for sorting, and the unit of a number.
 
     ``rank``: a screen that is too narrow leaves out the column with the highest rank first; 0: never.

@@ -7,34 +7,9 @@ import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 
-from resctrlctl.base.structs import Struct, fields_of, replace, to_json
-from resctrlctl.connection.host_replies import (
-    Bandwidth,
-    Capacity,
-    Container,
-    Counters,
-    Foreign,
-    Latency,
-    ListPodsReply,
-    ListReply,
-    Pod,
-    Report,
-    StatusReply,
-    Unwatched,
-)
-from resctrlctl.connection.replies import (
-    Claim,
-    Companion,
-    DomainUse,
-    Level,
-    Member,
-    ReadAllReply,
-    Reading,
-    ReadReply,
-    Total,
-    Usage,
-    Workload,
-)
+import msgspec
+from msgspec.structs import replace
+
 from resctrlctl.screen.format import (
     SYMBOLS,
     format_class,
@@ -46,12 +21,38 @@ from resctrlctl.screen.format import (
     shorten,
 )
 from resctrlctl.screen.layout import Block, Column, Row, Sheet, Table, Tone
+from resctrlctl.screen.output import to_json
 from resctrlctl.workloads.reasons import reasons
 from resctrlctl.workloads.workload_table import TONES, counted_since
 from resctrlmond.api.levels import levels
+from resctrlmond.api.types import (
+    Bandwidth,
+    Capacity,
+    Claim,
+    Companion,
+    Container,
+    Counters,
+    DomainUse,
+    Foreign,
+    Latency,
+    Level,
+    ListPodsReply,
+    ListReply,
+    Member,
+    Pod,
+    ReadAllReply,
+    Reading,
+    ReadReply,
+    StatusReply,
+    Total,
+    Unwatched,
+    Usage,
+    Workload,
+)
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.kinds import Kind, Mode
 from resctrlmond.workloads.model.changes import ContainerState
+from resctrlmond.workloads.model.reports import Report
 from resctrlmond.workloads.model.states import seconds_up_to
 
 # A longer name may have a line of its own.
@@ -99,7 +100,7 @@ _TOTAL_COLUMNS = (
 
 # The fields that the output for people leaves out, with the reason or the place where their meaning is shown. Every
 # other field of a reply must change the output (tests/ctl/test_fields.py). JSON output has all fields.
-NOT_SHOWN: dict[type[Struct], dict[str, str]] = {
+NOT_SHOWN: dict[type[msgspec.Struct], dict[str, str]] = {
     Bandwidth: {},
     Capacity: {},
     Claim: {"end_rule": "rarely needed"},
@@ -459,7 +460,7 @@ def workload_lines(workload: Workload) -> dict[str, tuple[str, tuple[str, ...]]]
 
 def level_texts(reply: ReadReply) -> tuple[str, ...]:
     """Return what the workload holds now, such as ``llc_occupancy 1.50 MiB``; nothing if it has no group."""
-    return tuple(map(_level_text, levels(reply.readings, Level)))
+    return tuple(map(_level_text, levels(reply.readings)))
 
 
 def _level_text(level: Level) -> str:
@@ -484,16 +485,17 @@ def _member_text(member: Member) -> str:
     return format_message(f"{member.id}: {', '.join(filter(None, facts))}")
 
 
-def _other_fields(struct: Struct, shown: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
+def _other_fields(struct: msgspec.Struct, shown: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
     """Yield name, label and text of each field of a reply that is neither in ``shown`` nor in NOT_SHOWN.
 
     A field that is new in the declaration of the interface is therefore shown without a change here. A field that has
     its default is left out, as in the reply; any other value is shown, also 0 and false.
     """
-    sent = fields_of(struct)
-    for name, sent_name in struct.json_names.items():
-        if sent_name in sent and name not in shown and name not in NOT_SHOWN[type(struct)]:
-            value = sent[sent_name]
+    sent = msgspec.to_builtins(struct)
+    for field in msgspec.structs.fields(struct):
+        name = field.name
+        if field.encode_name in sent and name not in shown and name not in NOT_SHOWN[type(struct)]:
+            value = sent[field.encode_name]
             text = value if isinstance(value, str) else to_json(value)
             yield name, name.strip("_").replace("_", " ").capitalize(), format_message(text)
 

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from resctrlctl.base.structs import fields_of, replace, to_json
-from resctrlctl.connection.replies import Reading
+import msgspec
+from msgspec.structs import replace
+
 from resctrlctl.screen.format import format_class, format_count, format_value
 from resctrlctl.screen.layout import Block, Column, Row, Sheet, Table, Tone
+from resctrlctl.screen.output import to_json
 from resctrlctl.workloads import classes
 from resctrlctl.workloads.directories import ClassReport, ForeignReport, Rate
 from resctrlctl.workloads.render import average
+from resctrlmond.api.types import Reading
 from resctrlmond.resctrl.errors import printable
 
 _COLUMNS = (
@@ -47,7 +50,7 @@ def properties(report: ClassReport | ForeignReport) -> dict[str, str]:
     texts = {
         name: value
         for source in (subject, report)
-        for name, value in fields_of(source).items()
+        for name, value in msgspec.to_builtins(source).items()
         if value is None or isinstance(value, (str, int))
     }
     found = {name: _text(value) for name, value in texts.items()}

@@ -18,9 +18,10 @@ from datetime import UTC, datetime
 from decimal import Context, Decimal, localcontext
 from typing import Any
 
+import msgspec
+
 from resctrlctl.base.defaults import SOCKET
 from resctrlctl.base.errors import OK, CommandError
-from resctrlctl.base.structs import Struct
 from resctrlctl.screen.format import format_count, format_duration, format_time, shorten
 from resctrlctl.screen.layout import Column, Row, Table
 from resctrlctl.screen.output import Json, Output
@@ -52,7 +53,7 @@ _NUMBER = re.compile(r"[0-9]{1,24}(\.[0-9]{1,9})?")
 _EXACTLY = Context(prec=64)
 
 
-class Entry(Struct):
+class Entry(msgspec.Struct, frozen=True):
     """The run of a workload that has ended: its totals by event, None if unknown, each with its quality."""
 
     run: str
@@ -62,7 +63,7 @@ class Entry(Struct):
     totals: dict[str, tuple[Decimal | None, Quality]]
 
 
-class EventSum(Struct):
+class EventSum(msgspec.Struct, frozen=True, rename="camel"):
     """The sum of an event over runs: of those with a number, whose count is ``runs``."""
 
     event: str
@@ -73,7 +74,7 @@ class EventSum(Struct):
     unknown_runs: int
 
 
-class Group(Struct):
+class Group(msgspec.Struct, frozen=True, rename="camel"):
     """The runs of one namespace, unit, user, key, class or pod."""
 
     name: str
@@ -87,7 +88,7 @@ class Group(Struct):
         return next((total for total in self.totals if total.event == event), None)
 
 
-class Report(Struct):
+class Report(msgspec.Struct, frozen=True, rename="camel"):
     """The use of ended workloads. ``journal_since`` is the oldest entry of the journal, None if it is empty.
 
     ``invalid_entries`` are not counted, and ``duplicate_entries`` only once.

@@ -6,17 +6,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from resctrlctl.base.errors import CommandError
-from resctrlctl.connection.replies import Workload
 from resctrlmond.api.exit_codes import FAILURE
+from resctrlmond.api.types import Workload
 from resctrlmond.resctrl.errors import printable
 
-TYPE_CHECKING = False  # importing typing takes longer than this module
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    _T = TypeVar("_T")
+_T = TypeVar("_T")
 
 # Ids of containers and pods are shown up to here, as runtimes do, and longer if that is not unique.
 _ID_LENGTH = 12

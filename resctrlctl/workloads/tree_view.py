@@ -8,17 +8,10 @@ import dataclasses
 import errno
 import grp
 import os
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
-
-import msgspec
 
 from resctrlctl.base.errors import CommandError
-from resctrlctl.base.structs import from_json
-from resctrlctl.connection import replies
-from resctrlctl.connection.host_replies import Foreign, ListPodsReply, ListReply, ReadForeignReply
-from resctrlctl.connection.replies import ReadReply, Usage
 from resctrlmond.api import translate, types
 from resctrlmond.api.errors import name_of
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
@@ -34,8 +27,6 @@ from resctrlmond.workloads.model.workload import Group, Workload, replace
 from resctrlmond.workloads.records.snapshot import Snapshots
 from resctrlmond.workloads.records.store import Store
 from resctrlmond.workloads.records.totals import Live, LiveReadings, shown, summed, used
-
-_T = TypeVar("_T")
 
 MARK = "resctrlmon"
 # The machine's own resctrl filesystem, and the daemon's directory with its records.
@@ -95,11 +86,8 @@ class TreeView:
         records, _ = _records(self.run) if self.run else ({}, [])
         return dataclasses.replace(self, gid=_mark(self.run), records=records)
 
-    def workloads(self) -> ListReply:
+    def workloads(self) -> types.ListReply:
         """Return the reply of ``List``. Raises CommandError."""
-        return _plain(self._list(), ListReply.from_json)
-
-    def _list(self) -> types.ListReply:
         try:
             scanned = self.tree.scan()
             every = [(found, *self._owner(found)) for found in scanned]
@@ -119,12 +107,11 @@ class TreeView:
         ]
         return types.ListReply(workloads=listed, foreign=foreign)
 
-    def pods(self) -> ListPodsReply:
+    def pods(self) -> types.ListPodsReply:
         """Return the reply of ``ListPods``, with only the pods that have a group. Raises CommandError."""
-        reply = types.ListPodsReply(pods=pods_of((), self._list().workloads), reported=[])
-        return _plain(reply, ListPodsReply.from_json)
+        return types.ListPodsReply(pods=pods_of((), self.workloads().workloads), reported=[])
 
-    def read(self, key: str) -> ReadReply:
+    def read(self, key: str) -> types.ReadReply:
         """Return the reply of ``Read``. Raises CommandError, with status 4 if there is no such workload."""
         action = f"show {key!r}"
         try:
@@ -142,7 +129,7 @@ class TreeView:
             f"cannot {action}: there is no such workload. See: resctrlctl list", NO_SUCH_WORKLOAD, "NoSuchWorkload"
         )
 
-    def usages(self, *, with_ended: bool) -> list[Usage]:
+    def usages(self, *, with_ended: bool) -> list[types.Usage]:
         """Return the use of each workload, as ``ReadAll`` does. Raises CommandError."""
         return [
             self._usage(workload)
@@ -150,26 +137,26 @@ class TreeView:
             if with_ended or not workload.state.is_over
         ]
 
-    def _usage(self, workload: replies.Workload) -> Usage:
+    def _usage(self, workload: types.Workload) -> types.Usage:
         try:
             reply = self.read(workload.key)
         except CommandError as error:
-            return Usage(workload=workload, totals=[], levels=[], error=str(error))
-        return Usage(
+            return types.Usage(workload=workload, totals=[], levels=[], error=str(error))
+        return types.Usage(
             workload=reply.workload,
             read_at=reply.workload.completed_at or utc_now(),
             totals=reply.totals,
-            levels=levels(reply.readings, replies.Level),
+            levels=levels(reply.readings),
             domains=reply.domains,
         )
 
-    def read_foreign(self, foreign: Foreign) -> ReadForeignReply:
+    def read_foreign(self, foreign: types.Foreign) -> types.ReadForeignReply:
         """Return the reply of ``ReadForeign`` for a group of ``workloads()``. Raises CommandError."""
         try:
             for found in self.tree.scan():
-                if found.gid != self.gid and _plain(translate.foreign(found), Foreign.from_json) == foreign:
+                if found.gid != self.gid and translate.foreign(found) == foreign:
                     readings = as_replies(self.tree.read(found.ref))
-                    return ReadForeignReply(foreign=foreign, readings=readings)
+                    return types.ReadForeignReply(foreign=foreign, readings=readings)
         except ResctrlError as error:
             raise _command_error(f"show {foreign.name!r}", error) from error
         raise CommandError(
@@ -178,7 +165,7 @@ class TreeView:
             "NoSuchWorkload",
         )
 
-    def _read(self, found: Found, workload: Workload | None, scanned: list[Found]) -> ReadReply:
+    def _read(self, found: Found, workload: Workload | None, scanned: list[Found]) -> types.ReadReply:
         live: Live = {found.ref.name: LiveReadings(self.tree.read(found.ref))}
         if workload:
             owned = [(other, *self._owner(other)) for other in scanned]
@@ -189,7 +176,7 @@ class TreeView:
             }
         return self._reply(self._reported(found, workload), workload, live)
 
-    def _reply(self, reported: types.Workload, workload: Workload | None, live: Live) -> ReadReply:
+    def _reply(self, reported: types.Workload, workload: Workload | None, live: Live) -> types.ReadReply:
         values = summed(one.readings for one in live.values())
         readings = [one for one in values if workload is None or workload.shows(one.event)]
         snapshots = self._snapshots()
@@ -197,14 +184,13 @@ class TreeView:
         totals = shown(workload, used(snapshots, workload, live)) if workload else []
         names = [total.event.name for total in totals]
         inside = shown(workload, nested.totals_on_disk(workload, names)) if workload else []
-        reply = types.ReadReply(
+        return types.ReadReply(
             workload=reported,
             readings=[translate.reading(reading) for reading in readings],
             totals=[translate.total(total) for total in totals],
             domains=translate.domain_uses(totals, readings) or None,
             nested=[translate.total(total) for total in inside] or None,
         )
-        return _plain(reply, ReadReply.from_json)
 
     def _snapshots(self) -> Snapshots:
         return Snapshots(f"{self.run}/groups", f"{self.run}/completed")
@@ -234,14 +220,9 @@ class TreeView:
         )
 
 
-def as_replies(readings: Iterable[Reading]) -> list[replies.Reading]:
+def as_replies(readings: Iterable[Reading]) -> list[types.Reading]:
     """Return readings as the daemon sends them."""
-    return [_plain(translate.reading(reading), replies.Reading.from_json) for reading in readings]
-
-
-def _plain(reply: msgspec.Struct, decode: Callable[[object], _T]) -> _T:
-    """Return a reply of the daemon as resctrlctl decodes it."""
-    return decode(from_json(msgspec.json.encode(reply)))
+    return [translate.reading(reading) for reading in readings]
 
 
 def _from_workload(workload: Workload, found: Found | None = None) -> types.Workload:

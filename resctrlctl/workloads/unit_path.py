@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from resctrlctl.connection.replies import Workload
+from resctrlmond.api.types import Workload
 
 # The units that have control groups (systemd.unit(5)). re compiles and keeps it at the first use.
 _WITH_CGROUP = r"[A-Za-z0-9:_.\\@-]{1,248}\.(slice|service|scope|socket|mount|swap)"

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 
+import msgspec
+from msgspec.structs import replace
+
 from resctrlctl.base.errors import CommandError
-from resctrlctl.base.structs import Struct, replace
 from resctrlctl.screen.format import format_count, format_duration, shorten
 from resctrlctl.screen.layout import Column, Row, Table
 from resctrlctl.workloads.entries import COLUMNS, NO_UNIT, By, Entry, View, entries, unit_names
@@ -22,7 +24,7 @@ _ASCII = ("|-", "`-", "| ", "  ")
 _NAME_WIDTH = 24
 
 
-class UnitUse(Struct):
+class UnitUse(msgspec.Struct, frozen=True, rename="camel"):
     """A unit with the sums over the workloads in it and in the units in it.
 
     ``path`` are its outer units and itself; [] for the workloads in no unit. Figures are decimal texts: ``energy`` in
@@ -40,7 +42,7 @@ class UnitUse(Struct):
     quality: str
 
 
-class UnitList(Struct):
+class UnitList(msgspec.Struct, frozen=True, rename="camel"):
     """The JSON output of ``list --units``: each unit, after the units around it."""
 
     units: list[UnitUse]

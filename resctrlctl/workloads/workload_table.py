@@ -8,14 +8,16 @@ import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 
+import msgspec
+from msgspec.structs import replace
+
 from resctrlctl.base.errors import CommandError
-from resctrlctl.base.structs import Struct, replace
-from resctrlctl.connection.replies import Level, Total, Usage, Workload
 from resctrlctl.screen.format import format_duration, format_time, shorten
 from resctrlctl.screen.layout import Column, Row, Table, Tone, cell_width
 from resctrlctl.workloads.selectors import selectors_of
 from resctrlctl.workloads.unit_path import unit_of
 from resctrlmond.api.exit_codes import USAGE
+from resctrlmond.api.types import Level, Total, Usage, Workload
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.model.states import State, worst
 
@@ -30,7 +32,7 @@ TONES = {
 }
 
 
-class Line(Struct):
+class Line(msgspec.Struct, frozen=True):
     """One workload of the table.
 
     ``selector`` is a text that commands accept for this workload. ``before`` is an earlier reading of the same run:
@@ -104,7 +106,7 @@ class Line(Struct):
         return _between(begin, self.usage.read_at)
 
 
-class _Field(Struct):
+class _Field(msgspec.Struct, frozen=True):
     """A column: its heading, its value for sorting, and its text.
 
     ``rank``: a table that is too wide leaves out the column with the highest rank first; 0: never.

@@ -220,7 +220,7 @@ def usage(of: Usage, workload: types.Workload, *, with_domains: bool = False) ->
         workload=workload,
         read_at=of.read_at or None,
         totals=[total(one) for one in of.totals],
-        levels=levels(map(reading, of.readings), types.Level),
+        levels=levels(map(reading, of.readings)),
         domains=domain_uses(of.totals, of.readings) if with_domains else None,
         error=of.error or None,
     )

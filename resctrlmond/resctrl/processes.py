@@ -7,15 +7,12 @@ import contextlib
 import errno
 import os
 import select
+from collections.abc import Iterable
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from resctrlmond.resctrl import kernel_files
 from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, not_read
-
-TYPE_CHECKING = False  # importing typing takes longer than this module
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import TracebackType
-    from typing import Self
 
 # include/linux/sched.h: the task is a kernel thread.
 _PF_KTHREAD = 0x00200000
@@ -33,16 +30,12 @@ _MOST_GENERATIONS = 10_000
 _MOST_SEARCHES = 3
 
 
-class Stat:
+class Stat(NamedTuple):
     """The parent process, flags and start time (clock ticks since boot) in /proc/TID/stat."""
 
-    # Not a NamedTuple: resctrlctl imports this module, and the import of typing takes milliseconds.
-    __slots__ = ("flags", "parent", "start_time")
-
-    def __init__(self, parent: int, flags: int, start_time: int) -> None:
-        self.parent = parent
-        self.flags = flags
-        self.start_time = start_time
+    parent: int
+    flags: int
+    start_time: int
 
     @property
     def is_kernel_thread(self) -> bool:
@@ -349,7 +342,6 @@ def threads(pid: int) -> list[int]:
 class Process:
     """A process that is held by a pidfd, which this object owns and closes."""
 
-    # Not a dataclass: resctrlctl imports this module, and the import of dataclasses takes milliseconds.
     __slots__ = ("is_kernel_thread", "pid", "pidfd", "start_time")
 
     def __init__(self, pid: int, pidfd: int, start_time: int, is_kernel_thread: bool) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Undo what a failed call did. Not in errors.py, which clients import, because logging imports much."""
+"""Undo what a failed call did."""
 
 from __future__ import annotations
 

@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import argparse
-
-TYPE_CHECKING = False  # importing typing takes longer than this module
-if TYPE_CHECKING:
-    from typing import NoReturn
+from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):

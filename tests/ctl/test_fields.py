@@ -13,9 +13,7 @@ import pytest
 from msgspec import inspect as shapes
 from msgspec.structs import replace
 
-from resctrlctl.base import structs
 from resctrlctl.command import main
-from resctrlctl.connection import replies
 from resctrlctl.screen.layout import Sheet
 from resctrlctl.workloads.render import NOT_SHOWN, render_workload
 from resctrlctl.workloads.workload_table import FIELDS
@@ -114,7 +112,7 @@ def test_each_field_of_a_reply_is_shown_or_deliberately_not(
     )
 
 
-class NewGroup(replies.Workload, omit_defaults=True, kw_only=True):
+class NewGroup(types.Workload, frozen=True, kw_only=True):
     """A workload with fields that resctrlctl does not know."""
 
     new_count: int
@@ -124,7 +122,8 @@ class NewGroup(replies.Workload, omit_defaults=True, kw_only=True):
 
 
 def test_new_field_is_shown_unless_it_has_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NOT_SHOWN, NewGroup, NOT_SHOWN[replies.Workload])
+    kind: type[msgspec.Struct] = NewGroup
+    monkeypatch.setitem(NOT_SHOWN, kind, NOT_SHOWN[types.Workload])
     new = NewGroup(
         key="k",
         class_="",
@@ -137,13 +136,13 @@ def test_new_field_is_shown_unless_it_has_its_default(monkeypatch: pytest.Monkey
         new_count=0,
     )
 
-    def new_fields(workload: replies.Workload) -> dict[str, tuple[str, ...]]:
-        sheet = render_workload(replies.ReadReply(workload=workload, readings=[], totals=[]))[-1]
+    def new_fields(workload: types.Workload) -> dict[str, tuple[str, ...]]:
+        sheet = render_workload(types.ReadReply(workload=workload, readings=[], totals=[]))[-1]
         assert isinstance(sheet, Sheet)
         return {label: values for label, values in sheet.fields if label.startswith("New")}
 
     assert new_fields(new) == {"New count": ("0",)}
-    changed = structs.replace(new, new_flag=False, new_limit=0, new_text="text")
+    changed = replace(new, new_flag=False, new_limit=0, new_text="text")
     assert new_fields(changed) == {
         "New count": ("0",),
         "New flag": ("false",),
@@ -153,6 +152,6 @@ def test_new_field_is_shown_unless_it_has_its_default(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("kind", NOT_SHOWN, ids=lambda kind: kind.__name__)
-def test_not_shown_names_existing_fields(kind: type[structs.Struct]) -> None:
-    unknown = set(NOT_SHOWN[kind]) - set(kind.json_names)
+def test_not_shown_names_existing_fields(kind: type[msgspec.Struct]) -> None:
+    unknown = set(NOT_SHOWN[kind]) - set(kind.__struct_fields__)
     assert not unknown, f"remove {unknown} from NOT_SHOWN[{kind.__name__}] in resctrlctl/workloads/render.py"

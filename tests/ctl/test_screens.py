@@ -14,20 +14,8 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from resctrlctl.base.structs import replace
-from resctrlctl.connection.host_replies import (
-    Capacity,
-    Change,
-    Container,
-    Foreign,
-    ListPodsReply,
-    MachineReply,
-    Pod,
-    PoolUse,
-    StatusReply,
-)
-from resctrlctl.connection.replies import Claim, Companion, Level, Member, ReadReply, Total, Usage, Workload
 from resctrlctl.host.machine import blocks as machine_blocks
 from resctrlctl.live.watch import text as watch_text
 from resctrlctl.run.report import Report as RunReport
@@ -43,6 +31,25 @@ from resctrlctl.workloads.render import render_pods, render_status, render_workl
 from resctrlctl.workloads.report import Entry, Report, grouped
 from resctrlctl.workloads.report import table as report_table
 from resctrlctl.workloads.workload_table import in_order, lines, table
+from resctrlmond.api.types import (
+    Capacity,
+    Change,
+    Claim,
+    Companion,
+    Container,
+    Foreign,
+    Level,
+    ListPodsReply,
+    MachineReply,
+    Member,
+    Pod,
+    PoolUse,
+    ReadReply,
+    StatusReply,
+    Total,
+    Usage,
+    Workload,
+)
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.model.changes import ChangeKind, ContainerState
 from resctrlmond.workloads.model.states import CompanionState, Pool, Quality

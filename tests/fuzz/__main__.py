@@ -18,9 +18,6 @@ import dbus_fast
 import msgspec
 
 from resctrlctl.base.errors import CommandError
-from resctrlctl.base.structs import from_json
-from resctrlctl.connection import replies
-from resctrlctl.connection.client import Client
 from resctrlctl.live import plot
 from resctrlctl.live.series import read
 from resctrlctl.screen import output
@@ -30,6 +27,7 @@ from resctrlmond.api.dbus.gate import parse_fields, parse_frame
 from resctrlmond.api.oci import InvalidOciState, container_of, parse_state
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.frames import ProtocolError
+from resctrlmond.client import protocol
 from resctrlmond.configuration import profile_syntax
 from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.workloads.figures import checkpoint
@@ -87,10 +85,8 @@ def _call(data: bytes) -> None:
 
 
 def _reply(data: bytes) -> None:
-    client = Client("/none")
-    answer = client._decode(data)
-    reply = client._decode_parameters("ReadAll", answer.parameters, replies.ReadAllReply)
-    assert replies.ReadAllReply.from_json(from_json(output.encode(reply, output.Json.PRETTY).encode())) == reply
+    reply = protocol.result("ReadAll", protocol.decode(data), types.ReadAllReply)
+    assert msgspec.json.decode(output.encode(reply, output.Json.PRETTY), type=types.ReadAllReply) == reply
 
 
 def _recording(data: bytes) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from resctrlmond.api.verbs import INTERFACES
-from tests.interfaces import dbus, pages, replies, varlink
+from tests.interfaces import completions, dbus, pages, varlink
 
 ROOT = Path(__file__).parents[2]
 _API = "resctrlmond/api"
@@ -18,21 +18,9 @@ _BUS_PAGE = "man/org.resctrlmon1.5.scd"
 _OVERVIEW = "man/resctrlmond.7.scd"
 
 
-def generated_replies() -> dict[str, str]:
-    """The text of the files that resctrlctl imports."""
-    return {
-        "resctrlctl/connection/replies.py": replies.workloads(),
-        "resctrlctl/connection/host_replies.py": replies.host(),
-    }
-
-
 def generated() -> dict[str, str]:
     """The text of each generated file, by its path in the source tree."""
-    # It imports resctrlctl, and so the generated modules.
-    from tests.interfaces import completions
-
     return {
-        **generated_replies(),
         **{f"{_API}/{name}.varlink": varlink.interface(name) for name in INTERFACES},
         f"{_API}/org.resctrlmon1.xml": dbus.introspection(),
         _PAGE: pages.with_blocks(_text(_PAGE), pages.blocks()),
@@ -66,9 +54,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.interfaces", description=__doc__)
     parser.add_argument("--check", action="store_true", help="name the files that are out of date, and write nothing")
     is_check = parser.parse_args().check
-    if not is_check:
-        # First, because those that exist may be too old to be imported.
-        _write(generated_replies())
     old = outdated()
     for path in old:
         if is_check:

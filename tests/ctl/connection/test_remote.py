@@ -18,10 +18,9 @@ from resctrlctl import command
 from resctrlctl.arguments import VERBS
 from resctrlctl.base.errors import CommandError
 from resctrlctl.connection.daemon import Daemon
-from resctrlctl.connection.host_replies import NoParameters, StatusReply
 from resctrlctl.connection.remote import Remote, ssh_command
 from resctrlctl.host import status
-from resctrlmond.api import types
+from resctrlmond.api import signatures, types
 from resctrlmond.resctrl import processes
 from tests.ctl.conftest import ROOT, Ctl
 from tests.ctl.fake_manager import FakeManager, error
@@ -271,10 +270,10 @@ def test_connection_that_has_ended_is_not_used_again(other: Other, monkeypatch: 
         monkeypatch.setenv(name, other.environment[name])
     with Remote("web1") as remote:
         daemon = Daemon(remote)
-        daemon.call("ask", "Status", NoParameters(), StatusReply)
+        daemon.call("ask", signatures.STATUS)
         os.kill(other.connections[0], signal.SIGKILL)
         wait_until(lambda: not remote._idle[0].is_alive())  # the kernel closes the sockets after the kill
-        daemon.call("ask", "Status", NoParameters(), StatusReply)
+        daemon.call("ask", signatures.STATUS)
     assert len(other.connections) == 2
 
 

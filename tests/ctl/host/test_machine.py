@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from resctrlctl.base.structs import from_json, replace
-from resctrlctl.connection.host_replies import MachineReply, PoolUse
 from resctrlctl.host.machine import bar, blocks, line, shares, shares_since
 from resctrlctl.screen.layout import to_text
+from resctrlmond.api.types import MachineReply, PoolUse
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.model.states import Pool, Quality
 from tests.ctl.conftest import Ctl
-from tests.ctl.converted import sent
 from tests.ctl.fake_manager import FakeManager, error
 
 TEXT = """\
@@ -78,11 +78,11 @@ def test_unknown_figure_has_no_share() -> None:
 
 
 def test_verb_prints_the_reply(manager: FakeManager, ctl: Ctl) -> None:
-    manager.replies = {"Machine": sent(REPLY)}
+    manager.replies = {"Machine": REPLY}
     assert ctl("machine").stdout == TEXT
     assert ctl("machine", "-q").stdout == "tracked\nforeign\nuntracked\nuncore\n"
     assert "mon_PERF_PKG_00" in ctl("machine", "--domains").stdout
-    assert MachineReply.from_json(from_json(ctl("machine", "--json").stdout.encode())) == REPLY
+    assert msgspec.json.decode(ctl("machine", "--json").stdout, type=MachineReply) == REPLY
 
 
 def test_line_has_the_shares_since_the_reading_before() -> None:
@@ -99,7 +99,7 @@ def test_line_has_the_shares_since_the_reading_before() -> None:
 
 
 def test_top_has_the_line(manager: FakeManager, ctl: Ctl) -> None:
-    manager.replies = {"Machine": sent(REPLY)}
+    manager.replies = {"Machine": REPLY}
     shown = ctl("top", "-b", "-n", "1", "-d", "0.5").stdout
     assert "of the machine" not in shown  # nothing was used between the two readings
     manager.refuse = {"Machine": error("NotRead", "the kernel has not answered")}
@@ -110,7 +110,7 @@ BAR = "█" * 29 + "▒" * 5 + "░" * 14
 
 
 def test_status_has_the_shares_of_the_pools(manager: FakeManager, ctl: Ctl) -> None:
-    manager.replies = {"Machine": sent(REPLY)}
+    manager.replies = {"Machine": REPLY}
     shown = ctl("status", LC_ALL="C.UTF-8").stdout
     assert f"       Used: energy: █ tracked 60 %, ▒ untracked 10 %, ░ uncore 30 %\n{' ' * 13}{BAR}\n" in shown
     plain = ctl("status", LC_ALL="C").stdout

@@ -3,22 +3,22 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from resctrlctl.arguments import _SUM_GROUPINGS
-from resctrlctl.base.structs import from_json, replace
-from resctrlctl.connection.host_replies import NameSums, RunCount, Sum, SumsReply
 from resctrlctl.host.sums import blocks
 from resctrlctl.screen.layout import to_text
+from resctrlmond.api.types import NameSums, RunCount, Sum, SumsReply
 from resctrlmond.workloads.model.states import NameKind, Quality
 from tests.ctl.conftest import Ctl
-from tests.ctl.converted import sent
 from tests.ctl.fake_manager import FakeManager
 
 SHOP = NameSums(
     by=NameKind.NAMESPACE,
     name="shop",
-    ends=[RunCount(Quality.EXACT, 411), RunCount(Quality.LATE, 1)],
+    ends=[RunCount(quality=Quality.EXACT, runs=411), RunCount(quality=Quality.LATE, runs=1)],
     running=12,
     sums=[
         Sum(event="core_energy", unit="joules", value="41200.5"),
@@ -28,7 +28,7 @@ SHOP = NameSums(
 NAMELESS = NameSums(
     by=NameKind.NAMESPACE,
     name="",
-    ends=[RunCount(Quality.UNKNOWN, 2)],
+    ends=[RunCount(quality=Quality.UNKNOWN, runs=2)],
     running=0,
     sums=[Sum(event="core_energy", unit="joules", value=None, unknown_runs=2)],
 )
@@ -47,10 +47,10 @@ shop         412       12  41.2kJ        -  0.98KiB      2 %        -
 
 
 def test_verb_prints_the_reply(manager: FakeManager, ctl: Ctl) -> None:
-    manager.replies = {"Sums": sent(REPLY)}
+    manager.replies = {"Sums": REPLY}
     assert ctl("sums").stdout == TEXT
     assert ctl("sums", "-q").stdout == "shop\n\n"
-    assert SumsReply.from_json(from_json(ctl("sums", "--json").stdout.encode())) == REPLY
+    assert msgspec.json.decode(ctl("sums", "--json").stdout, type=SumsReply) == REPLY
     assert [request.by for request in manager.called("Sums")] == [NameKind.NAMESPACE] * 3
     ctl("sums", "--by", "user")
     assert manager.called("Sums")[-1].by is NameKind.USER
@@ -62,7 +62,7 @@ def test_verb_prints_the_reply(manager: FakeManager, ctl: Ctl) -> None:
 )
 def test_number_of_running_workloads_is_stated(running: int, text: str, manager: FakeManager, ctl: Ctl) -> None:
     shop = replace(NAMELESS, running=running)
-    manager.replies = {"Sums": sent(replace(REPLY, names=[shop], lost=0))}
+    manager.replies = {"Sums": replace(REPLY, names=[shop], lost=0)}
     assert ctl("sums").stdout.endswith(f"2 runs ended (2 unknown). {text}\n")
 
 

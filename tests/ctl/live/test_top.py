@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterator
 
 import pyte
 import pytest
+from msgspec.structs import replace
 
-from resctrlctl.base.structs import replace
 from resctrlctl.screen.layout import cell_width
 from tests.ctl.conftest import Ctl, command
-from tests.ctl.converted import sent
 from tests.ctl.fake_manager import FakeManager
 from tests.ctl.host.test_machine import REPLY
 from tests.wait import wait_until
@@ -65,10 +64,10 @@ def test_json_is_one_line_for_each_interval(manager: FakeManager, ctl: Ctl) -> N
 def test_json_has_the_pools_of_the_machine_in_the_interval(manager: FakeManager, ctl: Ctl) -> None:
     first, *others = REPLY.pools[4:]
     more = [replace(first, value="600080.000000"), replace(others[0], value="20.000000"), *others[1:]]
-    manager.replies = {"Machine": sent(REPLY)}
+    manager.replies = {"Machine": REPLY}
     done = ctl("top", "--json", "-n", "1", "-d", "0.5")
     assert json.loads(done.stdout)["pools"] is None, "nothing was used"
-    manager.next_replies = {"Machine": [sent(REPLY), sent(replace(REPLY, pools=more))]}
+    manager.next_replies = {"Machine": [REPLY, replace(REPLY, pools=more)]}
     done = ctl("top", "--json", "-n", "1", "-d", "0.5")
     reply = json.loads(done.stdout)
     shares = {"tracked": "0.800000", "foreign": "0.200000", "untracked": "0.000000", "uncore": "0.000000"}
@@ -76,7 +75,7 @@ def test_json_has_the_pools_of_the_machine_in_the_interval(manager: FakeManager,
     # Resctrl was mounted again, so nothing is since the reading before.
     tracked, foreign, untracked, uncore = REPLY.pools[4:]
     anew = [replace(tracked, value="3"), foreign, replace(untracked, value="150000"), replace(uncore, value="0")]
-    manager.next_replies = {"Machine": [sent(REPLY), sent(replace(REPLY, since=REPLY.read_at, pools=anew))]}
+    manager.next_replies = {"Machine": [REPLY, replace(REPLY, since=REPLY.read_at, pools=anew)]}
     reply = json.loads(ctl("top", "--json", "-n", "1", "-d", "0.5").stdout)
     assert reply["pools"] == {
         "tracked": "0.000020",

@@ -10,17 +10,16 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from resctrlctl import arguments
-from resctrlctl.base.structs import replace
-from resctrlctl.connection.host_replies import Foreign, StatusReply
-from resctrlctl.connection.replies import DomainUse, Member, Usage
 from resctrlctl.live.top_view import screen
 from resctrlctl.screen.format import shorten
 from resctrlctl.screen.layout import cell_width
 from resctrlctl.workloads.entries import COLUMNS, By, View, entries
 from resctrlctl.workloads.unit_path import unit_of
 from resctrlctl.workloads.workload_table import lines, selected
+from resctrlmond.api.types import DomainUse, Foreign, Member, StatusReply, Usage
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State

@@ -6,12 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from resctrlctl import arguments
-from resctrlctl.base.structs import replace
-from resctrlctl.connection.host_replies import Change
-from resctrlctl.connection.replies import Total, Workload
 from resctrlctl.live import watch
+from resctrlmond.api.types import Change, Total, Workload
 from resctrlmond.workloads.model.changes import ChangeKind
 from resctrlmond.workloads.model.states import Quality, State
 

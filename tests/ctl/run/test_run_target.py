@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from resctrlctl.base.errors import CommandError
-from resctrlctl.connection import replies
-from resctrlctl.connection.replies import Member
 from resctrlctl.run.target import Target, difference, opened, together
+from resctrlmond.api import types
+from resctrlmond.api.types import Member
 from resctrlmond.workloads.model.states import Quality, State
 from tests.ctl.fake_manager import NOW
 
@@ -21,20 +21,20 @@ CONTAINER = Member("web", "container", "oci", pid=12, start_time=345, cgroup="/s
 SANDBOX = Member("pause", "sandbox", "nri")
 
 
-def workload(*members: Member, **fields: Any) -> replies.Workload:
+def workload(*members: Member, **fields: Any) -> types.Workload:
     known: dict[str, Any] = {"generation": 1, "baseline": Quality.EXACT, "claims": (), "attributes": {}}
     known |= {"key": "web", "class_": "", "state": State.ACTIVE, "created_at": NOW, "members": members}
-    return replies.Workload(**(known | fields))
+    return types.Workload(**(known | fields))
 
 
 def reading(
-    value: str | None, quality: Quality = Quality.EXACT, reason: str | None = None, of: replies.Workload | None = None
-) -> replies.ReadReply:
-    total = replies.Total(event="core_energy", unit="joules", value=value, quality=quality, reason=reason)
-    return replies.ReadReply(workload=of or workload(PROCESS), readings=[], totals=[total])
+    value: str | None, quality: Quality = Quality.EXACT, reason: str | None = None, of: types.Workload | None = None
+) -> types.ReadReply:
+    total = types.Total(event="core_energy", unit="joules", value=value, quality=quality, reason=reason)
+    return types.ReadReply(workload=of or workload(PROCESS), readings=[], totals=[total])
 
 
-def used(begin: replies.ReadReply, end: replies.ReadReply) -> tuple[str | None, str, str | None]:
+def used(begin: types.ReadReply, end: types.ReadReply) -> tuple[str | None, str, str | None]:
     (total,) = difference(begin, end)
     return total.value, total.quality, total.reason
 
@@ -56,7 +56,7 @@ def test_difference_has_the_quality_of_the_worse_reading(swapped: bool) -> None:
 def test_difference_without_a_number_is_unknown() -> None:
     assert used(reading(None, Quality.UNKNOWN, "no number"), reading("3")) == (None, "unknown", "no number")
     assert used(reading("3"), reading(None, Quality.UNKNOWN, "no number")) == (None, "unknown", "no number")
-    without = replies.ReadReply(workload=workload(PROCESS), readings=[], totals=[])
+    without = types.ReadReply(workload=workload(PROCESS), readings=[], totals=[])
     assert used(without, reading("3")) == (None, "unknown", "it was not counted when the command began")
     assert used(reading("3"), reading("2"))[1] == "unknown"
 
@@ -97,8 +97,8 @@ def test_target_is_all_of_a_workload_only_without_other_members(
 
 
 def test_event_that_only_nested_workloads_counted_is_a_lower_bound() -> None:
-    def total(name: str, value: str) -> replies.Total:
-        return replies.Total(event=name, unit="J", value=value, quality=Quality.EXACT)
+    def total(name: str, value: str) -> types.Total:
+        return types.Total(event=name, unit="J", value=value, quality=Quality.EXACT)
 
     both, other = together([total("a", "1")], [total("a", "2"), total("b", "3")])
     assert (both.value, both.quality) == ("3", Quality.EXACT)

@@ -11,14 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from resctrlctl.command import main
-from resctrlctl.connection.host_replies import ListReply
 from resctrlctl.units import exact_units
 from resctrlctl.units.unit_state import full_name
 from resctrlctl.workloads import report, source
 from resctrlctl.workloads.source import Source
 from resctrlmond.api import types
 from resctrlmond.api.exit_codes import USAGE
-from resctrlmond.api.types import Claim, Member
+from resctrlmond.api.types import Claim, ListReply, Member
 from resctrlmond.configuration import config
 from resctrlmond.resctrl import cgroups
 from resctrlmond.workloads.model.states import CompanionState, Quality

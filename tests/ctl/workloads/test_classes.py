@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from resctrlctl.base.structs import replace
 from resctrlctl.screen.layout import to_text
 from resctrlctl.workloads.classes import Allocation, Class, ClassesReply, _pairs, read, table, with_use
 from resctrlmond.resctrl.tree import Tree

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl.connection.host_replies import Foreign, ListReply, ReadForeignReply
-from resctrlctl.connection.replies import Reading
 from resctrlctl.screen.layout import to_text
 from resctrlctl.workloads.directories import ClassReport, class_of, read_class, read_foreign
 from resctrlctl.workloads.render_directory import blocks
+from resctrlmond.api.types import Foreign, ListReply, ReadForeignReply, Reading
 from resctrlmond.resctrl.kinds import Kind, Status
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.fuse.mount import Simulation

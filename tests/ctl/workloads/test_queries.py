@@ -24,7 +24,6 @@ from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, State
 from tests.ctl.conftest import Ctl, command
-from tests.ctl.converted import received
 from tests.ctl.fake_manager import LATER, NOW, READINGS, TOTALS, FakeManager, error
 
 POD = "6ca11e00-5ad0-4c0b-9f0e-0123456789ab"
@@ -417,7 +416,7 @@ def status_of(*runtimes: str, **fields: Any) -> dict[str, tuple[str, ...]]:
         capacity=[],
         problems=[],
     )
-    (sheet,) = render_status(received(replace(reply, **fields)), runtimes)
+    (sheet,) = render_status(replace(reply, **fields), runtimes)
     assert isinstance(sheet, Sheet)
     return dict(sheet.fields)
 

@@ -19,10 +19,10 @@ import pytest
 
 from resctrlctl.arguments import parse
 from resctrlctl.base.errors import CommandError
-from resctrlctl.connection import replies
 from resctrlctl.screen.output import Json, Output
-from resctrlctl.workloads import queries, source, tree_view
+from resctrlctl.workloads import listing, source, tree_view
 from resctrlctl.workloads.tree_view import TreeView, _records
+from resctrlmond.api import types
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.model.states import Quality
@@ -170,7 +170,7 @@ def test_read_returns_counters_and_totals(root: Path, run: Path) -> None:
         (*ENERGY, "21.500000", "21.500000"),
     ]
     energy = next(total for total in reply.totals if total.event == "core_energy")
-    assert energy == replies.Total(event="core_energy", unit="joules", value="1.500000", quality=Quality.EXACT)
+    assert energy == types.Total(event="core_energy", unit="joules", value="1.500000", quality=Quality.EXACT)
 
 
 def test_read_shows_the_events_that_the_profile_selects(root: Path, run: Path) -> None:
@@ -243,7 +243,7 @@ def test_list_falls_back_to_the_tree_with_a_note(
     monkeypatch.setattr(TreeView, "open", open_view)
     monkeypatch.setattr(source, "SOCKET", "/none/socket")
     args = parse(["list", "--socket", "/none/socket"])
-    assert queries.list_workloads(args, Output(Json.SHORT, quiet=quiet)) == 0
+    assert listing.list_workloads(args, Output(Json.SHORT, quiet=quiet)) == 0
     out, err = capsys.readouterr()
     assert [usage["workload"]["key"] for usage in json.loads(out)["usages"]] == ["stray", "web"]
     notes = [
@@ -281,7 +281,7 @@ def test_watch_lists_workloads_that_begin_and_omits_those_that_end(
     monkeypatch.setattr(source, "SOCKET", "/none/socket")
     monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
-        queries.list_workloads(parse(["list", "--watch", "--socket", "/none/socket"]), Output(Json.SHORT, quiet=True))
+        listing.list_workloads(parse(["list", "--watch", "--socket", "/none/socket"]), Output(Json.SHORT, quiet=True))
     lists = [json.loads(line)["usages"] for line in capsys.readouterr().out.splitlines()]
     assert [[usage["workload"]["key"] for usage in usages] for usages in lists] == [["first"], [], ["second"]]
 

@@ -10,15 +10,15 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
-from resctrlctl.base.structs import replace, to_json
-from resctrlctl.connection.replies import Member, Total, Usage
 from resctrlctl.screen.layout import to_text
+from resctrlctl.screen.output import to_json
 from resctrlctl.workloads.unit_tree import table, uses, view
 from resctrlctl.workloads.workload_table import lines
+from resctrlmond.api.types import Member, Total, Usage
 from resctrlmond.workloads.model.states import Quality
 from tests.ctl.conftest import Ctl
-from tests.ctl.converted import sent
 from tests.ctl.fake_manager import FakeManager
 from tests.ctl.live.test_top_view import in_unit, rated
 from tests.ctl.test_screens import COUNTS, SCREENS, WIDTHS
@@ -120,7 +120,7 @@ def test_units_exclude_pods_and_columns(ctl: Ctl, words: tuple[str, ...]) -> Non
 
 def test_list_units_as_a_table_names_and_json(manager: FakeManager, ctl: Ctl) -> None:
     for each in USAGES:
-        manager.workloads[each.workload.key] = sent(each.workload)
+        manager.workloads[each.workload.key] = each.workload
     done = ctl("list", "--units", "--full")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("UNIT "), done.stdout

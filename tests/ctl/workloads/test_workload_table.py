@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from resctrlctl import arguments
-from resctrlctl.base.structs import replace
-from resctrlctl.connection.replies import Claim, Level, Total, Usage, Workload
 from resctrlctl.screen.format import format_duration, shorten
 from resctrlctl.workloads.selectors import matching, selectors_of
 from resctrlctl.workloads.workload_table import FIELDS, FILTERS, in_order, lines, selected, table
+from resctrlmond.api.types import Claim, Level, Total, Usage, Workload
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, State
 
