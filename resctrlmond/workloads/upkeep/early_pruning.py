@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import msgspec
 
-from resctrlmond.workloads.model.workload import Workload
 from resctrlmond.workloads.records.snapshot import Snapshots
 from resctrlmond.workloads.records.store import Store
 
@@ -42,9 +41,7 @@ class EarlyPruner:
         self.most_bytes = most_bytes
         # By key and generation. The files of an ended run do not change, so each run is measured once.
         self._sizes: dict[tuple[str, int], int] = {}
-        # The ended runs, and the limit, when all files were found to fit.
-        self._fitting: object = None
-        # The state of the store and of the snapshots at that time.
+        # The state of the store and of the snapshots, and the limit, when all files were found to fit.
         self._fitting_at: object = None
         self._removed = 0
         self._logged = float("-inf")
@@ -56,11 +53,7 @@ class EarlyPruner:
         """
         now = self._store.changes, self._snapshots.changes, self.most_bytes
         if now != self._fitting_at:
-            current = {(workload.key, workload.generation) for workload in self._ended_workloads()}
-            ended = current, *now[1:]
-            if ended != self._fitting:
-                self._fitting = ended if self._prune() else None
-            self._fitting_at = now if self._fitting else None
+            self._fitting_at = now if self._prune() else None
         if self._removed and time.monotonic() - self._logged >= _LOG_EVERY_S:
             text = "removed %d ended run%s before snapshot_ttl, because the files of all took more than %d MiB. "
             text += "Set a shorter snapshot_ttl, or collect the values sooner"
@@ -82,11 +75,8 @@ class EarlyPruner:
                 self._removed += 1
         return surplus <= 0
 
-    def _ended_workloads(self) -> Iterator[Workload]:
-        return self._store.finished()
-
     def _ended(self) -> Iterator[_Run]:
-        for workload in self._ended_workloads():
+        for workload in self._store.finished():
             yield _Run(workload.first.completed_ns, workload.key, workload.generation, True)
         for key, generation, completed_ns in self._snapshots.set_aside_runs():
             yield _Run(completed_ns, key, generation, False)

@@ -65,7 +65,7 @@ def test_lost_run_that_will_be_resumed_is_not_pruned(host: Host) -> None:
     assert "lost.json" in host.folder("records")
 
 
-def test_ended_runs_are_checked_again_only_after_another_end(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_runs_are_checked_again_only_after_a_change(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         run_and_end(host, "again")
     host.manager.tick()
