@@ -416,7 +416,6 @@ class Daemon:
 
         store = self._ctx.store
         store.on_change, store.on_end = from_worker, at_end
-        self._ctx.callbacks.on_assigned = watch.offer
         for workload in store.all():
             changed(workload.key, workload)
 

@@ -44,8 +44,6 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         # By key and member.
         self._watched: dict[str, dict[str, _Watched]] = {}
-        # By key: a process that is open already.
-        self._opened: dict[str, Process] = {}
         # By key: whether another end was detected since the call of on_end that has no ends_recorded() yet.
         self._unrecorded: dict[str, bool] = {}
         # The keys of which the last ends_recorded() was about a failure.
@@ -68,15 +66,6 @@ class Watch:
         else:
             self._loop.add_reader(self._removals.fd, self._removals.read)
 
-    def offer(self, key: str, process: Process) -> None:
-        """Own the process of a new member of the workload, for the next ``update``.
-
-        Can be called from any thread, by one at a time for each key.
-        """
-        if (unused := self._opened.pop(key, None)) is not None:
-            unused.close()
-        self._opened[key] = process
-
     def update(self, key: str, workload: Workload | None) -> None:
         """Watch the living members of the workload and its pod; watch nothing for None and for a run that is over."""
         if self._epoll.closed:
@@ -94,14 +83,9 @@ class Watch:
                 watched.member = member
             else:
                 self._forget(of_key.pop(member_id))
-        opened = self._opened.pop(key, None)
         for member in living.values():
             if member.id not in of_key:
-                watched = of_key[member.id] = self._begin(key, member, opened)
-                # Two members may have the same process, but each closes its own descriptor.
-                opened = None if watched.process is opened else opened
-        if opened is not None:
-            opened.close()
+                of_key[member.id] = self._begin(key, member)
         if not of_key:
             del self._watched[key]
         self._report_watched(key)
@@ -128,9 +112,6 @@ class Watch:
             for watched in of_key.values():
                 self._forget(watched)
         self._watched.clear()
-        for process in self._opened.values():
-            process.close()
-        self._opened.clear()
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
         if self._removals is not None:
@@ -150,24 +131,21 @@ class Watch:
         self._report_watched(key)
         self._on_end(key)
 
-    def _begin(self, key: str, member: Member, opened: Process | None) -> _Watched:
+    def _begin(self, key: str, member: Member) -> _Watched:
         watched = _Watched(member)
         with contextlib.suppress(OSError, NotRead):
             if member.pid:
-                self._watch_process(key, member, watched, opened)
+                self._watch_process(key, member, watched)
             if member.cgroup:
                 self._watch_cgroup(key, member, watched)
         return watched
 
-    def _watch_process(self, key: str, member: Member, watched: _Watched, opened: Process | None) -> None:
-        if opened is not None and (opened.pid, opened.start_time) == (member.pid, member.start_time):
-            process = opened
-        else:
-            try:
-                process = Process.open(member.pid, member.start_time)
-            except NoSuchProcess:
-                self._loop.call_soon(self._may_have_ended, key)
-                return
+    def _watch_process(self, key: str, member: Member, watched: _Watched) -> None:
+        try:
+            process = Process.open(member.pid, member.start_time)
+        except NoSuchProcess:
+            self._loop.call_soon(self._may_have_ended, key)
+            return
         watched.process = process
 
         def exited() -> None:

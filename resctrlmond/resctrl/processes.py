@@ -406,15 +406,9 @@ class Process:
         """List its thread IDs; [] if it has ended. Raises NotRead."""
         return threads(self.pid)
 
-    def detach(self) -> Self:
-        """Return the process with its pidfd, which this object no longer owns or uses."""
-        pidfd, self.pidfd = self.pidfd, -1
-        return type(self)(self.pid, pidfd, self.start_time, self.is_kernel_thread)
-
     def close(self) -> None:
         """Close the pidfd."""
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
+        os.close(self.pidfd)
 
     def __enter__(self) -> Self:
         return self

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from resctrlmond.daemon.watch import Watch
-from resctrlmond.resctrl.processes import Process, stat
+from resctrlmond.resctrl.processes import stat
 from resctrlmond.workloads.model.workload import Member, State, Workload
 from tests.daemon.conftest import cgroup_root
 from tests.workloads.builders import workload
@@ -239,48 +239,6 @@ def test_member_is_reported_as_watched_until_it_may_have_ended(pods: Path) -> No
     asyncio.run(run())
 
 
-def test_process_that_is_open_already_is_not_opened_again(pods: Path) -> None:
-    async def run() -> None:
-        reported = ReportedKeys()
-        watch = Watch(reported.keys.put_nowait)
-        with sleeping() as child:
-            process = Process.open(child.pid)
-            watch.offer(KEY, process)
-            member = Member("m", "process", "a", child.pid, start_of(child))
-            watch.update(KEY, workload(KEY, members=(member,)))
-            assert pidfds_of(child.pid) == [process.pidfd]
-            child.kill()
-        assert await reported.next() == KEY
-        watch.close()
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(process.pidfd)
-
-    asyncio.run(run())
-
-
-def test_process_that_no_member_needs_is_closed(pods: Path) -> None:
-    """Also one whose number a member of another process had, one for another update, and one without an update."""
-
-    async def run() -> None:
-        watch = Watch(lambda _key: None)
-        with sleeping() as child, sleeping() as other:
-            member = Member("m", "process", "a", child.pid, start_of(child))
-            for number in (other.pid, child.pid, child.pid):
-                watch.offer(KEY, Process.open(number))
-                watch.update(KEY, workload(KEY, members=(member,)))
-                assert (len(pidfds_of(child.pid)), pidfds_of(other.pid)) == (1, [])
-            watch.offer(KEY, Process.open(other.pid))
-            watch.update(KEY, None)
-            assert (pidfds_of(child.pid), pidfds_of(other.pid)) == ([], [])
-            watch.offer(KEY, Process.open(other.pid))
-            watch.offer(KEY, Process.open(child.pid))
-            assert (len(pidfds_of(child.pid)), pidfds_of(other.pid)) == (1, [])
-            watch.close()
-            assert pidfds_of(child.pid) == []
-
-    asyncio.run(run())
-
-
 def test_each_member_of_one_process_has_its_own_descriptor(pods: Path) -> None:
     """They shared one: the end of the first closed it, and that of the second closed a file of another part.
 
@@ -291,7 +249,6 @@ def test_each_member_of_one_process_has_its_own_descriptor(pods: Path) -> None:
         watch = Watch(lambda _key: None)
         with sleeping() as child:
             first, second = (Member(name, "container", "a", child.pid, start_of(child)) for name in ("a", "b"))
-            watch.offer(KEY, Process.open(child.pid))
             watch.update(KEY, workload(KEY, members=(first, second)))
             assert len(pidfds_of(child.pid)) == 2
             watch.update(KEY, workload(KEY, members=(second,)))

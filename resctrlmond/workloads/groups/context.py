@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.evidence.callers import LeftCallers
 from resctrlmond.workloads.evidence.interference import Interference
@@ -46,11 +45,9 @@ class Memory(msgspec.Struct):
 class Callbacks(msgspec.Struct):
     """Functions of higher parts that verbs call.
 
-    ``on_assigned`` gets the process of a new member, and its workload's key, before ``Store.on_end``; then it owns
-    the process. ``serve_counters`` assigns bandwidth counters that became free.
+    ``serve_counters`` assigns bandwidth counters that became free.
     """
 
-    on_assigned: Callable[[str, Process], None] = lambda _key, process: process.close()
     serve_counters: Callable[[], None] = lambda: None
 
 

@@ -91,9 +91,6 @@ def _assign(ctx: Context, assignment: Assignment, whole: str) -> Assigned:
             assigned = assign_target(ctx, txn, target, where, assignment)
             if target.process is not None:
                 ctx.callers.called(key, target.process.pid)
-            # A service is watched by its control group.
-            if target.process is not None and assignment.unit_command is None:
-                ctx.callbacks.on_assigned(key, target.process.detach())
             return assigned
 
 
