@@ -16,19 +16,19 @@ from resctrlmond.workloads.groups.plan import lacking_counters
 ALL_COUNTERS = "bandwidth counters"
 
 
-def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) -> bool:
-    """Assign the free counters to the groups that lack some, in their order. Return whether no group lacked any.
+def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) -> None:
+    """Assign the free counters to the groups that lack some, in their order.
 
     No group loses a counter. ``guard`` handles the errors of one workload, by its key. Keys that a call has locked
     are skipped.
     """
     lacking = lacking_counters(ctx.store.without_counters())
     if not lacking:
-        return True
+        return
     with guard(ALL_COUNTERS):
         bandwidth = ctx.tree.bandwidth()
         if bandwidth.mode is not Mode.ASSIGNED:
-            return False
+            return
         # Counted down, because hundreds of groups may lack the one counter that is free.
         free = Counter(bandwidth.available)
         for workload, group in lacking:
@@ -40,7 +40,6 @@ def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) ->
                     if txn is not None and own.folder == group.folder:
                         served = counters.assign_counters(ctx, txn, own)
                         free -= _domains(own.unassigned) - _domains(served.unassigned)
-    return False
 
 
 def _domains(unassigned: Iterable[tuple[str, str]]) -> Counter[int]:

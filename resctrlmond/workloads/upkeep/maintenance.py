@@ -83,10 +83,6 @@ class Maintenance:
         # next checkpoint.
         self._all_unchanged: tuple[int, int, float] | None = None
         self._all_unchanged_until = 0.0
-        # The changes of the workloads when no group lacked a bandwidth counter.
-        self._all_have_counters_at = -1
-        # The changes of the workloads when no ended one had files that its profile does not keep.
-        self._all_kept_at = -1
         # The errors of work that is tried again, by key and kind of work. Some of it is about no run.
         self._failures: dict[tuple[str, str], str] = {}
         # The keys of the pods in which containers that began during the start are still to be searched.
@@ -199,11 +195,7 @@ class Maintenance:
 
     def serve_counters(self, *, is_tick: bool = False) -> None:
         """Assign free bandwidth counters to the groups that lack some."""
-        changes = self._store.changes
-        if changes == self._all_have_counters_at:
-            return
-        if bandwidth_counters.serve(self._ctx, lambda key: self._guarded(key, "counters", is_tick=is_tick)):
-            self._all_have_counters_at = changes
+        bandwidth_counters.serve(self._ctx, lambda key: self._guarded(key, "counters", is_tick=is_tick))
 
     @property
     def problems(self) -> list[str]:
@@ -317,18 +309,12 @@ class Maintenance:
 
     def _drop_unkept(self, settings: Settings) -> None:
         """Remove the records and the files of ended runs that their profiles do not keep."""
-        changes, is_done = self._store.changes, True
-        if changes == self._all_kept_at:
-            return
         for workload in self._store.finished():
             if workload.keeps_files:
                 continue
-            is_done = False  # until the next look finds none
             with self._guarded(workload.key), self._store.transaction_if_free(workload.key) as txn:
                 if txn is not None:
                     self._drop_expired(txn, settings)
-        if is_done:
-            self._all_kept_at = changes
 
     def _drop_expired(self, txn: Transaction, settings: Settings) -> None:
         """Remove the record and the files of a run that has been over for ``snapshot_ttl``."""
