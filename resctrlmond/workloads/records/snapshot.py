@@ -422,15 +422,11 @@ class Snapshots:
     def _values(self, subfolder: str, suffix: str) -> list[Reading]:
         top = os.path.join(self.path(subfolder), "mon_data")
         found: list[Reading] = []
-        # By inode: files with the same text are links to one file (``_write_value``), which is read once.
-        values: dict[int, Value] = {}
         with errors.reading("list the saved values", top):
             # A folder in the place of a value's file is reported as a value with an error.
             for domain, entry in _entries(top):
                 if entry.name.endswith(suffix) and not entry.name.startswith("."):
-                    if (value := values.get(entry.inode())) is None:
-                        value = values[entry.inode()] = _value(entry.path)
-                    found.append(Reading(domain, entry.name.removesuffix(suffix), value))
+                    found.append(Reading(domain, entry.name.removesuffix(suffix), _value(entry.path)))
         with contextlib.suppress(OSError):
             unlisted = read_file(f"{self.path(subfolder)}/{_UNLISTED}{suffix}")
             found += checkpoint.readings_of(checkpoint.decode(unlisted))

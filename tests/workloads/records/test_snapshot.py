@@ -18,7 +18,6 @@ from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.workloads.model import clock
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.errors import NotWritten
-from resctrlmond.workloads.records.atomic_files import read_file
 from resctrlmond.workloads.records.snapshot import Snapshots
 from tests.workloads.conftest import contents
 
@@ -78,23 +77,6 @@ def test_equal_values_take_the_memory_of_one_file(snapshots: Snapshots) -> None:
     assert len(files) == 64
     # The begin values, the end values, the 7, and the file that was there.
     assert len({file.st_ino for file in files}) == 4
-
-
-def test_equal_values_are_read_from_one_file(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
-    domains = [f"mon_L3_{number:02}" for number in range(8)]
-    texts = {domain: "0" if domain != domains[3] else "9" for domain in domains}
-    readings = [Reading(domain, "mbm_total_bytes", parse_value(text)) for domain, text in texts.items()]
-    snapshots.begin("k", OLD, "/", readings)
-    paths: list[str] = []
-
-    def counted(path: str) -> bytes:
-        paths.append(path)
-        return read_file(path)
-
-    monkeypatch.setattr("resctrlmond.workloads.records.snapshot.read_file", counted)
-    snapshots.load_begin("k")
-    assert len([path for path in paths if "/mon_data/" in path]) == 2
-    assert {reading.domain: reading.value.text for reading in snapshots.begin_values("k")} == texts
 
 
 def test_begin_values_are_kept_in_memory_until_the_end_while_their_folder_exists(snapshots: Snapshots) -> None:
