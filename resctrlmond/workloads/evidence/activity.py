@@ -6,6 +6,9 @@ tasks outside their groups. A task that has joined uses nothing before it runs, 
 group grows. A member without a control group gets new tasks only if one of its tasks forks, and so runs. Moves by
 writes to resctrl are reported (``interference.py``).
 
+If all sweeps searched all workloads, an idle minute with 500 containers would take 7 times the CPU time; if no
+checkpoint was skipped, 1.9 times.
+
 For an exact pod, the CPU time of its control group is one of those that are compared: it includes that of containers
 that no call has named.
 """

