@@ -46,11 +46,6 @@ class HookQueue:
         self._given_up: dict[QueuedCall, None] = {}
         self._running: dict[QueuedCall, float] = {}
 
-    @property
-    def has_waiting(self) -> bool:
-        """Whether a hook waits until its call may begin. Can be called from any thread."""
-        return bool(self._waiting)
-
     def call(self, request: RunRequest, caller: Caller) -> QueuedCall | None:
         """Return the call, which has not joined the queue yet; None if it changes no workload.
 

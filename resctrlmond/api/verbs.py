@@ -174,7 +174,6 @@ class Service:
             lambda: manager.context.config.settings.hook_queue_timeout_s,
             on_end=partial(manager.latencies.add, CallKind.HOOK),
         )
-        manager.maintenance.has_queued_calls = lambda: self.hooks.has_waiting
         # Set by the daemon if it watches units: put the process of a caller into the workload of its unit.
         self.assign_unit: Callable[[Caller], Awaitable[Workload]] | None = None
         self.watches = Watches(manager.context, workers, partial(reported, manager))

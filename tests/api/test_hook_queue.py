@@ -5,19 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from resctrlmond.api import hook_queue
-from resctrlmond.api.access import Caller, Policy
+from resctrlmond.api.access import Caller
 from resctrlmond.api.hook_queue import PATIENCE_S, HookQueue, QueuedCall
 from resctrlmond.api.types import RunRequest
-from resctrlmond.api.verbs import Service
-from resctrlmond.api.workers import Lane, Workers
-from resctrlmond.workloads.manager import Manager
 from tests.hook.test_oci_state import CONTAINERD, CRIO, UID
 
 
@@ -98,19 +94,6 @@ async def test_calls_whose_hook_has_given_up_begin_last() -> None:
     await hooks.start("e")
     await hooks.end("d", "e", "b", "c")
     assert hooks.begun == ["a", "d", "e", "b", "c"]
-
-
-@in_loop
-async def test_queue_has_waiting_calls_until_the_last_one_begins() -> None:
-    hooks = Hooks()
-    assert not hooks.queue.has_waiting
-    await hooks.start("a")
-    assert not hooks.queue.has_waiting
-    await hooks.start("b")
-    assert hooks.queue.has_waiting
-    await hooks.end("a")
-    assert not hooks.queue.has_waiting
-    await hooks.end("b")
 
 
 POD = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -264,20 +247,3 @@ def test_state_that_cannot_be_read_stays_as_it_is(text: str) -> None:
     request = RunRequest(stage="createRuntime", state=text)
     assert Hooks().queue.call(request, Caller(0, frozenset(), 1)) is None
     assert request.state == text
-
-
-def test_first_checkpoints_wait_for_the_calls_that_wait(manager: Manager) -> None:
-    async def test() -> None:
-        workers = Workers()
-        try:
-            hooks = Hooks()
-            hooks.queue = Service(manager, Policy(os.getegid()), workers).hooks
-            ids = [str(number) for number in range(Lane.HOOKS.value[1] + 1)]
-            await hooks.start(*ids)
-            assert manager.maintenance.has_queued_calls()
-            await hooks.end(*ids)
-            assert not manager.maintenance.has_queued_calls()
-        finally:
-            workers.close()
-
-    asyncio.run(test())

@@ -11,11 +11,6 @@ report was lost.
 A checkpoint is skipped if the CPU times of the workload's tasks are those before the last two checkpoints: the
 workload has slept, so the counters have counted nothing. None is skipped if tasks may run that no living member
 accounts for, or if groups can lose their counters (``mbm_event``).
-
-The first checkpoint of a run is taken by the next tick. While calls of hooks are queued, it waits for at most
-FIRST_CHECKPOINT_S after the start of the run: containers wait for these calls. A kill of the daemon before that
-loses nothing, because the group still has its counts. If the group is lost before that, its totals are unknown. None
-is postponed if groups can lose their counters. The CPU times of a new pod (``pod_times``) wait likewise.
 """
 
 from __future__ import annotations
@@ -53,8 +48,6 @@ log = logging.getLogger(__name__)
 SWEEP_S = 5.0
 # The interval of sweeps of all workloads, also of those of which no task has run.
 SWEEP_ALL_S = 60.0
-# How long after the start of a run its first checkpoint is taken at the latest, by the next tick.
-FIRST_CHECKPOINT_S = 5.0
 # How many checkpoints in a row are skipped if no task runs. The next one writes again what was removed from /run.
 _MAX_SKIPPED = 9
 
@@ -67,7 +60,6 @@ class Maintenance:
     """Does the work that no caller asks for. Each step is a transaction of one workload.
 
     ``on_failure`` is called once for work that failed and is tried again, with the key and the error.
-    ``has_queued_calls`` returns whether calls of hooks wait for others.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -76,8 +68,6 @@ class Maintenance:
         self._runs = ctx.runs
         self.early_pruner = EarlyPruner(ctx.store, ctx.snapshots)
         self._swept = self._swept_all = time.monotonic()
-        # Whether this tick postponed a first checkpoint.
-        self._has_postponed = False
         # When a tick skipped all workloads: the changes of the workloads and of their watched members, and the
         # interval of checkpoints; None if the next tick has to look at each workload. And the time.monotonic() of the
         # next checkpoint.
@@ -91,7 +81,6 @@ class Maintenance:
         self.last_progress = self._swept
         self.is_stopping = False
         self.on_failure: Callable[[str, ResctrlError | OSError], None] = _log_failure
-        self.has_queued_calls: Callable[[], bool] = lambda: False
         ctx.callbacks.serve_counters = self.serve_counters
 
     def tick(self) -> None:
@@ -128,7 +117,6 @@ class Maintenance:
     def _tick_all(self, settings: Settings, *, is_sweep: bool) -> bool:
         """Do the work of a second for each workload. Return whether nothing could have happened to any of them."""
         unsaved, is_all_unchanged = set(self._store.unsaved), True
-        self._has_postponed = False
         kept = [workload for workload in map(self._store.get, sorted(unsaved)) if workload and workload.is_finished]
         for workload in (*self._store.unfinished(), *kept):
             if self.is_stopping:
@@ -155,7 +143,7 @@ class Maintenance:
                 else:
                     if recorded is not None and not may_end_unseen(recorded, watched):
                         self._runs.of(workload.key).unchanged = recorded, watched
-        return is_all_unchanged and not self._has_postponed
+        return is_all_unchanged
 
     def react(self) -> float:
         """Downgrade workloads after writes of other programs to resctrl; see ``Interference.react``."""
@@ -409,9 +397,6 @@ class Maintenance:
             self._checkpoint(txn, recorded, settings.checkpoint_interval_s)
             location.relink_stale(ctx, txn.workload)
             if not ctx.pod_times.is_noted(txn.workload):
-                if seconds_since_ns(recorded.first.created_ns) < FIRST_CHECKPOINT_S and self.has_queued_calls():
-                    self._has_postponed = True
-                    return None
                 self._note_pod_time(txn)
             return txn.workload
         return None
@@ -455,9 +440,6 @@ class Maintenance:
         """Return whether to take a checkpoint now. One that is due and not needed counts as skipped from now on."""
         # The first one at once: so a short life has one too, and so has a workload after a restart.
         run = self._runs.of(workload.key)
-        if run.checkpointed_at is None and interval_s and self._may_postpone(workload, interval_s):
-            self._has_postponed = True
-            return False
         last = -math.inf if run.checkpointed_at is None else run.checkpointed_at
         is_due = bool(interval_s) and time.monotonic() - last >= interval_s
         if not is_due or run.taken is None or self._is_needed(workload, run.taken):
@@ -465,11 +447,6 @@ class Maintenance:
         run.taken.skipped += 1
         run.checkpointed_at = time.monotonic()
         return False
-
-    def _may_postpone(self, workload: Workload, interval_s: float) -> bool:
-        """Return whether the run's first checkpoint can wait, because calls of hooks are queued."""
-        is_new = seconds_since_ns(workload.first.created_ns) < min(FIRST_CHECKPOINT_S, interval_s)
-        return is_new and self.has_queued_calls() and not self._has_assigned_counters()
 
     def _next_checkpoint(self, interval_s: float) -> float:
         times = (run.checkpointed_at for run in self._runs.all())

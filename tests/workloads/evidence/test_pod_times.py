@@ -17,7 +17,6 @@ from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key
 from resctrlmond.workloads.model.workload import Group
-from resctrlmond.workloads.upkeep import maintenance
 from resctrlmond.workloads.verbs import apart
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
@@ -254,17 +253,6 @@ def test_file_of_a_workload_without_a_record_is_removed(host: Host) -> None:
     file(host).write_text("{}")
     host.restart()
     assert not file(host).exists()
-
-
-def test_new_pod_is_read_when_no_hook_waits(host: Host, pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "FIRST_CHECKPOINT_S", 600.0)
-    pod.start(FIRST, host=host)
-    host.manager.maintenance.has_queued_calls = lambda: True
-    host.manager.tick()
-    assert not file(host).exists()
-    host.manager.maintenance.has_queued_calls = lambda: False
-    host.manager.tick()
-    assert file(host).exists()
 
 
 def test_pod_that_is_late_already_gets_no_other_reason(host: Host, pod: Pod) -> None:

@@ -91,6 +91,35 @@ def test_checkpoint_is_written_at_once_and_then_at_the_interval(host: Host, pupp
     assert last_read(host, "k")[DOMAIN].time > first[DOMAIN].time
 
 
+def test_kill_before_the_first_checkpoint_loses_nothing(tmp_path: Path, process: Start) -> None:
+    child = process()
+    with virtual_machine(tmp_path, "intel-aet") as (host, control):
+        control.spawn(tid=child.pid)
+        assign(host.ctx, assignment("k", child.pid))
+        control.run(child.pid, 1_000_000_000)
+        assert not last_read(host, "k")
+        host.restart()
+        control.run(child.pid, 1_000_000_000)
+        host.manager.maintenance.tick()
+        (used,) = control.truth(tid=child.pid).tasks[0].used
+        found = read(host.ctx, "k")[2]
+        traffic = next(total for total in found if total.event.name == "mbm_total_bytes")
+        assert (traffic.number, traffic.quality) == (used.bytes, Quality.EXACT)
+        host.check()
+        host.ctx.interference.close()
+
+
+def test_totals_of_a_group_that_is_lost_before_its_first_checkpoint_are_unknown(host: Host, process: Start) -> None:
+    assign(host.ctx, assignment("k", process().pid))
+    os.rmdir(host.tree.full_path(host.ctx.store.known("k").first.ref))
+    host.restart()
+    assert host.ctx.store.known("k").state is State.LOST
+    found = read(host.ctx, "k")[2]
+    assert {total.quality for total in found} == {Quality.UNKNOWN}
+    assert all("never read before" in total.reason for total in found)
+    host.check()
+
+
 def test_group_that_did_not_change_is_not_written_again(
     tmp_path: Path, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
