@@ -495,13 +495,6 @@ MUTANTS = (
         "tests/workloads/verbs/test_apart.py",
     ),
     Mutant(
-        "two members of one process share its descriptor",
-        "resctrlmond/daemon/watch.py",
-        "opened = None if watched.process is opened else opened",
-        "pass",
-        "tests/daemon/test_watch.py",
-    ),
-    Mutant(
         "the NRI plugin ends its connection while a container waits for a response",
         "resctrlmond/nri/session.py",
         "            not self._unanswered\n            and not self._transport",
