@@ -84,9 +84,6 @@ class Snapshots:
         # By subfolder: the begin values of a run that has not ended. Each total needs them, and each is in a file of
         # its own. Without it, a createRuntime takes 1.04 times the CPU time, and the end of a container 1.17 times.
         self._begin: dict[str, _Begin] = {}
-        # The subfolders in which this daemon has written begin values and nothing else: their other files are not
-        # looked for. Without it, a createRuntime takes 1.06 times the CPU time.
-        self._only_begun: set[str] = set()
         # The subfolders whose begin values are loaded when they are needed. Without it, the recovery of 500 workloads
         # takes 1.4 times the CPU time.
         self._begin_later: set[str] = set()
@@ -136,8 +133,6 @@ class Snapshots:
 
     def is_complete(self, subfolder: str) -> bool:
         """Return whether all end values are written. Raises NotRead."""
-        if subfolder in self._only_begun:
-            return False
         return stat.S_ISREG(_mode(os.path.join(self.path(subfolder), "completed_at")))
 
     def begin(
@@ -172,11 +167,8 @@ class Snapshots:
                         _write_value(folder, reading, _BEGIN, written)
                         os.symlink(f"{links}/{reading.event}", f"{folder}/{reading.event}")
                 self._make_folder(os.path.dirname(path), set())
-                # Before the rename: a thread without a transaction may write a checkpoint after it.
-                self._only_begun.add(subfolder)
                 _replace_folder(new, path)
             except OSError:
-                self._only_begun.discard(subfolder)
                 _remove(new)
                 raise
         self._keep_begin(subfolder, self._begin_identity(subfolder), readings)
@@ -209,7 +201,6 @@ class Snapshots:
     def _forget(self, subfolder: str) -> None:
         for known in (self._begin, self._decoded, self._read_until, self._kept):
             known.pop(subfolder, None)
-        self._only_begun.discard(subfolder)
         self._begin_later.discard(subfolder)
 
     def relink(self, subfolder: str, live: str, is_listed: Callable[[str], bool] = lambda _event: True) -> None:
@@ -243,7 +234,6 @@ class Snapshots:
         path = os.path.join(self.path(subfolder), _CHECKPOINT)
         with self.lock, writing(path):
             last = self.last_read_with(subfolder, time, readings, inodes or {})
-            self._only_begun.discard(subfolder)
             write_file(path, checkpoint.encode(last))
         return last
 
@@ -307,13 +297,10 @@ class Snapshots:
             before = self.last_read(subfolder)
             after = self.last_read_with(subfolder, "", readings, inodes)
             if gaps := checkpoint.new_gaps(before, after, readings, self.begin_values(subfolder)):
-                self._only_begun.discard(subfolder)
                 write_file(path, checkpoint.encode(checkpoint.with_gaps(before, gaps)))
 
     def last_read(self, subfolder: str) -> Checkpoint:
         """Return the checkpoint, which includes domains that are offline; {} if there is none. Raises NotRead."""
-        if subfolder in self._only_begun:
-            return {}
         try:
             return checkpoint.decode(read_file(os.path.join(self.path(subfolder), _CHECKPOINT)))
         except OSError:
@@ -336,7 +323,6 @@ class Snapshots:
         # The totals at the end are those of the files.
         self._begin.pop(subfolder, None)
         self._begin_later.discard(subfolder)
-        self._only_begun.discard(subfolder)
         with writing(top):
             folders = {reading.domain: os.path.join(top, "mon_data", reading.domain) for reading in listed}
             there: set[str] = set()
@@ -357,8 +343,6 @@ class Snapshots:
 
     def quality(self, subfolder: str) -> str:
         """Return the text of the run's file ``quality``, "" if there is none. Raises NotRead."""
-        if subfolder in self._only_begun:
-            return ""
         try:
             return read_file(os.path.join(self.path(subfolder), _QUALITY)).decode("utf-8", "replace")
         except OSError:
@@ -367,7 +351,6 @@ class Snapshots:
     def write_quality(self, subfolder: str, text: str) -> None:
         """Replace the run's file ``quality``. Raises NotWritten."""
         path = f"{self.path(subfolder)}/{_QUALITY}"
-        self._only_begun.discard(subfolder)
         with writing(path):
             write_file(path, text.encode())
 
@@ -467,7 +450,7 @@ class Snapshots:
 
     def delete(self, subfolder: str) -> None:
         """Remove the snapshot in a subfolder, and all below it, if there is one. Raises NotWritten."""
-        known_subfolders = (self._begin, self._read_until, self._only_begun, self._begin_later)
+        known_subfolders = (self._begin, self._read_until, self._begin_later)
         for known in {name for names in known_subfolders for name in names.copy()}:
             if (known + "/").startswith(subfolder + "/"):
                 self._forget(known)
