@@ -33,8 +33,8 @@ from resctrlmond.workloads.model.owners import OCI
 from resctrlmond.workloads.model.validation import attribute_value, is_pod_uid
 from resctrlmond.workloads.model.workload import EndRule
 from resctrlmond.workloads.profiles.requests import Assignment
-from resctrlmond.workloads.verbs.apart import mark_rejected, mark_separate
 from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.excluded import mark_rejected, mark_separate
 from resctrlmond.workloads.verbs.members import remove_member
 from resctrlmond.workloads.verbs.read import get
 

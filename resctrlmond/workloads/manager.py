@@ -11,7 +11,7 @@ from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.package_energy import DEFAULT_FOLDER, PackageEnergy
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.evidence.interference import Interference
-from resctrlmond.workloads.evidence.joiners import Joiners
+from resctrlmond.workloads.evidence.joined_processes import JoinedProcesses
 from resctrlmond.workloads.evidence.pod_times import PodTimes
 from resctrlmond.workloads.evidence.run_state import RunStates
 from resctrlmond.workloads.evidence.takeover import TakeOver
@@ -73,7 +73,7 @@ class Manager:
             mark=mark,
             config=Reloadable(settings),
             quality=quality,
-            joiners=Joiners(runs),
+            joined_processes=JoinedProcesses(runs),
             take_over=TakeOver(store),
             interference=interference,
             machine=machine,

@@ -468,17 +468,17 @@ MUTANTS = (
     ),
     Mutant(
         "the pod of an observed container says nothing about it",
-        _WORKLOADS + "verbs/apart.py",
+        _WORKLOADS + "verbs/excluded.py",
         "        txn.save(workload.downgraded(workload.first, Quality.LATE, why))\n",
         "        del why\n",
         "tests/workloads/verbs/test_observed.py",
     ),
     Mutant(
         "a container whose Assign failed leaves its pod exact",
-        _WORKLOADS + "verbs/apart.py",
+        _WORKLOADS + "verbs/excluded.py",
         "        if assignment.kind in CONTAINERS and assignment.member is not None:\n",
         "        if not error:\n",
-        "tests/workloads/verbs/test_apart.py",
+        "tests/workloads/verbs/test_excluded.py",
     ),
     Mutant(
         "a control group of a pod that was created again is not noticed",
@@ -492,7 +492,7 @@ MUTANTS = (
         _WORKLOADS + "upkeep/maintenance.py",
         " and not is_due_again:",
         ":",
-        "tests/workloads/verbs/test_apart.py",
+        "tests/workloads/verbs/test_excluded.py",
     ),
     Mutant(
         "the NRI plugin ends its connection while a container waits for a response",
@@ -849,7 +849,7 @@ MUTANTS = (
         _WORKLOADS + "groups/placement.py",
         "        txn.save(workload.with_late(member, Reason.NOT_SWEPT_AT_END.text(member=member.id, error=error)))\n",
         "        txn.save(workload)\n",
-        "tests/workloads/evidence/test_joiners.py tests/workloads",
+        "tests/workloads/evidence/test_joined_processes.py tests/workloads",
     ),
     Mutant(
         "a member that ended while its group waited leaves the totals exact",
@@ -906,14 +906,14 @@ MUTANTS = (
         _WORKLOADS + "evidence/run_state.py",
         "if state is None or state.generation != generation:",
         "if state is None:",
-        "tests/workloads/evidence/test_joiners.py tests/workloads",
+        "tests/workloads/evidence/test_joined_processes.py tests/workloads",
     ),
     Mutant(
         "what a container uses outside its control group hides joiners",
-        _WORKLOADS + "evidence/joiners.py",
+        _WORKLOADS + "evidence/joined_processes.py",
         "return workload if found_ns is not None else self._look_outside(workload, member, before, tree)",
         "return workload",
-        "tests/workloads/evidence/test_joiners.py tests/workloads",
+        "tests/workloads/evidence/test_joined_processes.py tests/workloads",
     ),
     Mutant(
         "a counter that went back is not called estimated",
@@ -1009,7 +1009,7 @@ MUTANTS = (
     Mutant(
         "a run is nested in a later run with the key of one around it",
         _WORKLOADS + "verbs/assign.py",
-        "*(around.key for around in nested.outers(ctx, outer))",
+        "*(around.key for around in nested.outer_workloads(ctx, outer))",
         "*outer.part_of",
         "tests/workloads/groups/test_nested.py",
     ),
@@ -1080,21 +1080,21 @@ MUTANTS = (
     # -- profiles
     Mutant(
         "a container that was left out before a restart of the daemon is forgotten",
-        _WORKLOADS + "verbs/apart.py",
-        "        mark_apart(ctx, txn, Reason.LEFT_OUT.text(member=found))\n",
+        _WORKLOADS + "verbs/excluded.py",
+        "        mark_excluded(ctx, txn, Reason.LEFT_OUT.text(member=found))\n",
         "        pass\n",
         "tests/daemon/test_profiles_hook.py",
     ),
     Mutant(
         "a pod stays exact without a container that started while no daemon ran",
         _WORKLOADS + "upkeep/recovery.py",
-        "                apart.mark_left_out(ctx, txn)\n",
+        "                excluded.mark_left_out(ctx, txn)\n",
         "                pass\n",
         "tests/daemon/test_profiles_hook.py",
     ),
     Mutant(
         "a container that is being created is taken for one that was left out",
-        _WORKLOADS + "verbs/apart.py",
+        _WORKLOADS + "verbs/excluded.py",
         "if stat is not None and stat.start_time * 1_000_000_000 <= time_ns * processes.TICKS_PER_S",
         "if stat is not None",
         "tests/daemon/test_profiles_hook.py",
@@ -1102,13 +1102,13 @@ MUTANTS = (
     Mutant(
         "a pod stays exact without a container that its profile excludes",
         _WORKLOADS + "verbs/profiled.py",
-        "            mark_apart(ctx, txn, Reason.EXCLUDED.text(member=member, profile=choice.name))\n",
+        "            mark_excluded(ctx, txn, Reason.EXCLUDED.text(member=member, profile=choice.name))\n",
         "            pass\n",
         "tests/daemon/test_profiles_hook.py",
     ),
     Mutant(
         "a container that runs apart is forgotten at a restart of the daemon",
-        _WORKLOADS + "verbs/apart.py",
+        _WORKLOADS + "verbs/excluded.py",
         "    elif workload.profile and not is_pod_uid(workload.key):\n",
         "    elif False:\n",
         "tests/daemon/test_profiles_hook.py",

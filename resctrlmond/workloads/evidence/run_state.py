@@ -77,7 +77,7 @@ class RunState(msgspec.Struct, eq=False):
     group has tasks again. ``empty_since_ns`` is when an overflow workload lost its last member (``overflow.py``).
 
     ``listing`` are the threads at the last inspection (``inspection.py``). ``cpu_times`` are, by member, when last
-    read: the CPU time (ns) of its control group, and the part that its init did not use (``joiners.py``).
+    read: the CPU time (ns) of its control group, and the part that its init did not use (``joined_processes.py``).
     ``timed_pod`` is the pod whose CPU time was read last (``pod_times.py``).
     """
 
@@ -111,7 +111,7 @@ class RunStates:
     """The states of the runs, by key. Thread-safe.
 
     What must survive a run, or is known before it, is elsewhere: containers that are not counted in their pod
-    (``Memory.apart``), processes that were left to their calls (``callers.py``), and evidence that an event has
+    (``Memory.excluded``), processes that were left to their calls (``callers.py``), and evidence that an event has
     brought and that is still to be used (``interference.py``).
     """
 

@@ -10,7 +10,7 @@ import msgspec
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.evidence.callers import LeftCallers
 from resctrlmond.workloads.evidence.interference import Interference
-from resctrlmond.workloads.evidence.joiners import Joiners
+from resctrlmond.workloads.evidence.joined_processes import JoinedProcesses
 from resctrlmond.workloads.evidence.pod_times import PodTimes
 from resctrlmond.workloads.evidence.run_state import RunStates, Stamp
 from resctrlmond.workloads.evidence.takeover import TakeOver
@@ -30,14 +30,14 @@ from resctrlmond.workloads.records.store import Store
 class Memory(msgspec.Struct):
     """Facts that belong to no run, kept until the daemon ends.
 
-    ``code`` is the stamp of the program (``quality_stamps.py``). ``apart`` is the reason why a container of a pod is
-    not counted in the group of the pod, by the key of the pod, which may begin later; it lacks containers that were
-    started before ``since_ns`` (``clock.boot_ns``). ``taken_ns`` is when RMIDs were taken from units that no waiting
-    group has got yet (``rmid_transfer.py``).
+    ``code`` is the stamp of the program (``quality_stamps.py``). ``excluded`` is the reason why a container of a pod
+    is not counted in the group of the pod, by the key of the pod, which may begin later; it lacks containers that
+    were started before ``since_ns`` (``clock.boot_ns``). ``taken_ns`` is when RMIDs were taken from units that no
+    waiting group has got yet (``rmid_transfer.py``).
     """
 
     code: Stamp | None = None
-    apart: dict[str, str] = msgspec.field(default_factory=dict)
+    excluded: dict[str, str] = msgspec.field(default_factory=dict)
     since_ns: int = msgspec.field(default_factory=boot_ns)
     taken_ns: list[int] = msgspec.field(default_factory=list)
 
@@ -72,7 +72,7 @@ class Context(msgspec.Struct, frozen=True):
     mark: Mark
     config: Reloadable
     quality: QualityFiles
-    joiners: Joiners
+    joined_processes: JoinedProcesses
     take_over: TakeOver
     interference: Interference
     machine: Machine

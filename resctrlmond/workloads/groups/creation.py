@@ -232,8 +232,8 @@ def with_baseline(
     group = replace(group, state=GroupState.CREATED, reason="", in_limbo=False, baseline=quality, inodes=inodes)
     if group.observed:
         group = group.downgraded(Quality.ESTIMATED, Reason.OBSERVED.text())
-    if apart := ctx.memory.apart.get(workload.key):
-        why_late = (*why_late, apart)
+    if why := ctx.memory.excluded.get(workload.key):
+        why_late = (*why_late, why)
     for why in why_late:
         group = group.downgraded(Quality.LATE, why)
     live = ctx.tree.full_path(group.ref)

@@ -75,14 +75,14 @@ def add_unseen_end(ctx: Context, txn: Transaction) -> None:
     if workload is None:
         return
     if workload.state in (State.ACTIVE, State.IDLE):
-        workload = functools.reduce(_without_unseen_joiners, workload.living, workload)
+        workload = functools.reduce(_without_unseen_joined, workload.living, workload)
     if _has_ended_unseen(ctx, workload):
         workload = _with_late_end(ctx, workload, Reason.UNSEEN_END)
     txn.save(workload)
 
 
-def _without_unseen_joiners(workload: Workload, member: Member) -> Workload:
-    """Make the group late if the member's init ended while no daemon ran: ``joiners`` needs that process.
+def _without_unseen_joined(workload: Workload, member: Member) -> Workload:
+    """Make the group late if the member's init ended while no daemon ran: ``joined_processes`` needs that process.
 
     The CPU time of a pod's control group shows it without the init (``pod_times``).
     """

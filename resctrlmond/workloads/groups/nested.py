@@ -124,7 +124,7 @@ def undo_enter(ctx: Context, txn: Transaction, *, has_run: bool) -> None:
 # -- relation
 
 
-def outers(ctx: Context, workload: Workload) -> list[Workload]:
+def outer_workloads(ctx: Context, workload: Workload) -> list[Workload]:
     """Return the running workloads in which this one is nested, the nearest first.
 
     Not a later run with the key of one of them.
@@ -138,7 +138,7 @@ def outers(ctx: Context, workload: Workload) -> list[Workload]:
 
 def has_tasks_to_return(ctx: Context, workload: Workload) -> bool:
     """Return whether there are tasks that ``give_back`` moves."""
-    if not outers(ctx, workload):
+    if not outer_workloads(ctx, workload):
         return False
     with suppress(NoSuchGroup, NotMounted):
         return any(
@@ -152,7 +152,7 @@ def give_back(ctx: Context, workload: Workload) -> bool:
 
     They run on, and are counted there from then on. Return whether there are tasks that could not be moved there.
     """
-    around = outers(ctx, workload)
+    around = outer_workloads(ctx, workload)
     left = False
     for group in workload.existing_groups if around else ():
         homes = [home for outer in around if (home := _home(outer, group)) is not None]
@@ -193,13 +193,13 @@ def _move_all(ctx: Context, group: Group, homes: list[Group], *, is_nearest: boo
 def has_new_tasks(ctx: Context, workload: Workload, group: Group) -> bool:
     """Whether tasks run in a group of a nested workload after its end: they were being forked meanwhile."""
     with suppress(NoSuchGroup, NotMounted):
-        return bool(outers(ctx, workload)) and any(map(processes.is_running, ctx.tree.tasks(group.ref)))
+        return bool(outer_workloads(ctx, workload)) and any(map(processes.is_running, ctx.tree.tasks(group.ref)))
     return False
 
 
 def may_have_had_tasks(ctx: Context, workload: Workload, group: Group) -> bool:
     """Whether tasks may have run in a group of a nested workload since an earlier call wrote its end values."""
-    return bool(outers(ctx, workload)) and ctx.tree.find(group.ref) is not None
+    return bool(outer_workloads(ctx, workload)) and ctx.tree.find(group.ref) is not None
 
 
 def report_end(ctx: Context, workload: Workload) -> None:
@@ -208,7 +208,7 @@ def report_end(ctx: Context, workload: Workload) -> None:
     For one that cannot be written, ``fold`` uses the record, while that is kept. Without both, the figures of the
     outer workload state that.
     """
-    for outer in outers(ctx, workload):
+    for outer in outer_workloads(ctx, workload):
         try:
             end = _end_of(ctx.snapshots, workload)
             if end is None:

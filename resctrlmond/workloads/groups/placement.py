@@ -107,7 +107,7 @@ def _wake(ctx: Context, txn: Transaction, must_wait: Callable[[Member], bool]) -
             txn.save(txn.workload.with_late(member, Reason.CANNOT_SEE_RETURN.text(member=member.id, error=error)))
             continue
         if not is_populated:
-            txn.save(ctx.joiners.look_at_empty(txn.workload, member))
+            txn.save(ctx.joined_processes.look_at_empty(txn.workload, member))
             continue
         if must_wait(member):
             continue
@@ -201,7 +201,7 @@ def outside_of(ctx: Context, workload: Workload | None, tids: Iterable[int]) -> 
     return frozenset(outside)
 
 
-def spread(
+def move_into_groups(
     ctx: Context,
     txn: Transaction,
     member: Member,
@@ -259,7 +259,7 @@ def _sweep_and_record(ctx: Context, txn: Transaction, member: Member) -> None:
     if (found := _with_outside(txn, member, moved)) is not None:
         workload, member = found
         with contextlib.suppress(NotRead):  # the next sweep looks again
-            workload = ctx.joiners.look(workload, member)
+            workload = ctx.joined_processes.look(workload, member)
         txn.save(workload)
 
 
@@ -276,7 +276,7 @@ def _sweep_last_and_record(ctx: Context, txn: Transaction, member: Member) -> No
     if (found := _with_outside(txn, member, moved)) is not None:
         workload, member = found
         try:
-            workload = ctx.joiners.look(workload, member)
+            workload = ctx.joined_processes.look(workload, member)
         except NotRead as error:
             workload = workload.with_late(member, Reason.NOT_SWEPT_AT_END.text(member=member.id, error=error))
         txn.save(workload)
@@ -307,16 +307,18 @@ def _with_outside(txn: Transaction, member: Member, moved: Moved) -> tuple[Workl
 
 
 def _sweep_member(ctx: Context, txn: Transaction, member: Member, *, leaves_callers: bool = True) -> Moved:
-    """Move the tasks of a member into its groups. ``leaves_callers``: as in ``spread``, if it has commands."""
+    """Move the tasks of a member into its groups. ``leaves_callers``: as there, if it has commands."""
     if not txn.workload.group_of(member).state.has_directory or not member.has_tasks:
         return Moved(0, 0)
     if txn.workload.is_observed:
         return Moved(0, 0, not_moved=_threads_outside(ctx, txn.workload, member))
     if member.cgroup:
         leaves_callers = leaves_callers and bool(member.commands)
-        return spread(ctx, txn, member, CgroupTasks(member.cgroup), late=True, leaves_callers=leaves_callers)
+        return move_into_groups(
+            ctx, txn, member, CgroupTasks(member.cgroup), late=True, leaves_callers=leaves_callers
+        )
     with Process.open(member.pid, member.start_time) as process:
-        return spread(ctx, txn, member, ProcessTasks(process, member.include_descendants), late=True)
+        return move_into_groups(ctx, txn, member, ProcessTasks(process, member.include_descendants), late=True)
 
 
 def _threads_outside(ctx: Context, workload: Workload, member: Member) -> frozenset[int]:

@@ -242,17 +242,17 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     ``is_active``: the workload has members. ``generation`` counts the runs under this key. ``prior_runs`` is what the
     runs before used if they were lost: a run that is lost keeps its claims and members, and as long as they live the
     daemon starts another one. ``other_cpu_ns`` is, by member, the CPU time that its control group had used when the
-    member was assigned and that was not of its first process (see ``joiners``); of a member that is only a control
-    group, all CPU time of that. ``joined_ns`` is, by member, the CPU time of processes that joined it, as far as the
-    reason of its group states it. ``idle_ns`` is when the last member ended (``clock.boot_ns``). ``attribute_owners``
-    is the owner that set an attribute, by the attribute's name. A higher ``priority`` gets a free RMID first.
-    ``part_of`` are the keys of the workloads in which this one began, the nearest first. It is ``nested`` in those of
-    them that list it. ``left_tasks``: tasks of it do not get into their groups at its end, because they could not be
-    moved, or another workload has taken them.
-    ``profile`` and ``profile_source`` are those of the pod or of the container, as with a member. ``events`` and
-    ``keeps_files`` are those of its profile when the run began: only events that these globs select are shown in
-    files and figures, and without ``keeps_files`` the files are removed at the end of the run.
-    ``uncounted``: the run has ended, and the file of the sums lacks it (``sums.py``).
+    member was assigned and that was not of its first process (see ``joined_processes``); of a member that is only a
+    control group, all CPU time of that. ``joined_ns`` is, by member, the CPU time of processes that joined it, as far
+    as the reason of its group states it. ``idle_ns`` is when the last member ended (``clock.boot_ns``).
+    ``attribute_owners`` is the owner that set an attribute, by the attribute's name. A higher ``priority`` gets a
+    free RMID first. ``part_of`` are the keys of the workloads in which this one began, the nearest first. It is
+    ``nested`` in those of them that list it. ``left_tasks``: tasks of it do not get into their groups at its end,
+    because they could not be moved, or another workload has taken them. ``profile`` and ``profile_source`` are those
+    of the pod or of the container, as with a member. ``events`` and ``keeps_files`` are those of its profile when the
+    run began: only events that these globs select are shown in files and figures, and without ``keeps_files`` the
+    files are removed at the end of the run. ``uncounted``: the run has ended, and the file of the sums lacks it
+    (``sums.py``).
     """
 
     key: str

@@ -39,7 +39,7 @@ from resctrlmond.workloads.model.workload import GroupState, State, Workload
 from resctrlmond.workloads.records.store import Transaction
 from resctrlmond.workloads.rmids import bandwidth_counters, overflow, rmid_queue
 from resctrlmond.workloads.upkeep.early_pruning import EarlyPruner
-from resctrlmond.workloads.verbs import apart
+from resctrlmond.workloads.verbs import excluded
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ class Maintenance:
                     continue
                 self._unsearched.discard(key)
                 try:
-                    apart.mark_left_out(self._ctx, txn)
+                    excluded.mark_left_out(self._ctx, txn)
                 except (ResctrlError, OSError) as error:
                     log.warning("%s: cannot save that a container of it is outside: %s", key, error)
 
@@ -211,7 +211,7 @@ class Maintenance:
         run.sleeping = None
         placement.sweep(self._ctx, txn)
         self._inspect(txn, self._ctx.interference.inspect)
-        is_due_again = apart.mark_unassigned(self._ctx, txn)
+        is_due_again = excluded.mark_unassigned(self._ctx, txn)
         has_found_all = txn.find() is workload and run.threads == threads
         if workload is not None and before is not None and has_found_all and not is_due_again:
             run.sleeping = workload, before

@@ -26,7 +26,7 @@ from resctrlmond.workloads.records.record_format import UnreadableRecord
 from resctrlmond.workloads.records.store import Transaction
 from resctrlmond.workloads.rmids import rmid_queue
 from resctrlmond.workloads.upkeep import quality_stamps
-from resctrlmond.workloads.verbs import apart
+from resctrlmond.workloads.verbs import excluded
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Recovery:
                 ends.add_unseen_end(ctx, txn)
         plan = plan_start(ctx.store.all(), ctx.tree.scan(), ctx.mark.gid, ctx.mark.boot_id)
         for workload in ctx.store.all():
-            apart.note_pod(ctx, workload)
+            excluded.note_pod(ctx, workload)
         # An error with one workload must not keep the others from being served: the next tick tries it again.
         for step in plan.steps:
             with self._reported(step.key, problems), ctx.store.transaction(step.key) as txn:
@@ -90,7 +90,7 @@ class Recovery:
                     self._load(txn, folder)
             with self._reported(workload.key, problems), ctx.store.transaction(workload.key) as txn:
                 # Before an end that is recorded now.
-                apart.mark_left_out(ctx, txn)
+                excluded.mark_left_out(ctx, txn)
             with self._reported(workload.key, problems), ctx.store.transaction(workload.key) as txn:
                 self._complete(txn)
         with self._reported(ctx.snapshots.groups, problems, lambda: True):  # the next start tries it again

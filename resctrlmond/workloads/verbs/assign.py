@@ -15,7 +15,7 @@ from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads.figures.reasons import Reason, ran_before
 from resctrlmond.workloads.groups import creation, nested, removal, units
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.groups.placement import outside_of, spread, why_outside
+from resctrlmond.workloads.groups.placement import move_into_groups, outside_of, why_outside
 from resctrlmond.workloads.groups.runs import (
     check_has_rmid,
     claimed,
@@ -40,7 +40,7 @@ from resctrlmond.workloads.model.validation import (
 from resctrlmond.workloads.model.workload import Group, GroupState, Member, Workload, replace
 from resctrlmond.workloads.profiles.requests import CONTAINERS, Assigned, Assignment
 from resctrlmond.workloads.records.store import Limit, Transaction
-from resctrlmond.workloads.verbs import apart, observed, profiled
+from resctrlmond.workloads.verbs import excluded, observed, profiled
 
 
 def assign(ctx: Context, assignment: Assignment) -> Assigned:
@@ -61,7 +61,7 @@ def assign(ctx: Context, assignment: Assignment) -> Assigned:
     if assignment.member is not None:
         check_member_id(assignment.member)
     assignment, whole = profiled.with_profile(ctx, assignment), assignment.key
-    with apart.marking_rejected(ctx, assignment):
+    with excluded.marking_rejected(ctx, assignment):
         try:
             return _assign(ctx, assignment, whole)
         except (NoSuchClass, ClassMismatch, KernelRefused) as error:
@@ -99,7 +99,7 @@ def _observe(ctx: Context, found: Found, target: Target, assignment: Assignment)
     if whole != key:
         # First, so that a daemon that is killed in between leaves no exact pod that lacks the container.
         with ctx.store.transaction(whole) as txn:
-            apart.mark_apart(ctx, txn, Reason.COUNTED_APART.text(member=key))
+            excluded.mark_excluded(ctx, txn, Reason.COUNTED_APART.text(member=key))
     with ctx.store.transaction(key) as txn:
         return observed.observe(ctx, txn, found, target, assignment)
 
@@ -108,7 +108,7 @@ def assign_target(
     ctx: Context, txn: Transaction, target: Target, where: Membership | None, assignment: Assignment
 ) -> Assigned:
     """Put the target, whose first task is at ``where``, into the workload. See ``assign``."""
-    before = apart.with_left_out(ctx, txn, continue_run(ctx, txn), target, assignment)
+    before = excluded.with_excluded(ctx, txn, continue_run(ctx, txn), target, assignment)
     part_of = _outers(ctx, before, where, assignment)
     _check_free(ctx, before, target, None if part_of else where, assignment)
     if assignment.late is False and outside_of(ctx, before, target.children()):
@@ -137,19 +137,19 @@ def assign_target(
             # never end, and the CPU time that its control group used before.
             joining = replace(member, joining=True)
             workload = _joined(replace(new_run(ctx, txn, wanted), part_of=part_of), joining, assignment)
-            workload = ctx.joiners.begin(workload, joining, target.process)
+            workload = ctx.joined_processes.begin(workload, joining, target.process)
             workload = start_run(ctx, txn, workload, may_wait=assignment.may_wait and not part_of, limit=limit)
             nested.enter(ctx, txn)
         else:
             if not assignment.may_wait:
                 check_has_rmid(before)
             member = _in_group(member, _group_for(ctx, txn, where, wanted, assignment))
-            workload = txn.workload if is_known else ctx.joiners.forget_member(txn.workload, member.id)
+            workload = txn.workload if is_known else ctx.joined_processes.forget_member(txn.workload, member.id)
             workload = _joined(workload, member, assignment)
         waits = workload.group_of(member).state is GroupState.PENDING
         outside = outside_of(ctx, workload, target.tasks.threads()) if waits else frozenset()
         joining = replace(member, joining=not waits, tasks_outside=len(outside))
-        workload = ctx.joiners.begin(workload.with_member(joining), joining, target.process)
+        workload = ctx.joined_processes.begin(workload.with_member(joining), joining, target.process)
         # On disk before the member's first task is moved. From its first task on a group stays in its class.
         txn.save(replace(workload, follows_class=False), limit)
         if waits:
@@ -198,7 +198,7 @@ def _outers(
     outer = units.owner(ctx, assignment.key, where)
     if outer is None or units.is_unit(outer) or not nested.may_contain(outer):
         return ()
-    return (outer.key, *(around.key for around in nested.outers(ctx, outer)))
+    return (outer.key, *(around.key for around in nested.outer_workloads(ctx, outer)))
 
 
 def _check_free(
@@ -280,7 +280,7 @@ def _move(
     """Move the member's tasks. ``origins`` gets the nonce of each group, and where the tasks were before."""
     with ctx.interference.changing():
         if assignment.class_ == FOLLOW:
-            return spread(ctx, txn, member, target.tasks, origins=origins)
+            return move_into_groups(ctx, txn, member, target.tasks, origins=origins)
         # All of it into the class that was named, or nothing; also tasks in the workload's groups of other classes.
         group, here = txn.workload.group_of(member), Origins()
         origins.append((group.nonce, here))
@@ -330,7 +330,7 @@ def _with_lateness(
     is_given_up = late is False and not assignment.is_awaited()
     used_ns = target.cpu_time_ns() if member.late or is_given_up or late is None else None
     if not member.late and not is_given_up and used_ns is None:
-        return member, _hides_joiners(member)
+        return member, _hides_joined(member)
     member = replace(member, late=True, cpu_time_before_ns=used_ns or 0)
     return member, _not_awaited(member) if is_given_up else ran_before(member)
 
@@ -389,7 +389,7 @@ def _with_baseline_of(before: Workload, group: Group) -> Group:
     return replace(group, baseline=old.baseline, baseline_reasons=old.baseline_reasons)
 
 
-def _hides_joiners(member: Member) -> str:
+def _hides_joined(member: Member) -> str:
     """Return why processes that join the container later cannot be found; "" if they can be.
 
     A process that joins a container from outside (podman exec) is not a child of its init, and is found by the

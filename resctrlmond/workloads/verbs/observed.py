@@ -26,7 +26,7 @@ from resctrlmond.workloads.model.validation import canonical_key, is_pod_uid, re
 from resctrlmond.workloads.model.workload import EndRule, Group, Workload, replace
 from resctrlmond.workloads.profiles.requests import Assigned, Assignment
 from resctrlmond.workloads.records.store import Limit, Transaction
-from resctrlmond.workloads.verbs.apart import POD_UID
+from resctrlmond.workloads.verbs.excluded import POD_UID
 
 
 def group_of_runtime(ctx: Context, where: Membership | None, assignment: Assignment) -> Found | None:

@@ -21,7 +21,7 @@ from resctrlmond.workloads.model.workload import EndRule, Workload
 from resctrlmond.workloads.profiles.profile import Choice, Watch, select, select_for_pod, select_for_unit, user_of
 from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.profiles.unwatched import UnwatchedContainer
-from resctrlmond.workloads.verbs.apart import mark_apart
+from resctrlmond.workloads.verbs.excluded import mark_excluded
 
 log = logging.getLogger(__name__)
 # A container that crashes in a loop repeats its message each time.
@@ -105,7 +105,7 @@ def with_profile(ctx: Context, assignment: Assignment) -> Assignment:
     if pod and (is_apart or choice.watch is Watch.NONE):
         # First, so that a daemon that is killed in between leaves no exact pod that lacks the container.
         with ctx.store.transaction(pod) as txn:
-            mark_apart(ctx, txn, Reason.EXCLUDED.text(member=member, profile=choice.name))
+            mark_excluded(ctx, txn, Reason.EXCLUDED.text(member=member, profile=choice.name))
     if choice.watch is Watch.NONE or (is_apart and assignment.kind == "sandbox"):
         _leave_out(ctx, assignment, choice, facts, pod)
     if is_apart:

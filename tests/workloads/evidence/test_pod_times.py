@@ -17,7 +17,7 @@ from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key
 from resctrlmond.workloads.model.workload import Group
-from resctrlmond.workloads.verbs import apart
+from resctrlmond.workloads.verbs import excluded
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
 from tests.workloads.conftest import UID, Host, assignment, join
@@ -258,7 +258,7 @@ def test_file_of_a_workload_without_a_record_is_removed(host: Host) -> None:
 def test_pod_that_is_late_already_gets_no_other_reason(host: Host, pod: Pod) -> None:
     pod.start(FIRST, host=host)
     with host.ctx.store.transaction(KEY) as txn:
-        apart.mark_apart(host.ctx, txn, "x is not included, because of its profile quiet")
+        excluded.mark_excluded(host.ctx, txn, "x is not included, because of its profile quiet")
     pod.start(SECOND, _BRIEF)
     pod.end(SECOND)
     host.restart()

@@ -29,7 +29,7 @@ from resctrlmond.workloads.model.states import Pool, Quality
 from resctrlmond.workloads.model.validation import MAX_ATTRIBUTES
 from resctrlmond.workloads.model.workload import EndRule, State
 from resctrlmond.workloads.profiles.requests import Assigned, Assignment
-from resctrlmond.workloads.verbs import apart, observed
+from resctrlmond.workloads.verbs import excluded, observed
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.members import add_member
@@ -251,7 +251,7 @@ def test_any_workload_that_lacks_its_observed_container_is_late(host: Host, proc
 def test_pods_of_living_observed_containers_are_not_forgotten(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "_MAX_PODS", 2)
+    monkeypatch.setattr(excluded, "_MAX_PODS", 2)
     child, later = process(), process()
     create_as_runtime(host, child.pid)
     start(host, child.pid, UID)
@@ -261,7 +261,7 @@ def test_pods_of_living_observed_containers_are_not_forgotten(
         start(host, other.pid, f"{number}" * 32, member=name)
         end(other)
         host.manager.maintenance.record_ends(name)
-    assert len(host.ctx.memory.apart) <= 2
+    assert len(host.ctx.memory.excluded) <= 2
     assert APART in assign(host.ctx, assignment(UID, later.pid)).workload.first.baseline_reasons
 
 

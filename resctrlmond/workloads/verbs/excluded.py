@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Containers of a pod that are not counted in its group. Such a pod is not exact.
 
-A container has no group because of its profile, is a workload of its own, or its Assign failed. ``Memory.apart`` has
-the pods of those that this daemon was asked about. It is lost with the daemon, so the control group of a pod shows
-earlier containers.
+A container has no group because of its profile, is a workload of its own, or its Assign failed. ``Memory.excluded``
+has the pods of those that this daemon was asked about. It is lost with the daemon, so the control group of a pod
+shows earlier containers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def note_pod(ctx: Context, workload: Workload) -> None:
         _note_apart(ctx, workload.attributes.get(POD_UID, ""), why)
 
 
-def mark_apart(ctx: Context, txn: Transaction, why: str) -> None:
+def mark_excluded(ctx: Context, txn: Transaction, why: str) -> None:
     """Make a workload late, if it runs, because a container of it is not counted in it. ``why`` names the container.
 
     To be called before the container is observed, or starts. A pod that begins later is late too.
@@ -89,26 +89,26 @@ def mark_rejected(ctx: Context, pod: str, id_: str, target: int | str | None, er
         known = workload.member(id_) if workload is not None else None
         if known is None or not known.is_living or target not in (known.pid, known.cgroup):
             why = error.message if isinstance(error, ResctrlError) else repr(error)
-            mark_apart(ctx, txn, Reason.REJECTED_CONTAINER.text(member=id_, error=why))
+            mark_excluded(ctx, txn, Reason.REJECTED_CONTAINER.text(member=id_, error=why))
 
 
 def mark_separate(ctx: Context, pod: str, id_: str) -> None:
     """Make the pod late, because a container in its control group is a workload of its own. Does not raise."""
     with suppress(ResctrlError, OSError), ctx.store.transaction(canonical_key(pod)) as txn:
-        mark_apart(ctx, txn, Reason.LEFT_OUT.text(member=id_))
+        mark_excluded(ctx, txn, Reason.LEFT_OUT.text(member=id_))
 
 
-def with_left_out(
+def with_excluded(
     ctx: Context, txn: Transaction, workload: Workload | None, target: Target, assignment: Assignment
 ) -> Workload | None:
     """Return the workload, late if it is a pod and a container that runs in its control group is not counted in it.
 
     To be called when a container of the pod is assigned; ``workload`` is the pod, None if no run goes on. Only
-    containers that were started before ``Memory.since_ns``, or _UNASSIGNED_S ago, are searched: ``Memory.apart`` has
-    those of later calls, and a container that is being created has not run yet. Raises NoSuchProcess, NotRead.
+    containers that were started before ``Memory.since_ns``, or _UNASSIGNED_S ago, are searched: ``Memory.excluded``
+    has those of later calls, and a container that is being created has not run yet. Raises NoSuchProcess, NotRead.
     """
     is_exact = workload is None or workload.first.baseline is Quality.EXACT
-    if not is_exact or not is_pod_uid(txn.key) or txn.key in ctx.memory.apart:
+    if not is_exact or not is_pod_uid(txn.key) or txn.key in ctx.memory.excluded:
         return workload
     own = assignment.cgroup or assignment.own_cgroup
     if not own and target.process is not None:
@@ -116,7 +116,7 @@ def with_left_out(
     before_ns = max(ctx.memory.since_ns, _unassigned_before_ns())
     found = _left_out(ctx, txn.key, workload, [own], assignment.member or "", before_ns=before_ns)
     if found:
-        mark_apart(ctx, txn, Reason.LEFT_OUT.text(member=found))
+        mark_excluded(ctx, txn, Reason.LEFT_OUT.text(member=found))
         return workload and txn.workload
     return workload
 
@@ -137,7 +137,7 @@ def mark_left_out(ctx: Context, txn: Transaction) -> None:
     except NotRead as error:
         why = Reason.CANNOT_FIND_CONTAINERS.text(error=error)
     if why:
-        mark_apart(ctx, txn, why)
+        mark_excluded(ctx, txn, why)
     elif why_earlier:
         log.info("%s: %s", txn.key, why_earlier)
         txn.save(workload.downgraded(workload.first, Quality.LATE, why_earlier))
@@ -162,7 +162,7 @@ def mark_unassigned(ctx: Context, txn: Transaction) -> bool:
             return True
         why = Reason.CANNOT_FIND_CONTAINERS.text(error=error)
     if why:
-        mark_apart(ctx, txn, why)
+        mark_excluded(ctx, txn, why)
     return True
 
 
@@ -227,10 +227,10 @@ def _started_before(tids: Collection[int], time_ns: float) -> list[int]:
 def _note_apart(ctx: Context, pod: str, why: str) -> None:
     if not is_pod_uid(pod):
         return
-    apart, pod = ctx.memory.apart, canonical_key(pod)
-    apart[pod] = why
-    if len(apart) > _MAX_PODS:
+    excluded, pod = ctx.memory.excluded, canonical_key(pod)
+    excluded[pod] = why
+    if len(excluded) > _MAX_PODS:
         ctx.memory.since_ns = boot_ns()
         living = {workload.attributes.get(POD_UID) for workload in ctx.store.unfinished()}
-        for other in apart.keys() - living - {pod}:
-            apart.pop(other, None)
+        for other in excluded.keys() - living - {pod}:
+            excluded.pop(other, None)

@@ -413,9 +413,10 @@ def test_a_process_that_joined_a_container_that_was_started_again_is_marked(
 def test_a_process_that_joined_a_container_that_had_used_nothing_in_its_control_group_is_marked(
     host: Host, cgroup: str, process: Start
 ) -> None:
-    """The 0 of its control group was mistaken for a kernel that does not count, and no joiner was searched."""
+    """The 0 of its control group was mistaken for a kernel that does not count, and no joined process was searched."""
     init = process()
     os.kill(init.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, init.pid, os.WSTOPPED | os.WNOWAIT)
     join(cgroup, init.pid)
     assert cgroups.cpu_time_ns(cgroup) == 0
     given = assignment(CTR, init.pid, "oci", member="c1", own_cgroup=cgroup, late=False)
@@ -477,7 +478,7 @@ def test_use_before_the_control_group_does_not_hide_a_joiner(host: Host, cgroup:
 def test_use_outside_the_control_group_does_not_hide_a_joiner(
     host: Host, init: Init, cgroup: str, runs_on: bool
 ) -> None:
-    """The use of a joiner that had ended was subtracted from it, and the totals were exact."""
+    """The use of a joined process that had ended was subtracted from it, and the totals were exact."""
     assign_init(host, init)
     host.manager.maintenance.sweep(CTR)
     other = f"{os.path.dirname(cgroup)}/cgroup.procs"

@@ -29,7 +29,7 @@ _WALKS = 3
 _CENTISECOND = 10_000_000
 
 
-class Joiners:
+class JoinedProcesses:
     """The CPU times by which unseen processes of members are detected. A group with such processes becomes late.
 
     Each method that returns a workload needs a transaction of that workload, in which the caller saves the result,
@@ -49,7 +49,7 @@ class Joiners:
         if not member.cgroup or member.commands or member.id in workload.other_cpu_ns:
             return workload
         tree = self._tree(member, opened=process) if member.pid else cpu_time.NOTHING
-        # Read after the tree: CPU time that is used in between counts as earlier use, not as that of a joiner.
+        # Read after the tree: CPU time that is used in between counts as earlier use, not as theirs.
         used = cgroups.cpu_time_ns(member.cgroup)
         if used is None and cgroups.is_there(member.cgroup):
             if workload.group_of(member).baseline is not Quality.EXACT:
@@ -97,7 +97,7 @@ class Joiners:
         bound = before
         if found_ns is not None:
             if member.late:
-                return workload  # a later joiner was moved into the group, so its use is counted
+                return workload  # a process that joined later was moved into the group, so its use is counted
             # Each new amount writes the record and sends a signal, so report it only if it has doubled.
             bound += max(2 * found_ns, found_ns + _CENTISECOND)
         last = self._runs.of(workload.key).cpu_times
@@ -108,13 +108,13 @@ class Joiners:
             return workload  # the use since then is within the rounding error
         other = None
         for _ in range(_WALKS):
-            # Read before the tree: CPU time that the tree uses in between must not count as that of a joiner.
+            # Read before the tree: CPU time that the tree uses in between must not count as that of a joined process.
             used = cgroups.cpu_time_ns(member.cgroup)
             tree = self._tree(member)
             if tree is None or used is None:
                 return workload
             last[member.id] = used, used - tree.ns
-            # The slack may be rounding: joiners used at least the rest.
+            # The slack may be rounding: joined processes used at least the rest.
             least = used - tree.ns - tree.slack
             if least <= bound:
                 return workload if found_ns is not None else self._look_outside(workload, member, before, tree)

@@ -34,7 +34,7 @@ from resctrlmond.workloads.model.workload import Member
 from resctrlmond.workloads.records.store import Transaction
 from resctrlmond.workloads.upkeep import maintenance
 from resctrlmond.workloads.upkeep.recovery import Recovery
-from resctrlmond.workloads.verbs import apart
+from resctrlmond.workloads.verbs import excluded
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.members import remove_member
@@ -82,7 +82,7 @@ def test_pod_is_late_if_its_containers_cannot_be_listed_at_the_start(
     def fail(*_: object) -> dict[str, str]:
         raise NotRead("cannot list the containers")
 
-    monkeypatch.setattr(apart, "containers_in", fail)
+    monkeypatch.setattr(excluded, "containers_in", fail)
     group = host.restart().context.store.known(UID).first
     assert group.baseline is Quality.LATE
     assert group.baseline_reasons == (
@@ -94,16 +94,16 @@ def test_pod_is_late_for_its_running_container_after_too_many_other_pods(
     host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon remembers so many pods. The control group of the pod shows the container after that."""
-    monkeypatch.setattr(apart, "_MAX_PODS", 2)
-    excluded, later = "2" * 64, "3" * 64
-    container(excluded)
+    monkeypatch.setattr(excluded, "_MAX_PODS", 2)
+    first, later = "2" * 64, "3" * 64
+    container(first)
     for pod in (UID, *(f"{number}" * 32 for number in range(3))):
         with host.ctx.store.transaction(canonical_key(pod)) as txn:
-            apart.mark_apart(host.ctx, txn, f"{excluded} is not included, because of its profile quiet")
-    assert canonical_key(UID) not in host.ctx.memory.apart
+            excluded.mark_excluded(host.ctx, txn, f"{first} is not included, because of its profile quiet")
+    assert canonical_key(UID) not in host.ctx.memory.excluded
     start(host, container(later), later)
     assert host.get(UID).first.baseline_reasons == (
-        f"{excluded} is not included: it runs in the control group of the pod, but not in the group",
+        f"{first} is not included: it runs in the control group of the pod, but not in the group",
     )
 
 
@@ -111,12 +111,12 @@ def test_pod_that_runs_is_late_for_its_container_after_too_many_other_pods(
     host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mark is in its record."""
-    monkeypatch.setattr(apart, "_MAX_PODS", 2)
+    monkeypatch.setattr(excluded, "_MAX_PODS", 2)
     why = "x is not included, because of its profile quiet"
     start(host, container("1" * 64), "1" * 64)
     for pod in (UID, *(f"{number}" * 32 for number in range(3))):
         with host.ctx.store.transaction(canonical_key(pod)) as txn:
-            apart.mark_apart(host.ctx, txn, why)
+            excluded.mark_excluded(host.ctx, txn, why)
     assert host.get(UID).first.baseline_reasons == (why,)
     assert why in host.restart().context.store.known(UID).first.baseline_reasons
 
@@ -195,7 +195,7 @@ def test_container_whose_hook_was_killed_before_its_call(
     container(SECOND)
     host.manager.tick()
     assert host.get(UID).first.baseline is Quality.EXACT  # its hook may still call
-    monkeypatch.setattr(apart, "_UNASSIGNED_S", -1.0)
+    monkeypatch.setattr(excluded, "_UNASSIGNED_S", -1.0)
     host.manager.maintenance.tick()
     assert host.get(UID).first.baseline is Quality.LATE
 
@@ -212,7 +212,7 @@ def test_container_whose_hook_was_killed_in_a_pod_whose_other_containers_have_en
     remove_member(host.ctx, canonical_key(UID), FIRST, reason="it has stopped")
     assert not host.get(UID).living
     container(SECOND)
-    monkeypatch.setattr(apart, "_UNASSIGNED_S", -1.0)
+    monkeypatch.setattr(excluded, "_UNASSIGNED_S", -1.0)
     host.manager.tick()
     assert host.get(UID).first.baseline is Quality.LATE
 
@@ -238,7 +238,7 @@ def test_container_whose_hook_was_killed_in_a_pod_that_sleeps(
         os.kill(unassigned, signal.SIGCONT)
         host.manager.maintenance.tick()
     assert host.get(UID).first.baseline is Quality.EXACT
-    monkeypatch.setattr(apart, "_UNASSIGNED_S", -1.0)
+    monkeypatch.setattr(excluded, "_UNASSIGNED_S", -1.0)
     host.manager.maintenance.tick()
     assert host.get(UID).first.baseline is Quality.LATE
 
@@ -258,7 +258,7 @@ def test_container_whose_hook_was_killed_long_before_the_pod_begins(
 ) -> None:
     """The first sweep may come when the container has ended."""
     container(SECOND)
-    monkeypatch.setattr(apart, "_UNASSIGNED_S", -1.0)
+    monkeypatch.setattr(excluded, "_UNASSIGNED_S", -1.0)
     start(host, container(FIRST), FIRST)
     assert host.get(UID).first.baseline is Quality.LATE
 
@@ -348,9 +348,9 @@ def test_pod_with_many_members_is_listed_once(
         listed.append(pod)
         return containers_in(pod, known)
 
-    monkeypatch.setattr(apart, "containers_in", counted)
+    monkeypatch.setattr(excluded, "containers_in", counted)
     with host.ctx.store.transaction(canonical_key(UID)) as txn:
-        apart.mark_left_out(host.ctx, txn)
+        excluded.mark_left_out(host.ctx, txn)
     assert len(listed) == 1
     assert host.get(UID).first.baseline is Quality.EXACT
 
