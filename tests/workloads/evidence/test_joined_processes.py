@@ -413,7 +413,7 @@ def test_a_process_that_joined_a_container_that_was_started_again_is_marked(
 def test_a_process_that_joined_a_container_that_had_used_nothing_in_its_control_group_is_marked(
     host: Host, cgroup: str, process: Start
 ) -> None:
-    """The 0 of its control group was mistaken for a kernel that does not count, and no joined process was searched."""
+    """The 0 of its control group was mistaken for a kernel that does not count, and nothing was searched."""
     init = process()
     os.kill(init.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, init.pid, os.WSTOPPED | os.WNOWAIT)
