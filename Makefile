@@ -30,7 +30,7 @@ INSTALL = install -p
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
 .PHONY: bench churn crash exact-all flood fuzz mutants nri-all soak record starved truth views interfaces proto lint man
 .PHONY: panels starved-units units-budget units-budget-kernel pictures deb wheel install install-modules install-files clean
-.PHONY: check-fast-and-second-guest check-second-guest check-host hook unit-exec uninstall uninstall-files
+.PHONY: check-fast-and-second-guest check-second-guest check-host hook unit-exec witness uninstall uninstall-files
 
 all: setup hook unit-exec
 
@@ -265,6 +265,22 @@ $(SANITIZED_HOOK): CFLAGS = -O1 -g -fsanitize=address,undefined -fno-sanitize-re
 $(HOOK) $(SANITIZED_HOOK): hook/oci_hook.c Makefile
 	@mkdir -p build
 	$(CC) -std=c11 $(WARNINGS) $(CPPFLAGS) $(CFLAGS) -fPIE $< -pie $(LDFLAGS) -o $@.$$$$ && mv $@.$$$$ $@
+
+# The loader of the witness, which contains the program for the kernel. FORMAT is another version for the tests.
+WITNESS = build/resctrlmond-witness
+CLANG = clang
+FORMAT =
+FORMAT_OPTION = $(if $(FORMAT),-DFORMAT=$(FORMAT))
+
+witness: $(WITNESS)
+
+# The structures of the kernel are relocated with the debug information (-g) when the program is loaded.
+$(WITNESS): witness/loader.c witness/witness.bpf.c witness/witness.h Makefile
+	@mkdir -p build
+	$(CLANG) -target bpf -mcpu=v3 -O2 -g -ffile-prefix-map=$(CURDIR)=. -Wall -I/usr/include/$(shell $(CC) -print-multiarch) \
+	  $(FORMAT_OPTION) -c witness/witness.bpf.c -o $@.$$$$.o && \
+	  $(CC) -std=gnu11 $(WARNINGS) $(CPPFLAGS) $(CFLAGS) $(FORMAT_OPTION) -DOBJECT='"'$@.$$$$.o'"' -fPIE witness/loader.c \
+	  -pie $(LDFLAGS) -lbpf -o $@.$$$$ && rm $@.$$$$.o && mv $@.$$$$ $@
 
 PAGES = $(patsubst man/%.scd,build/man/%,$(wildcard man/*.scd))
 

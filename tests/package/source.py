@@ -17,7 +17,7 @@ DEBIAN = PROJECT / "packaging" / "debian"
 # The parts of the source; all other files in a tree are built or belong to the user.
 PARTS = (
     *("CONTRIBUTING.md", "LICENSE", "Makefile", "NEWS.md", "README.md", "pyproject.toml"),
-    *("hook", "man", "packaging", "resctrlctl", "resctrlmond", "systemd", "tests"),
+    *("hook", "man", "packaging", "resctrlctl", "resctrlmond", "systemd", "tests", "witness"),
 )
 # Caches of Python, pytest, mypy and ruff, which appear inside the parts too.
 _CACHE = re.compile(r"__pycache__|\..*_cache|\.hypothesis|.*\.egg-info")
