@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make         set up the development environment, and compile the OCI hook and the program for services
+# make         set up the development environment, and compile the OCI hook, the program for services and the witness
 # make demo    the main job on a simulated resctrl, shown step by step
 # make check   all tests, on the simulator and on a real kernel in a virtual machine
 # make conformance [CONFORMANCE="--seed N --operations N"]   random operations, compared between kernel and simulator
@@ -32,7 +32,7 @@ INSTALL = install -p
 .PHONY: panels starved-units units-budget units-budget-kernel pictures deb wheel install install-modules install-files clean
 .PHONY: check-fast-and-second-guest check-second-guest check-host hook unit-exec witness uninstall uninstall-files
 
-all: setup hook unit-exec
+all: setup hook unit-exec witness
 
 # The Debian packages that the tests need are installed by tests/host-packages as root; other users get their names.
 setup: $(READY)
@@ -278,9 +278,9 @@ witness: $(WITNESS)
 $(WITNESS): witness/loader.c witness/witness.bpf.c witness/witness.h Makefile
 	@mkdir -p build
 	$(CLANG) -target bpf -mcpu=v3 -O2 -g -ffile-prefix-map=$(CURDIR)=. -Wall -I/usr/include/$(shell $(CC) -print-multiarch) \
-	  $(FORMAT_OPTION) -c witness/witness.bpf.c -o $@.$$$$.o && \
-	  $(CC) -std=gnu11 $(WARNINGS) $(CPPFLAGS) $(CFLAGS) $(FORMAT_OPTION) -DOBJECT='"'$@.$$$$.o'"' -fPIE witness/loader.c \
-	  -pie $(LDFLAGS) -lbpf -o $@.$$$$ && rm $@.$$$$.o && mv $@.$$$$ $@
+	  $(FORMAT_OPTION) -c witness/witness.bpf.c -o $@.$$$$.o && mv $@.$$$$.o $@.bpf.o && \
+	  $(CC) -std=gnu11 $(WARNINGS) $(CPPFLAGS) $(CFLAGS) $(FORMAT_OPTION) -DOBJECT='"$@.bpf.o"' -fPIE witness/loader.c \
+	  -pie $(LDFLAGS) -lbpf -o $@.$$$$ && mv $@.$$$$ $@
 
 PAGES = $(patsubst man/%.scd,build/man/%,$(wildcard man/*.scd))
 
@@ -312,6 +312,7 @@ HOOKS = $(wildcard systemd/*.json)
 SYSUSERS = $(DESTDIR)$(PREFIX)/lib/sysusers.d/resctrlmond.conf
 INSTALLED_HOOK = $(DESTDIR)$(PREFIX)/libexec/resctrlmon-oci-hook
 INSTALLED_UNIT_EXEC = $(DESTDIR)$(PREFIX)/libexec/resctrlmon-unit-exec
+INSTALLED_WITNESS = $(DESTDIR)$(PREFIX)/bin/resctrlmond-witness
 CATALOGDIR = $(DESTDIR)$(PREFIX)/lib/systemd/catalog
 POLICY = $(DESTDIR)$(PREFIX)/share/dbus-1/system.d/org.resctrlmon1.conf
 ACTIVATION = $(DESTDIR)$(PREFIX)/share/dbus-1/system-services/org.resctrlmon1.service
@@ -345,6 +346,9 @@ ifeq ($(DESTDIR),)
 endif
 	$(INSTALL) -D -m 755 $(HOOK) $(INSTALLED_HOOK).new && mv -f $(INSTALLED_HOOK).new $(INSTALLED_HOOK)
 	$(INSTALL) -D -m 755 $(UNIT_EXEC) $(INSTALLED_UNIT_EXEC).new && mv -f $(INSTALLED_UNIT_EXEC).new $(INSTALLED_UNIT_EXEC)
+	if command -v $(CLANG) >/dev/null && $(MAKE) --no-print-directory witness; then \
+	  $(INSTALL) -D -m 755 $(WITNESS) $(INSTALLED_WITNESS); \
+	  else echo "the witness is left out: it needs the Debian packages clang and libbpf-dev, see resctrlmond-witness(8)" >&2; fi
 	$(INSTALL) -D -m 644 -t $(DESTDIR)$(UNITDIR) $(UNITS)
 	$(INSTALL) -D -m 644 -t $(CATALOGDIR) $(CATALOGS)
 	$(INSTALL) -D -m 644 systemd/org.resctrlmon1.dbus.conf $(POLICY)
@@ -377,6 +381,7 @@ ifeq ($(DESTDIR),)
 	if [ -d /run/systemd/system ]; then systemctl daemon-reload && \
 	  systemctl --quiet disable --now resctrlmon-nri.service resctrlmon-exporter.socket resctrlmon-exporter.service \
 	    resctrlmond.socket resctrlmond-unit.socket resctrlmond.service || :; fi
+	[ ! -x $(PREFIX)/bin/resctrlmond-witness ] || resctrlmond-witness unload || echo "the witness is still loaded" >&2
 	[ ! -x $(PREFIX)/bin/resctrlmond ] || resctrlmond --release-all || echo "some monitoring groups still stand" >&2
 endif
 	$(MAKE) uninstall-files
@@ -389,7 +394,7 @@ uninstall-files:
 	  rm $(DESTDIR)/etc/resctrlmond/$$name.yaml || exit 1; done
 	rm -rf $(MODULES) $(SHARED) $(DOCDIR)/examples
 	rmdir $(DOCDIR) 2>/dev/null || :
-	rm -f $(SYSUSERS) $(INSTALLED_HOOK) $(INSTALLED_UNIT_EXEC) $(POLICY) $(ACTIVATION) $(COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
+	rm -f $(SYSUSERS) $(INSTALLED_HOOK) $(INSTALLED_UNIT_EXEC) $(INSTALLED_WITNESS) $(POLICY) $(ACTIVATION) $(COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
 	rm -f $(addprefix $(DESTDIR)$(UNITDIR)/,$(notdir $(UNITS))) $(addprefix $(CATALOGDIR)/,$(notdir $(CATALOGS)))
 	for command in $(COMMANDS); do rm -f $(DESTDIR)$(PREFIX)/bin/$${command%=*} || exit 1; done
 	for page in $(INSTALLED_PAGES); do rm -f $(MANDIR)/man$${page##*.}/$${page##*/} || exit 1; done

@@ -150,6 +150,16 @@ def test_nothing_is_installed_without_a_compiler(tmp_path: Path) -> None:
     assert not root.exists()
 
 
+@pytest.mark.parametrize("compiler", ["clang", "no-such-compiler", "false"])
+def test_witness_is_left_out_without_clang(tmp_path: Path, compiler: str) -> None:
+    witness = f"WITNESS={tmp_path / 'compiled'}"
+    command = ["make", "-C", str(ROOT), "install-files", f"DESTDIR={tmp_path}", f"CLANG={compiler}", witness]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert (tmp_path / "usr/bin/resctrlmond-witness").exists() is (compiler == "clang")
+    left_out = "the witness is left out: it needs the Debian packages clang and libbpf-dev"
+    assert (left_out in done.stderr) is (compiler != "clang")
+
+
 def test_hook_is_replaced_by_a_rename(tmp_path: Path) -> None:
     """install(1) unlinks a file before it writes the new one, and a runtime can execute the hook at that moment."""
     install = tmp_path / "install"

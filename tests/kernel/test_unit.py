@@ -18,7 +18,7 @@ PROJECT = Path(__file__).parents[2]
 SYSTEMD = PROJECT / "systemd"
 UNITS = (
     "resctrlmond.service resctrlmond.socket resctrlmond-report.socket resctrlmon-nri.service "
-    "resctrlmon-exporter.service resctrlmon-exporter.socket sys-fs-resctrl.mount"
+    "resctrlmon-exporter.service resctrlmon-exporter.socket sys-fs-resctrl.mount resctrlmond-witness.service"
 )
 EXAMPLE = PROJECT / "packaging" / "examples" / "nri-resctrl-mon.conf"
 ELSEWHERE = "/run/nri-resctrl-mon"
@@ -36,7 +36,12 @@ def test_systemd_analyze_verify_accepts_the_units(host: Host) -> None:
 
 @pytest.mark.parametrize(
     ("unit", "most"),
-    [("resctrlmond.service", 15), ("resctrlmon-nri.service", 13), ("resctrlmon-exporter.service", 7)],
+    [
+        ("resctrlmond.service", 15),
+        ("resctrlmon-nri.service", 13),
+        ("resctrlmon-exporter.service", 7),
+        ("resctrlmond-witness.service", 15),
+    ],
 )
 def test_service_is_restricted_and_exceptions_have_a_reason(host: Host, unit: str, most: int) -> None:
     # The scale is from 0 (restricted) to 10; here, tenths are whole numbers.

@@ -14,7 +14,7 @@ import pytest
 
 from tests.wait import wait_until
 
-from .host import TREE
+from .host import TREE, Host
 from .machine import Guest
 
 ROOT = Path(__file__).parents[2]
@@ -381,7 +381,7 @@ def test_second_load_keeps_the_sums(witness: Witness) -> None:
 def test_version_with_another_format_replaces_the_files_at_once(witness: Witness) -> None:
     witness.guest.put(make("resctrlmond-witness-of-format-2", "FORMAT=2"), "/run/format-2")
     begun = witness.status()["begun"]
-    # Of the shell itself, which is much faster than cat.
+    # The shell's read is much faster than cat.
     reader = f"until [ -e /run/stop ]; do read line <{FILES}/status || echo missing; done"
     running = witness.guest.start(f"{{ {reader}; }} 2>&1", timeout=100)
     witness.out("/run/format-2 load; touch /run/stop")
@@ -463,9 +463,30 @@ def test_reason_of_a_failure_is_in_the_state(unloaded: Witness, reason: str, com
     assert unloaded.out("ls /sys/fs/bpf") == ""
 
 
-def test_locked_down_kernel_refuses_the_program(unloaded: Witness) -> None:
+@pytest.fixture(scope="module")
+def installed(installed_guest: Guest) -> Host:
+    """Return a host with the project installed, on which nothing has been started."""
+    return Host(installed_guest)
+
+
+def test_start_of_the_daemon_loads_the_witness(installed: Host) -> None:
+    installed.start()
+    assert installed.out(f"cat {STATE}") == "state loaded"
+    assert installed.out("systemctl show -P Result,ExecMainStatus resctrlmond-witness") == "success\n0"
+    assert installed.out(f"stat -c %U:%G {FILES}/tasks") == "root:resctrlmon"
+    begun = installed.out(f"grep begun {FILES}/status")
+    installed.run("systemctl restart resctrlmond")
+    assert installed.out(f"grep begun {FILES}/status") == begun
+    # In the sandbox of the daemon, with its user and without a capability.
+    inside = f"nsenter --mount --target {installed.pid()} setpriv --bounding-set -all --inh-caps -all"
+    assert "format 1" in installed.out(f"{inside} cat {FILES}/status")
+
+
+def test_kernel_that_refuses_the_witness_does_not_fail_the_daemon(installed: Host) -> None:
     """The last test of this guest: a lockdown cannot be undone."""
-    unloaded.out("echo confidentiality >/sys/kernel/security/lockdown")
-    done = unloaded.guest.run(f"{PROGRAM} load", check=False)
-    assert done.returncode == 69, done.output
-    assert "reason lockdown\n" in unloaded.out(f"cat {STATE}") + "\n"
+    installed.run(f"systemctl stop resctrlmond && {PROGRAM} unload")
+    installed.run("echo confidentiality >/sys/kernel/security/lockdown")
+    installed.start()
+    assert "state unavailable\nreason lockdown\n" in installed.out(f"cat {STATE}")
+    assert installed.out("systemctl show -P Result,ExecMainStatus resctrlmond-witness") == "success\n69"
+    assert installed.out("ls /sys/fs/bpf") == ""
