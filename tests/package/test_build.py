@@ -106,7 +106,7 @@ def test_every_page_unit_and_command_is_in_a_package(built: Path) -> None:
     assert "/usr/lib/systemd/catalog/resctrlmond.catalog" in everywhere
     scripts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["scripts"].keys()
     commands = {path.removeprefix("/usr/bin/") for path in everywhere if path.startswith("/usr/bin/")}
-    assert commands == scripts - {"resctrlmond-sim"}
+    assert commands == scripts - {"resctrlmond-sim"} | {"resctrlmond-witness"}
 
 
 def test_every_example_is_in_a_package_unchanged(built: Path, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_lintian_finds_nothing_without_an_override(built: Path, tmp_path: Path) 
 
 
 def test_second_build_has_the_same_bytes(built: Path, again: Path) -> None:
-    for name in ("resctrlmond", "python3-resctrlmond"):
+    for name in ("resctrlmond", "python3-resctrlmond", "resctrlmond-witness"):
         assert deb(again, name).read_bytes() == deb(built, name).read_bytes(), name
     for kind in ("*.dsc", "*.tar.xz"):
         assert {file.name: file.read_bytes() for file in again.glob(kind)} == {
@@ -200,7 +200,7 @@ test $status -eq 0 || test $status -eq 2
 
 @pytest.mark.parametrize("suite", ["trixie", "sid"])
 def test_autopkgtest_passes_with_packages_of_one_debian_only(built: Path, tmp_path: Path, suite: str) -> None:
-    own = {"resctrlmond", "python3-resctrlmond", "resctrlmon-nri", "resctrlmon-exporter"}
+    own = {"resctrlmond", "python3-resctrlmond", "resctrlmon-nri", "resctrlmon-exporter", "resctrlmond-witness"}
     depends = {
         re.split(r"[ :(]", word.strip())[0]
         for package in built.glob("*.deb")
