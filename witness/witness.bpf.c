@@ -3,8 +3,9 @@
  * Charge the CPU time of each task to the control group, the CLOSID and the RMID with which the task used it.
  *
  * A task's time is charged when its control group changes, before and after each write to a file "tasks" of resctrl that
- * names it, when it ends, and when the kernel frees it. The account of a task has the time that was charged before, so each nanosecond is charged once. All that is charged is in the table "sums"; what is not yet charged is
- * the difference of two columns of the file "tasks".
+ * names it, when it ends, and when the kernel frees it. The account of a task has the time that was charged before, so each
+ * nanosecond is charged once. All that is charged is in the table "sums"; what is not yet charged is the difference of two
+ * columns of the file "tasks".
  *
  * The files are iterators: reading one runs a program, which prints a line for each element. See resctrlmond-witness(8).
  */
