@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handle org.resctrlmon.Hook.Run: assign a container at its start, and remove it at its end."""
+"""Handle org.resctrlmon.Hook.Run: assign a container at its start, and end its member at poststop."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of all exported metrics, with their labels and texts. resctrlmon-exporter(8) lists them."""
+"""The names of all exported metrics, with their labels and texts. resctrlmon-exporter(8) lists them.
+
+A new metric is declared here, and gets its value in ``collector``, or in ``health`` if it is about the service.
+"""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other programs of the host: the units of systemd, and other owners of monitoring groups."""
+"""Systemd units, the program before their commands, and other owners of monitoring groups on the host."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sightings of tasks outside their group or in it, and of writes by other programs. It changes no group."""
+"""Sightings of tasks outside their group or in it, and of foreign writes. It moves no task, but lowers qualities."""

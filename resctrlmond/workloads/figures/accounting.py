@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Totals: the exact differences between the baseline of a workload and a later reading."""
+"""Totals: the exact differences between the baseline of a workload and a later reading.
+
+A total is at best as good as the baseline, which ``Group.downgraded`` lowers. ``reasons`` has the causes.
+"""
 
 from __future__ import annotations
 

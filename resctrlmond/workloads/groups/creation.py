@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Create groups, and write their baselines. A crash between any two steps can be recovered."""
+"""Create groups, and write their baselines. A crash between any two steps can be recovered.
+
+The record is on disk before the directory, and has the nonce that the directory gets after mkdir. A kill between the
+two leaves a directory with our mark and another nonce, which the next try takes (``_take_existing``), and without
+such a try ``recovery`` removes.
+"""
 
 from __future__ import annotations
 

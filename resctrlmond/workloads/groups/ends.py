@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detect that members have ended, and end their claims, and with the last claim the workload."""
+"""Detect that members have ended, and end their claims, and with the last claim the workload.
+
+``removal`` reads and writes the end values.
+"""
 
 from __future__ import annotations
 

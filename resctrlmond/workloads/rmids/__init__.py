@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue for RMIDs, and how units and bandwidth counters share them. It changes groups through the verbs."""
+"""The queue for RMIDs, and how units and bandwidth counters share them. It changes groups with the rooms below."""

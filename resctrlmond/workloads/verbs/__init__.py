@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs: functions of a context that create, change, read and end workloads."""
+"""The verbs, and the steps that they share: functions of a context that create, change, read and end workloads."""
