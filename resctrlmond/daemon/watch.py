@@ -133,10 +133,11 @@ class Watch:
 
     def _begin(self, key: str, member: Member) -> _Watched:
         watched = _Watched(member)
-        with contextlib.suppress(OSError, NotRead):
-            if member.pid:
+        if member.pid:
+            with contextlib.suppress(OSError, NotRead):
                 self._watch_process(key, member, watched)
-            if member.cgroup:
+        if member.cgroup:
+            with contextlib.suppress(OSError, NotRead):
                 self._watch_cgroup(key, member, watched)
         return watched
 

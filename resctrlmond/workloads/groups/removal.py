@@ -261,6 +261,7 @@ def _remove_incomplete(ctx: Context, group: Group) -> None:
 def discard_group(ctx: Context, txn: Transaction, group: Group) -> None:
     """Undo the creation of a group for a call that failed."""
     _discard_files(ctx, txn, group)
+    ctx.runs.of(txn.key).groups.pop(group.nonce, None)
     txn.save(txn.workload.without_group(group.folder))
 
 
@@ -271,12 +272,12 @@ def discard_run(ctx: Context, txn: Transaction, ended: Workload | None) -> None:
         for group in workload.groups[1:]:
             discard_group(ctx, txn, group)
         _discard_files(ctx, txn, workload.first)
-    ctx.runs.forget(txn.key)  # the next run has the same generation
     if ended is None:
         txn.drop()
     else:
         ctx.snapshots.bring_back(ended.key, ended.generation)
         txn.restore(ended)
+    ctx.runs.forget(txn.key)  # the next run has the same generation
 
 
 def _discard_files(ctx: Context, txn: Transaction, group: Group) -> None:

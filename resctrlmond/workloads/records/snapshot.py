@@ -78,7 +78,7 @@ class Snapshots:
         # By subfolder: the time.monotonic_ns() after the readings of its checkpoint; infinite after the last reading.
         self._read_until: dict[str, float] = {}
         # By subfolder: the readings that keep_read() has last written (as a digest), their file, and their number. If
-        # no checkpoint is skipped, an idle minute takes 1.5 times the CPU time without it (with Memory.checkpoints).
+        # no checkpoint is skipped, an idle minute takes 1.5 times the CPU time without it (and the kept numbers).
         self._kept: dict[str, tuple[bytes, tuple[int, int], int]] = {}
         self._writes = 0
         # By subfolder: the begin values of a run that has not ended. Each total needs them, and each is in a file of

@@ -149,8 +149,13 @@ class Maintenance:
         """Downgrade workloads after writes of other programs to resctrl; see ``Interference.react``."""
 
         def inspect(txn: Transaction, inspect_groups: Inspect) -> None:
+            def follow_and_inspect(txn: Transaction) -> None:
+                # The sweep may not have found them: another program may have a group in the place of ours.
+                location.follow(self._ctx, txn)
+                inspect_groups(txn)
+
             placement.sweep(self._ctx, txn)
-            self._inspect(txn, inspect_groups)
+            self._inspect(txn, follow_and_inspect)
 
         return self._ctx.interference.react(lambda key: self._guarded(key, "inspecting", is_tick=False), inspect)
 
@@ -217,7 +222,7 @@ class Maintenance:
             run.sleeping = workload, before
 
     def _inspect(self, txn: Transaction, inspect_groups: Inspect) -> None:
-        """Inspect the workload's groups, which were just found."""
+        """Inspect the workload's groups, and once more if they were renamed meanwhile."""
         workload = txn.find()
         if workload is None or workload.state not in (State.ACTIVE, State.IDLE):
             return
@@ -432,8 +437,9 @@ class Maintenance:
         try:
             resume(self._ctx, txn)
         except Exception:
-            # The state of the run that was tried has replaced that of the lost run.
-            self._runs.of(txn.key).resume_try = now, tries + 1
+            # The state of the run that was tried has replaced that of the lost run. If that run has begun, it stays.
+            if txn.workload.is_interrupted:
+                self._runs.of(txn.key).resume_try = now, tries + 1
             raise
 
     def _decide_on_checkpoint(self, workload: Workload, interval_s: float) -> bool:

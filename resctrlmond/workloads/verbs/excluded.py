@@ -44,10 +44,10 @@ _UNASSIGNED_S = 60.0
 def note_pod(ctx: Context, workload: Workload) -> None:
     """Remember the pod of a container that is a workload of its own."""
     if workload.is_observed:
-        _note_apart(ctx, workload.attributes.get(POD_UID, ""), Reason.COUNTED_APART.text(member=workload.key))
+        _remember(ctx, workload.attributes.get(POD_UID, ""), Reason.COUNTED_APART.text(member=workload.key))
     elif workload.profile and not is_pod_uid(workload.key):
         why = Reason.EXCLUDED.text(member=workload.key, profile=workload.profile)
-        _note_apart(ctx, workload.attributes.get(POD_UID, ""), why)
+        _remember(ctx, workload.attributes.get(POD_UID, ""), why)
 
 
 def mark_excluded(ctx: Context, txn: Transaction, why: str) -> None:
@@ -55,7 +55,7 @@ def mark_excluded(ctx: Context, txn: Transaction, why: str) -> None:
 
     To be called before the container is observed, or starts. A pod that begins later is late too.
     """
-    _note_apart(ctx, txn.key, why)
+    _remember(ctx, txn.key, why)
     workload = txn.find()
     if workload is not None and not workload.state.is_over:
         txn.save(workload.downgraded(workload.first, Quality.LATE, why))
@@ -224,7 +224,7 @@ def _started_before(tids: Collection[int], time_ns: float) -> list[int]:
     ]
 
 
-def _note_apart(ctx: Context, pod: str, why: str) -> None:
+def _remember(ctx: Context, pod: str, why: str) -> None:
     if not is_pod_uid(pod):
         return
     excluded, pod = ctx.memory.excluded, canonical_key(pod)

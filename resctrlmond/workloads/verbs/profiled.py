@@ -90,7 +90,7 @@ def with_profile(ctx: Context, assignment: Assignment) -> Assignment:
         return assignment
     pod = canonical_key(assignment.key) if is_pod_uid(assignment.key) else ""
     if pod and _runs_in(ctx, assignment, member):
-        return _apart(assignment, facts)
+        return _with_own_group(assignment, facts)
     if not profiles.by_name or _runs_in(ctx, assignment, canonical_key(assignment.key)):
         return assignment
     choice = of_pod = select(profiles, facts, owner=assignment.owner, cgroup=_cgroup(assignment))
@@ -101,15 +101,15 @@ def with_profile(ctx: Context, assignment: Assignment) -> Assignment:
     _warn_of_unknown(member, choice)
     assignment = dataclasses.replace(assignment, choice=choice, choice_of_workload=of_pod)
     # An id in the form of a pod's UID would be the key of a pod.
-    is_apart = bool(pod) and choice.watch is Watch.CONTAINER and not is_pod_uid(member)
-    if pod and (is_apart or choice.watch is Watch.NONE):
+    has_own_group = bool(pod) and choice.watch is Watch.CONTAINER and not is_pod_uid(member)
+    if pod and (has_own_group or choice.watch is Watch.NONE):
         # First, so that a daemon that is killed in between leaves no exact pod that lacks the container.
         with ctx.store.transaction(pod) as txn:
             mark_excluded(ctx, txn, Reason.EXCLUDED.text(member=member, profile=choice.name))
-    if choice.watch is Watch.NONE or (is_apart and assignment.kind == "sandbox"):
+    if choice.watch is Watch.NONE or (has_own_group and assignment.kind == "sandbox"):
         _leave_out(ctx, assignment, choice, facts, pod)
-    if is_apart:
-        assignment = _apart(assignment, facts)
+    if has_own_group:
+        assignment = _with_own_group(assignment, facts)
     return _with_class(ctx, _with_priority(ctx, assignment))
 
 
@@ -161,7 +161,7 @@ def _runs_in(ctx: Context, assignment: Assignment, key: str) -> bool:
     return known.pid == assignment.pid if assignment.pid else known.cgroup == assignment.cgroup
 
 
-def _apart(assignment: Assignment, facts: Facts) -> Assignment:
+def _with_own_group(assignment: Assignment, facts: Facts) -> Assignment:
     """Return the assignment to a workload of the container alone.
 
     The claim is the daemon's: the caller ends those of its own that it does not know (Reconcile).

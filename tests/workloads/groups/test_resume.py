@@ -18,7 +18,7 @@ from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads.groups import counters
 from resctrlmond.workloads.groups.plan import MAX_RESUME_S, losses_in_a_row, resumes_after_s
-from resctrlmond.workloads.model.errors import ForeignGroup
+from resctrlmond.workloads.model.errors import ForeignGroup, NotWritten
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import PriorRuns, State
 from resctrlmond.workloads.verbs.assign import assign
@@ -322,6 +322,28 @@ def test_the_next_loss_waits_in_full_after_a_call_resumed_the_run(
     clock[0] = 32.1
     host.manager.maintenance.tick()
     assert host.get("k").state is State.ACTIVE
+
+
+def test_the_next_loss_waits_in_full_after_a_resume_that_failed_late(
+    host: Host, process: Start, soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run had begun, and the failed try of it counted for the next loss."""
+    assign(host.ctx, assignment(UID, process().pid))
+    with monkeypatch.context() as patched:
+
+        def fail(*_: object) -> None:
+            raise NotWritten("the disk is full")
+
+        patched.setattr("resctrlmond.workloads.groups.placement.adopt", fail)
+        remove(host, UID)
+        host.manager.maintenance.tick()
+    assert host.get(UID).state is not State.LOST
+    monkeypatch.setattr("resctrlmond.workloads.groups.plan.RESUME_S", 60.0)
+    host.manager.maintenance.tick()
+    assert host.ctx.runs.of(UID).resume_try is None
+    remove(host, UID)
+    host.manager.maintenance.tick()
+    assert host.get(UID).state is State.LOST
 
 
 def test_a_resumed_run_has_its_first_checkpoint_at_once(host: Host, process: Start) -> None:
