@@ -156,6 +156,7 @@ class Client:
                 yield from self.stream(method, parameters)
             except (OSError, VarlinkError) as error:
                 on_failure(error)
+            self.close()
             time.sleep(_AGAIN_S)
 
     def _connected(self) -> socket.socket:
