@@ -150,7 +150,7 @@ class Maintenance:
 
         def inspect(txn: Transaction, inspect_groups: Inspect) -> None:
             def follow_and_inspect(txn: Transaction) -> None:
-                # The sweep may not have found them: another program may have a group in the place of ours.
+                # The sweep may not have found them: another program may have a group in its place.
                 location.follow(self._ctx, txn)
                 inspect_groups(txn)
 
