@@ -172,8 +172,8 @@ MUTANTS = (
     Mutant(
         "an amount that was shown is taken back",
         _WORKLOADS + "records/sums.py",
-        "use = self._shown.pop(workload.key, None) or _Use(())",
-        "self._shown.pop(workload.key, None)\n                use = _Use(())",
+        "use = self._shown.pop(workload.key, None) or RunUse(())",
+        "self._shown.pop(workload.key, None)\n                use = RunUse(())",
         "tests/workloads/records/test_sums.py",
     ),
     Mutant(
@@ -185,7 +185,7 @@ MUTANTS = (
     ),
     Mutant(
         "an end encodes all names of the sums",
-        _WORKLOADS + "records/sums.py",
+        _WORKLOADS + "records/sums_format.py",
         "of.encoded or _encode(name, of)",
         "_encode(name, of)",
         "tests/workloads/records/test_sums.py",

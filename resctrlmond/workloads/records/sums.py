@@ -21,51 +21,46 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from decimal import Decimal, localcontext
+from decimal import localcontext
 
 import msgspec
 
-from resctrlmond.resctrl.counters import EXACTLY, Kind
+from resctrlmond.resctrl.counters import EXACTLY
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
-from resctrlmond.workloads.figures.accounting import Total, digits
+from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.model.clock import utc_now
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.names import names_of
-from resctrlmond.workloads.model.states import NameKind, Quality, worst
+from resctrlmond.workloads.model.states import NameKind, Quality
 from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.records.atomic_files import read_file, write_file, writing
+from resctrlmond.workloads.records.sums_entries import (
+    MAX_NAME_LENGTH,
+    MAX_NAMES,
+    Amounts,
+    Counted,
+    Names,
+    NameSums,
+    Run,
+    RunUse,
+)
+from resctrlmond.workloads.records.sums_format import Contents, Unusable, decode, encode
 from resctrlmond.workloads.records.usage import Usage
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
-# Further names of a grouping, and names that are too long, are counted together under OTHER. Callers choose names:
-# without a limit, each end would write more, and Prometheus would store more series.
-MAX_NAMES = 128
-MAX_NAME_LENGTH = 128
-# Not a namespace of Kubernetes, nor a slice, a user or a profile.
+# Names beyond the limits of a grouping. Not a namespace of Kubernetes, nor a slice, a user or a profile.
 OTHER = "(other)"
 
 _MODE = 0o640
 _SET_ASIDE = ".unreadable"
 _OUTDATED = ".outdated"
-_NUMBER = re.compile(r"[0-9]{1,60}(\.[0-9]{1,9})?", re.ASCII)
-_MAX_EVENTS = 64
 # So many ends are kept for readings that began before them, and each for at least so long: a reading takes less.
 _MOST_ENDS = 4096
 _KEEP_ENDS_S = 120.0
-
-Number = int | Decimal
-# A run: its key, its generation and the nonce of its first group.
-Run = tuple[str, int, int]
-# The name of a workload in each grouping; "" for a grouping in which it has none.
-Names = tuple[str, ...]
-# By event, the amount of each quality. That of UNKNOWN is the number of runs without a number.
-Amounts = dict[str, dict[Quality, Number]]
 
 
 class NameUse(msgspec.Struct, frozen=True):
@@ -94,87 +89,6 @@ class SumsUse(msgspec.Struct, frozen=True):
     names: dict[NameKind, list[NameUse]]
 
 
-class _Use(msgspec.Struct):
-    """The use of one run. ``parts``: by names and event, what was counted under these names.
-
-    ``workload`` has the present names ``names``. ``has_run``: the workload has had a member.
-    """
-
-    names: Names
-    has_run: bool = False
-    workload: Workload | None = None
-    parts: dict[Names, dict[str, Number]] = msgspec.field(default_factory=dict)
-    qualities: dict[str, Quality] = msgspec.field(default_factory=dict)
-
-    def take(self, totals: Iterable[Total]) -> None:
-        """Add what these totals exceed the known amounts by, under the present names. No amount falls."""
-        for total in totals:
-            name = total.event.name
-            if total.event.kind is Kind.GAUGE or (name not in self.qualities and len(self.qualities) >= _MAX_EVENTS):
-                continue
-            known = [part[name] for part in self.parts.values() if name in part]
-            before = sum(known)
-            if total.number is None and known:
-                self.qualities[name] = worst(self.qualities[name], Quality.ESTIMATED)
-                continue
-            self.qualities[name] = total.quality
-            if total.number is None:
-                continue
-            if total.number < before:
-                self.qualities[name] = worst(total.quality, Quality.ESTIMATED)
-            elif total.number > before or not known:
-                part = self.parts.setdefault(self.names, {})
-                part[name] = part.get(name, 0) + total.number - before
-
-    def downgrade_except(self, events: Collection[str]) -> None:
-        """Mark the amounts of all events but these: they were shown, and the present totals lack them."""
-        for name in self.qualities.keys() - events:
-            self.qualities[name] = worst(self.qualities[name], Quality.ESTIMATED)
-
-    def amounts(self) -> Iterable[tuple[Names, str, Quality, Number]]:
-        """Yield what each name used of each event; 1 with UNKNOWN for an event without a number."""
-        for name, quality in self.qualities.items():
-            found = [(names, part[name]) for names, part in self.parts.items() if name in part]
-            if not found:
-                yield self.names, name, Quality.UNKNOWN, 1
-            for names, number in found:
-                yield names, name, quality, number
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether a run that may have used something has no total of any event: it never had an RMID, for example."""
-        return self.has_run and not self.qualities
-
-    @property
-    def quality(self) -> Quality:
-        """The worst quality of the events."""
-        return worst(*self.qualities.values()) if self.qualities else Quality.UNKNOWN
-
-
-class _Counted(msgspec.Struct):
-    """A run that is in the sums. The file has it from ``version`` on.
-
-    ``had_loss``: the run lost a group.
-    """
-
-    use: _Use
-    version: int
-    had_loss: bool
-
-
-class _Name(msgspec.Struct):
-    """The ended runs of one name. ``encoded`` is their text in the file; None if it has changed.
-
-    Without the texts, the end of a container takes 1.1 times the CPU time with 10 namespaces, and 1.3 times with 128.
-    ``missing`` is the number of runs that have no total of any event (``_Use.is_missing``).
-    """
-
-    ends: dict[Quality, int] = msgspec.field(default_factory=dict)
-    amounts: Amounts = msgspec.field(default_factory=dict)
-    missing: int = 0
-    encoded: bytes | None = None
-
-
 class Sums:
     """The sums in the file ``path``. ``final_totals`` returns the totals of a run that has ended. Thread-safe.
 
@@ -188,13 +102,13 @@ class Sums:
         self._guard = threading.Lock()
         self._writing = threading.Lock()
         self._since, self._reset, self._lost = utc_now(), "", 0
-        self._names: dict[NameKind, dict[str, _Name]] = {grouping: {} for grouping in NameKind}
+        self._names: dict[NameKind, dict[str, NameSums]] = {grouping: {} for grouping in NameKind}
         # The runs in the sums whose records do not state that yet.
-        self._counted: dict[Run, _Counted] = {}
+        self._counted: dict[Run, Counted] = {}
         # The ended runs that are missing in the sums, because their totals could not be read.
         self._unread: set[Run] = set()
         # By key: the amounts of running workloads that a caller has got.
-        self._shown: dict[str, _Use] = {}
+        self._shown: dict[str, RunUse] = {}
         # By key: the run of amounts in ``_shown`` that the file of the last daemon has.
         self._restored: dict[str, Run] = {}
         # By key: when a run ended (time.monotonic()). Readings that began before are about that run.
@@ -222,7 +136,7 @@ class Sums:
             if not os.path.lexists(path):
                 return ""
             why = "it lacks a run whose record was replaced or removed while the file could not be written"
-        except (_Unusable, OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
+        except (Unusable, OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
             why = str(error)
         except NotRead as error:
             if error.errno != errno.EIO:
@@ -257,23 +171,16 @@ class Sums:
         return read_file(self._path)  # an error that passes must not cost the sums
 
     def _take(self, data: bytes) -> None:
-        """Replace the sums in memory by those of the file. Raises _Unusable and ValueError, before any change."""
-        version = _VERSION_DECODER.decode(data).version
-        if version != VERSION:
-            raise _Unusable(f"written by another version of resctrlmond (format {version}, not {VERSION})")
-        found = _DECODER.decode(data)
-        if found.boot_id != self._boot_id:
-            raise _Unusable("written before this boot")
-        names = {grouping: _names_from(found.sums.get(grouping, {})) for grouping in NameKind}
-        counted = {(one.key, one.generation, one.nonce): _counted_from(one) for one in found.counted}
+        """Replace the sums in memory by those of the file. Raises Unusable and ValueError, before any change."""
+        found = decode(data, self._boot_id)
         self._since, self._reset, self._lost = found.since, found.reset, found.lost
-        self._names, self._counted, self._written = names, counted, self._version
-        self._shown = {one.key: _counted_from(one).use for one in found.renamed}
+        self._names, self._counted, self._written = found.names, found.counted, self._version
+        self._shown = {run[0]: use for run, use in found.renamed.items()}
+        self._restored = {run[0]: run for run in found.renamed}
         for use in self._shown.values():
             for known in (use.names, *use.parts):
                 for grouping, name in zip(NameKind, known, strict=True):
-                    self._names[grouping].setdefault(name, _Name())
-        self._restored = {one.key: (one.key, one.generation, one.nonce) for one in found.renamed}
+                    self._names[grouping].setdefault(name, NameSums())
 
     def recover(self, workloads: Mapping[str, Workload], unreadable: Collection[str]) -> None:
         """Compare with the records of the last daemon, and write the file.
@@ -331,17 +238,17 @@ class Sums:
                 self._unread.discard(run)
             known = self._counted.get(run)
             if known is None:
-                use = self._shown.pop(workload.key, None) or _Use(())
+                use = self._shown.pop(workload.key, None) or RunUse(())
                 use.names = self._slots(_names(workload))
             else:
-                use = _copy(known.use)
+                use = known.use.copy()
             use.take(totals)
             use.downgrade_except({total.event.name for total in totals})
             use.workload, use.has_run = None, use.has_run or bool(workload.members or problem)
             self._ends[workload.key] = time.monotonic()
             if len(self._ends) > _MOST_ENDS:
                 self._forget_ends(time.monotonic() - _KEEP_ENDS_S)
-            counted = _Counted(use, self._version + 1, _had_loss(workload))
+            counted = Counted(use, self._version + 1, _had_loss(workload))
             if known is not None:
                 counted.version = known.version
                 if (known.use, known.had_loss) == (use, counted.had_loss):
@@ -428,7 +335,7 @@ class Sums:
                 with contextlib.suppress(OSError):
                     os.rename(self._path + _OUTDATED, self._path)
 
-    def _add(self, counted: _Counted, sign: int) -> None:
+    def _add(self, counted: Counted, sign: int) -> None:
         """Add a run to its names, or subtract it with the ``sign`` -1."""
         use, quality = counted.use, counted.use.quality
         for grouping, name in zip(NameKind, use.names, strict=True):
@@ -441,9 +348,9 @@ class Sums:
                 amounts[of_amount] = amounts.get(of_amount, 0) + sign * number
         self._lost += sign * counted.had_loss
 
-    def _name(self, grouping: NameKind, name: str) -> _Name:
+    def _name(self, grouping: NameKind, name: str) -> NameSums:
         """Return the sums of a name, which is about to change."""
-        of = self._names[grouping].setdefault(name, _Name())
+        of = self._names[grouping].setdefault(name, NameSums())
         of.encoded = None
         return of
 
@@ -459,7 +366,7 @@ class Sums:
         if name and (len(name) > MAX_NAME_LENGTH or sum(map(_takes_slot, known)) >= MAX_NAMES):
             name = OTHER
         if name not in known:
-            known[name] = _Name()
+            known[name] = NameSums()
             self._version += 1
         return name
 
@@ -506,29 +413,14 @@ class Sums:
         return self._problem
 
     def _encoded(self) -> bytes:
-        """Return the content of the file. Only the names that have changed are encoded."""
-        head = {
-            "version": VERSION,
-            "bootId": self._boot_id,
-            "since": self._since,
-            "reset": self._reset,
-            "lost": self._lost,
-        }
-        parts = [msgspec.json.encode(head)[:-1], b',\n"sums":{']
-        for number, (grouping, names) in enumerate(self._names.items()):
-            parts.append(b'%b\n"%b":{\n' % (b"," if number else b"", grouping.encode()))
-            parts.append(b",\n".join([of.encoded or _encode(name, of) for name, of in names.items()]))
-            parts.append(b"}")
-        counted = [_encoded_run(run, counted.use, counted.had_loss) for run, counted in self._counted.items()]
         # The amounts of former names cannot be computed again.
-        renamed = [
-            _encoded_run(run_of(use.workload), use)
+        renamed = {
+            run_of(use.workload): use
             for use in self._shown.values()
             if use.workload is not None and any(names != use.names for names in use.parts)
-        ]
-        runs = msgspec.json.encode(counted), msgspec.json.encode(renamed)
-        parts.append(b'},\n"counted":%b,\n"renamed":%b}\n' % runs)
-        return b"".join(parts)
+        }
+        contents = Contents(self._since, self._reset, self._lost, self._names, self._counted, renamed)
+        return encode(contents, self._boot_id)
 
     # -- reading
 
@@ -555,7 +447,9 @@ class Sums:
                 workload = find(key)
                 if workload is None or workload.is_finished:
                     self._keep_discarded(key)
-            names = {grouping: _copies(self._names[grouping]) for grouping in groupings}
+            names = {
+                grouping: {name: of.copy() for name, of in self._names[grouping].items()} for grouping in groupings
+            }
             running: dict[tuple[NameKind, str], int] = {}
             for use in self._shown.values():
                 for grouping, name in zip(NameKind, use.names, strict=True):
@@ -585,7 +479,7 @@ class Sums:
         is_ending = workload.state is State.ENDING or workload.state.is_over
         if is_ending and run_of(workload) in self._counted:
             return
-        use = self._shown.setdefault(workload.key, _Use(()))
+        use = self._shown.setdefault(workload.key, RunUse(()))
         if use.workload is not workload:
             names = self._slots(_names(workload))
             if use.parts and names != use.names:
@@ -608,10 +502,6 @@ class Sums:
 
     def _forget_ends(self, before: float) -> None:
         self._ends = {key: then for key, then in self._ends.items() if then >= before}
-
-
-class _Unusable(Exception):
-    """The file cannot be used, although it can be read."""
 
 
 def run_of(workload: Workload) -> Run:
@@ -638,19 +528,7 @@ def _takes_slot(name: str) -> bool:
     return name not in ("", OTHER)
 
 
-def _copy(use: _Use) -> _Use:
-    parts = {names: dict(part) for names, part in use.parts.items()}
-    return _Use(use.names, use.has_run, None, parts, dict(use.qualities))
-
-
-def _copies(names: Mapping[str, _Name]) -> dict[str, _Name]:
-    return {
-        name: _Name(dict(of.ends), {event: dict(amounts) for event, amounts in of.amounts.items()}, of.missing)
-        for name, of in names.items()
-    }
-
-
-def _add_missing(names: Mapping[NameKind, Mapping[str, _Name]]) -> None:
+def _add_missing(names: Mapping[NameKind, Mapping[str, NameSums]]) -> None:
     """Count the runs without any total as runs without a number of each event that the machine has."""
     every = [of for of_grouping in names.values() for of in of_grouping.values()]
     events = dict.fromkeys(event for of in every for event in of.amounts)
@@ -658,101 +536,3 @@ def _add_missing(names: Mapping[NameKind, Mapping[str, _Name]]) -> None:
         for event in events if of.missing else ():
             amounts = of.amounts.setdefault(event, {})
             amounts[Quality.UNKNOWN] = amounts.get(Quality.UNKNOWN, 0) + of.missing
-
-
-# -- the file
-
-
-class _Version(msgspec.Struct):
-    version: int
-
-
-class _NameInFile(msgspec.Struct):
-    ends: dict[Quality, int]
-    amounts: dict[str, dict[Quality, str]]
-    missing: int = 0
-
-
-class _PartInFile(msgspec.Struct):
-    names: tuple[str, str, str, str]
-    amounts: dict[str, str]
-
-
-class _RunInFile(msgspec.Struct):
-    key: str
-    generation: int
-    nonce: int
-    names: tuple[str, str, str, str]
-    lost: bool
-    qualities: dict[str, Quality]
-    parts: list[_PartInFile]
-    has_run: bool = False
-
-
-class _File(msgspec.Struct, rename="camel"):
-    boot_id: str
-    since: str
-    reset: str
-    lost: int
-    sums: dict[NameKind, dict[str, _NameInFile]]
-    counted: list[_RunInFile]
-    renamed: list[_RunInFile] = []
-
-
-# Created by the import, as in ``nested``.
-_VERSION_DECODER = msgspec.json.Decoder(_Version)
-_DECODER = msgspec.json.Decoder(_File)
-
-
-def _encode(name: str, of: _Name) -> bytes:
-    amounts = {
-        event: {quality: digits(number) for quality, number in by_quality.items()}
-        for event, by_quality in of.amounts.items()
-    }
-    content = {"ends": of.ends, "amounts": amounts, "missing": of.missing}
-    of.encoded = b"%b:%b" % (msgspec.json.encode(name), msgspec.json.encode(content))
-    return of.encoded
-
-
-def _encoded_run(run: Run, use: _Use, had_loss: bool = False) -> _RunInFile:
-    parts = [
-        _PartInFile(_as_in_file(names), {event: digits(number) for event, number in part.items()})
-        for names, part in use.parts.items()
-    ]
-    return _RunInFile(*run, _as_in_file(use.names), had_loss, use.qualities, parts, use.has_run)
-
-
-def _as_in_file(names: Names) -> tuple[str, str, str, str]:
-    """Return the names as a tuple of four, which is their type in the file."""
-    namespace, slice_, user, profile = names
-    return namespace, slice_, user, profile
-
-
-def _names_from(names: Mapping[str, _NameInFile]) -> dict[str, _Name]:
-    if len(names) > MAX_NAMES + 2 or any(len(name) > MAX_NAME_LENGTH for name in names):
-        raise _Unusable("it has too many names, or names that are too long")
-    return {
-        name: _Name(
-            of.ends,
-            {
-                event: {quality: _number(text) for quality, text in amounts.items()}
-                for event, amounts in of.amounts.items()
-            },
-            of.missing,
-        )
-        for name, of in names.items()
-    }
-
-
-def _counted_from(one: _RunInFile) -> _Counted:
-    parts: dict[Names, dict[str, Number]] = {
-        part.names: {event: _number(text) for event, text in part.amounts.items()} for part in one.parts
-    }
-    return _Counted(_Use(one.names, one.has_run, None, parts, one.qualities), 0, one.lost)
-
-
-def _number(text: str) -> Number:
-    if not _NUMBER.fullmatch(text):
-        raise _Unusable(f"{text[:64]!r} is not a number")
-    with localcontext(EXACTLY):
-        return Decimal(text) if "." in text else int(text)

@@ -27,9 +27,10 @@ from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import NameKind, Quality
 from resctrlmond.workloads.model.workload import Member, PriorRuns, State, Workload, replace
-from resctrlmond.workloads.records import atomic_files, sums
+from resctrlmond.workloads.records import atomic_files, sums, sums_format
 from resctrlmond.workloads.records.store import Store
-from resctrlmond.workloads.records.sums import MAX_NAME_LENGTH, MAX_NAMES, OTHER, NameUse, Sums, SumsUse, run_of
+from resctrlmond.workloads.records.sums import OTHER, NameUse, Sums, SumsUse, run_of
+from resctrlmond.workloads.records.sums_entries import MAX_NAME_LENGTH, MAX_NAMES
 from resctrlmond.workloads.records.usage import Usage
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.read import read
@@ -689,7 +690,7 @@ def test_a_run_whose_totals_can_never_be_read_is_missing_after_an_early_kill(
 
 def test_a_defect_does_not_keep_a_run_from_ending(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     host.begin("a")
-    monkeypatch.setattr(sums, "_encode", no_space)
+    monkeypatch.setattr(sums_format, "_encode", no_space)
     assert host.end("a", total(7)).uncounted
     assert "out of date" in host.sums.problem
 
@@ -736,13 +737,13 @@ def test_an_end_encodes_only_its_own_names(host: Machine, monkeypatch: pytest.Mo
     for number in range(50):
         host.begin(f"k{number}", attributes={"pod.namespace": f"n{number}"})
         host.end(f"k{number}", total(1))
-    encode, encoded = sums._encode, []
+    encode, encoded = sums_format._encode, []
 
     def counted(name: str, of_name: Any) -> bytes:
         encoded.append(name)
         return encode(name, of_name)
 
-    monkeypatch.setattr(sums, "_encode", counted)
+    monkeypatch.setattr(sums_format, "_encode", counted)
     host.begin("new", attributes={"pod.namespace": "n7"})
     host.end("new", total(1))
     assert sorted(encoded) == ["", "", "", "n7"]
