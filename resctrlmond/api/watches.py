@@ -30,7 +30,7 @@ from resctrlmond.workloads.model.workload import State, Workload
 from resctrlmond.workloads.records.totals import shown
 from resctrlmond.workloads.verbs.read import read
 
-# As ``verbs.Service.run``.
+# As ``service.Service.run``.
 Run: TypeAlias = Callable[..., Awaitable[Any]]
 
 _log = logging.getLogger(__name__)

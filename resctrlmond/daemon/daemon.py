@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from resctrlmond.api import sockets
 from resctrlmond.api.access import Policy
+from resctrlmond.api.service import Service
 from resctrlmond.api.varlink import interfaces as varlink_interfaces
-from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.configuration.config import Config, is_within
 from resctrlmond.configuration.config_file import ConfigError

@@ -13,7 +13,8 @@ import pytest
 
 from resctrlmond.api import types
 from resctrlmond.api.access import Caller
-from resctrlmond.api.verbs import COMMON_ERRORS, Service, Verb
+from resctrlmond.api.service import Service
+from resctrlmond.api.verbs import COMMON_ERRORS, Verb
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.fuse.mount import Simulation

@@ -21,7 +21,7 @@ import pytest
 
 import resctrlmond.api
 from resctrlmond.api.access import Policy
-from resctrlmond.api.verbs import Service
+from resctrlmond.api.service import Service
 from resctrlmond.api.workers import Workers
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.workload import Workload

@@ -16,10 +16,11 @@ import pytest
 
 from resctrlmond.api.access import Access, Policy
 from resctrlmond.api.dbus.interfaces import INTERFACES, PEER
+from resctrlmond.api.service import Service
 from resctrlmond.api.signatures import UNIT
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink import interfaces as varlink
-from resctrlmond.api.verbs import VERBS, Service
+from resctrlmond.api.verbs import VERBS
 from resctrlmond.api.workers import Workers
 from resctrlmond.workloads.manager import Manager
 from tests.api.private_bus import (

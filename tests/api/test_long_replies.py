@@ -21,9 +21,9 @@ from resctrlmond.api import types
 from resctrlmond.api.access import Policy
 from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.lists import PAGE_BYTES, bounded, pages
+from resctrlmond.api.service import Service
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink import interfaces
-from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Workers
 from resctrlmond.client import Client, VarlinkError
 from resctrlmond.workloads.manager import Manager

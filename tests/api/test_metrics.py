@@ -18,8 +18,8 @@ import pytest
 
 from resctrlmond.api import types
 from resctrlmond.api.access import Caller, Policy
+from resctrlmond.api.service import Service
 from resctrlmond.api.varlink import metrics
-from resctrlmond.api.verbs import Service
 from resctrlmond.client import Client, VarlinkError
 from resctrlmond.resctrl.counters import EVENTS
 from resctrlmond.resctrl.errors import PermissionDenied

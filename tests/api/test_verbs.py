@@ -23,9 +23,10 @@ import resctrlmond
 from resctrlmond.api import errors, exit_codes, types
 from resctrlmond.api.access import Access, Caller, Policy
 from resctrlmond.api.dbus.server import NameTaken
+from resctrlmond.api.service import Service
 from resctrlmond.api.signatures import HOOK, MANAGER, UNIT
 from resctrlmond.api.varlink.interfaces import description
-from resctrlmond.api.verbs import VERBS, Service
+from resctrlmond.api.verbs import VERBS
 from resctrlmond.api.workers import Workers
 from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.daemon.startup import StartupError

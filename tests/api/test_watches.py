@@ -15,7 +15,8 @@ import pytest
 
 from resctrlmond.api import types, watches
 from resctrlmond.api.access import Caller, Policy
-from resctrlmond.api.verbs import VERBS, Service
+from resctrlmond.api.service import Service
+from resctrlmond.api.verbs import VERBS
 from resctrlmond.api.watches import Watches
 from resctrlmond.api.workers import Workers
 from resctrlmond.resctrl.counters import event

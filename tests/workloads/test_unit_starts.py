@@ -22,9 +22,9 @@ import msgspec
 import pytest
 
 from resctrlmond.api.access import Policy
+from resctrlmond.api.service import Service as Verbs
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink.interfaces import unit_server
-from resctrlmond.api.verbs import Service as Verbs
 from resctrlmond.api.workers import Workers
 from resctrlmond.daemon import unit_starts, units
 from resctrlmond.daemon.systemd import Systemd

@@ -17,7 +17,7 @@ The checks of a call, in order:
    (``access.Policy``). This check decides: that of steps 2 and 3 only keeps calls from being decoded.
 6. ``server._Connection``: for calls that only read, unread replies of the user and ``budget.ReplyBudget``.
 7. ``values.request``: the types of the arguments.
-8. ``verbs.Service``: for readers a free thread (``workers.Lane``).
+8. ``service.Service``: for readers a free thread (``workers.Lane``).
 9. The function of the verb: owner, PID namespace and descriptors. The manager checks keys, classes and paths.
 """
 

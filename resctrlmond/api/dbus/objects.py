@@ -16,7 +16,8 @@ from resctrlmond.api.dbus import values
 from resctrlmond.api.dbus.interfaces import INTERFACES, Method
 from resctrlmond.api.dbus.library import DBusError, Message, Variant
 from resctrlmond.api.lists import MAX_LIST_BYTES, bounded
-from resctrlmond.api.verbs import VERBS, Service, Verb, reported
+from resctrlmond.api.service import Service, reported
+from resctrlmond.api.verbs import VERBS, Verb
 from resctrlmond.api.workers import Lane
 from resctrlmond.resctrl.errors import PermissionDenied
 from resctrlmond.workloads.manager import Manager

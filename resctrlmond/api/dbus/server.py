@@ -27,7 +27,7 @@ from resctrlmond.api.dbus.subscribers import Subscribers
 from resctrlmond.api.dbus.unread import Unread
 from resctrlmond.api.errors import ERRORS, name_of
 from resctrlmond.api.exit_codes import DBUS_PREFIX
-from resctrlmond.api.verbs import Service
+from resctrlmond.api.service import Service
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.workloads.model.workload import Workload
 

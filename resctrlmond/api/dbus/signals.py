@@ -14,7 +14,7 @@ from resctrlmond.api.dbus import values
 from resctrlmond.api.dbus.interfaces import INTERFACES
 from resctrlmond.api.dbus.library import Message, MessageType
 from resctrlmond.api.dbus.objects import workload_properties, workloads_by_key
-from resctrlmond.api.verbs import Service
+from resctrlmond.api.service import Service
 from resctrlmond.api.workers import Lane
 from resctrlmond.workloads.model.workload import Workload
 

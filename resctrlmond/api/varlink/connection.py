@@ -9,7 +9,7 @@ The checks of a call, from the bytes of the socket to the call of the manager:
 4. ``Connection._resolve``: the interface and the method exist; the caller may call the method
    (``access.Policy``, only here); then the types of the parameters.
 5. ``budget.ReplyBudget``: for calls that only read, memory for the reply.
-6. ``verbs.Service``: for readers a free thread (``workers.Lane``). ``hook_queue.HookQueue``: the turn of a hook.
+6. ``service.Service``: for readers a free thread (``workers.Lane``). ``hook_queue.HookQueue``: the turn of a hook.
    ``unit_starts.UnitStarts``: whether systemd has started the caller, and the limit of refused calls.
 7. The function of the verb: owner, PID namespace and descriptors. The manager checks keys, classes and paths.
 """

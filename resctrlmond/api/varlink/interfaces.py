@@ -12,12 +12,13 @@ from typing import Any, NoReturn
 from resctrlmond import __version__
 from resctrlmond.api import definitions
 from resctrlmond.api.access import Access, Caller
+from resctrlmond.api.service import Service
 from resctrlmond.api.signatures import HOOK, MANAGER, UNIT
 from resctrlmond.api.types import NoParameters
 from resctrlmond.api.varlink import metrics
 from resctrlmond.api.varlink.messages import EXPECTED_MORE
 from resctrlmond.api.varlink.server import Interface, Limits, Method, Server, VarlinkError
-from resctrlmond.api.verbs import VERBS, Service, Verb
+from resctrlmond.api.verbs import VERBS, Verb
 from resctrlmond.api.workers import Lane
 
 URL = "https://github.com/resctrlmon/resctrlmond"

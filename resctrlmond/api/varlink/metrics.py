@@ -19,10 +19,11 @@ import msgspec
 from resctrlmond.api import types
 from resctrlmond.api.access import Access, Caller
 from resctrlmond.api.monotone import Monotone
+from resctrlmond.api.service import Service
 from resctrlmond.api.varlink.frames import VarlinkError
 from resctrlmond.api.varlink.messages import EXPECTED_MORE
 from resctrlmond.api.varlink.methods import Interface, Method
-from resctrlmond.api.verbs import VERBS, Service
+from resctrlmond.api.verbs import VERBS
 from resctrlmond.resctrl.counters import EVENTS, Event
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.model.states import Quality
