@@ -9,7 +9,8 @@ import io
 import os
 import sys
 
-from resctrlctl.arguments import VERBS, parse
+from resctrlctl.arguments.command_line import parse
+from resctrlctl.arguments.verbs import VERBS
 from resctrlctl.base.errors import INVALID_NUMBER, CommandError, print_error
 from resctrlctl.connection.bridge import bridge
 from resctrlctl.connection.remote import Remote

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl.arguments import VERBS, build
+from resctrlctl.arguments.verbs import VERBS, build
 from resctrlctl.workloads.workload_table import FILTERS
 from resctrlmond.resctrl.counters import EVENTS
 from resctrlmond.workloads.model.states import Quality, State

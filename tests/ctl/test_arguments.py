@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl.arguments import MAX_PRIORITY, VERBS, Parser, build, parse
+from resctrlctl.arguments.command_line import parse
+from resctrlctl.arguments.parser import MAX_PRIORITY, Parser
+from resctrlctl.arguments.verbs import VERBS, build
 from resctrlctl.base.defaults import SOCKET
 from resctrlmond import __version__
 from resctrlmond.api.errors import ERRORS
@@ -559,7 +561,7 @@ def test_parser_has_only_the_verb_unless_its_help_or_an_error_lists_all(
         found.extend(verbs)
         return build(verbs)
 
-    monkeypatch.setattr("resctrlctl.arguments.build", recorded)
+    monkeypatch.setattr("resctrlctl.arguments.command_line.build", recorded)
     with contextlib.suppress(SystemExit):
         parse(words)
     assert found == added

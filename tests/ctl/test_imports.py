@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from resctrlctl.arguments import VERBS
+from resctrlctl.arguments.verbs import VERBS
 from tests.ctl.conftest import ROOT
 from tests.ctl.fake_manager import FakeManager
 

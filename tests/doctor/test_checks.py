@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resctrlctl.arguments import parse
+from resctrlctl.arguments.command_line import parse
 from resctrlctl.base.defaults import SOCKET as DEFAULT_SOCKET
 from resctrlctl.doctor import service, verb
 from resctrlctl.doctor.finding import Finding, Severity

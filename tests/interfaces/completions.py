@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from resctrlctl.arguments import VERBS, build
+from resctrlctl.arguments.verbs import VERBS, build
 from resctrlctl.workloads.workload_table import FIELDS, FILTERS
 from resctrlmond.resctrl.counters import EVENTS
 from resctrlmond.workloads.model.states import Quality, State

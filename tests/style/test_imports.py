@@ -18,7 +18,10 @@ ROOMS = {
         *("upkeep", "rmids", "verbs", "groups", "evidence", "machine", "profiles"),
         *("records", "figures", "model"),
     ),
-    "resctrlctl": ("doctor", "live", "host", "units", "run", "workloads", "connection", "screen", "base"),
+    "resctrlctl": (
+        *("arguments", "doctor", "live", "host", "units", "run"),
+        *("workloads", "connection", "screen", "base"),
+    ),
 }
 
 

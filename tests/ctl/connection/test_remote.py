@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from resctrlctl import command
-from resctrlctl.arguments import VERBS
+from resctrlctl.arguments.verbs import VERBS
 from resctrlctl.base.errors import CommandError
 from resctrlctl.connection.daemon import Daemon
 from resctrlctl.connection.remote import Remote, ssh_command

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from resctrlctl.arguments import _SUM_GROUPINGS
+from resctrlctl.arguments.verbs import _SUM_GROUPINGS
 from resctrlctl.host.sums import blocks
 from resctrlctl.screen.layout import to_text
 from resctrlmond.api.types import NameSums, RunCount, Sum, SumsReply

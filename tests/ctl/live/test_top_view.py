@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from resctrlctl import arguments
+from resctrlctl.arguments import verbs
 from resctrlctl.live.top_view import screen
 from resctrlctl.screen.format import shorten
 from resctrlctl.screen.layout import cell_width
@@ -259,8 +259,8 @@ def test_long_name_is_cut_before_figures_are_left_out() -> None:
 
 
 def test_choices_on_the_command_line_are_those_of_the_view() -> None:
-    assert tuple(By) == arguments._GROUPINGS
-    assert tuple(COLUMNS) == arguments._TOP_SORTS
+    assert tuple(By) == verbs._GROUPINGS
+    assert tuple(COLUMNS) == verbs._TOP_SORTS
     root = Path(__file__).parents[3]
     for file in ("man/resctrlctl.1.scd", "resctrlctl/completions/resctrlctl.bash"):
         text = (root / file).read_text()

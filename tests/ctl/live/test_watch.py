@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from resctrlctl import arguments
+from resctrlctl.arguments import verbs
+from resctrlctl.arguments.command_line import parse
 from resctrlctl.live import watch
 from resctrlmond.api.types import Change, Total, Workload
 from resctrlmond.workloads.model.changes import ChangeKind
@@ -53,7 +54,7 @@ REMOVED = change(ChangeKind.REMOVED, "uid-1")
 
 
 def lines(changes: list[Change], *words: str) -> list[str]:
-    selection = watch._Selection(arguments.parse(["watch", *words]))
+    selection = watch._Selection(parse(["watch", *words]))
     found = [(one, selection.line(one)) for one in changes]
     return [watch.text(one, line) for one, line in found if line is not None]
 
@@ -94,10 +95,10 @@ def test_text_of_other_programs_cannot_control_the_terminal() -> None:
 
 
 def test_kinds_of_the_command_line_are_those_of_the_interface() -> None:
-    assert tuple(ChangeKind) == arguments._CHANGES
+    assert tuple(ChangeKind) == verbs._CHANGES
 
 
 def test_wrong_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        arguments.parse(["watch", "--change", "gone"])
+        parse(["watch", "--change", "gone"])
     assert "gone" in capsys.readouterr().err

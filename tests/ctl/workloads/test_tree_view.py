@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl.arguments import parse
+from resctrlctl.arguments.command_line import parse
 from resctrlctl.base.errors import CommandError
 from resctrlctl.screen.output import Json, Output
 from resctrlctl.workloads import listing, source, tree_view

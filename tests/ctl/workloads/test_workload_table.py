@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from resctrlctl import arguments
+from resctrlctl.arguments import verbs
 from resctrlctl.screen.format import format_duration, shorten
 from resctrlctl.workloads.selectors import matching, selectors_of
 from resctrlctl.workloads.workload_table import FIELDS, FILTERS, in_order, lines, selected, table
@@ -217,4 +217,4 @@ def test_every_column_is_in_the_manual_page_and_in_the_completion() -> None:
     completion = (root / "resctrlctl/completions/resctrlctl.bash").read_text()
     assert f"names='{' '.join(FIELDS)}'" in completion
     assert " ".join(FILTERS) in completion
-    assert tuple(FILTERS) == arguments._FILTERS
+    assert tuple(FILTERS) == verbs._FILTERS

@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: verbs and options, with the texts of --help."""
+"""The verbs and their options, with the texts of --help."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
-import os
-import sys
 from collections.abc import Collection
-from typing import Any, NoReturn
+from typing import Any
 
+from resctrlctl.arguments.parser import (
+    MAX_PRIORITY,
+    Parser,
+    count,
+    milliseconds,
+    name_and_value,
+    priority,
+    process_id,
+    seconds,
+    words,
+)
 from resctrlctl.base.defaults import CLAIM, HOOKS_DIR, SOCKET
 from resctrlctl.base.errors import OWN_FAILURE, PROGRAM
-from resctrlctl.screen.width import terminal_width
 from resctrlmond import __version__
-from resctrlmond.api.exit_codes import USAGE
 from resctrlmond.service.arguments import not_empty
 
 _DESCRIPTION = "Show and control the workloads that resctrlmond monitors, and run a command as a workload."
@@ -88,9 +94,7 @@ examples:
   resctrlctl profiles explain nginx.service
 """,
 }
-_JSON = "--json"
-# The limit of the daemon, in resctrlmond.workloads.model.validation.
-MAX_PRIORITY = 1000
+JSON = "--json"
 _WORKLOAD = (
     "the workload: its name in the list, its key (pod UID, container id, unit, ...), or the beginning of an id"
 )
@@ -99,248 +103,11 @@ _PATTERN = "only workloads whose key or name matches this pattern, such as 'shop
 _FILTERS = ("state", "class", "owner", "quality", "namespace", "pod", "container", "unit", "key")
 # The kinds of changes, which types.ChangeKind defines.
 _CHANGES = ("present", "added", "pending", "changed", "ended", "lost", "removed")
-# The options before the verb whose value is the next word.
-_WITH_VALUE = ("--socket", "--host", "-H")
-# The verbs that concern this machine and not only its daemon, with what they do here.
-_ONLY_HERE = {
-    "plot": "reads a file on this machine",
-    "doctor": "examines this machine",
-    "classes": "reads the resctrl filesystem of this machine",
-    "hooks": "reads and changes files on this machine",
-    "units": "reads and changes files on this machine",
-    "report": "reads the journal of this machine",
-    "run": "runs its command on this machine",
-}
 # The groupings and columns of top, which top_view.By and top_view.COLUMNS define.
 _GROUPINGS = ("workload", "pod", "namespace", "unit", "class", "domain")
 # The groupings of sums, which states.NameKind defines.
 _SUM_GROUPINGS = ("namespace", "slice", "user", "profile")
 _TOP_SORTS = ("name", "workloads", "power", "bandwidth", "llc", "energy", "age", "quality")
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=terminal_width() - 2)
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser. For a wrong command line it exits with ``usage_status``."""
-
-    usage_status = USAGE
-
-    def __init__(self, **settings: Any) -> None:
-        # No abbreviated options: a later version may have another option with the same beginning.
-        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **settings)
-        self.verbs: dict[str, Parser] = {}
-
-    @property
-    def options_with_value(self) -> set[str]:
-        """The names of the options whose value is the next word."""
-        return {name for action in self._actions if action.nargs is None for name in action.option_strings}
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        # argparse ignores errors when it writes its help to standard output.
-        if file is sys.stdout:
-            file.write(message)
-        else:
-            super()._print_message(message, file)
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        # argparse lists all choices, also if one of them was mistyped.
-        if action.choices is None or value in action.choices:
-            return
-        choices = [str(choice) for choice in action.choices]
-        near = difflib.get_close_matches(str(value)[:64], choices, n=1)
-        remedy = f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(choices)}"
-        raise argparse.ArgumentError(action, f"there is no {str(value)[:64]!a}. {remedy}")
-
-    def error(self, message: str) -> NoReturn:
-        """Print the error as one line that refers to --help, and exit."""
-        stop = "" if message.endswith("?") else "."
-        self.exit(self.usage_status, f"{self.prog}: {message}{stop} See '{self.prog} --help'\n")
-
-
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Parse the command line; return its options and arguments, with the name of the verb as ``verb``.
-
-    Exits if the command line is wrong.
-    """
-    own, command, parser = _split(argv)
-    # Without a verb, list. A wrong verb stays an error.
-    if not _places_of_words(own) and not {"-h", "--help", "--version"}.intersection(own):
-        own = [*own, "list"]
-    parser = parser or build(_verbs_to_add(own))
-    own = _with_joined_times(own)
-    # Replace --json without a mode: argparse would take the next word, such as a key, as the mode.
-    args, unknown = parser.parse_known_args(["-j" if word == _JSON else word for word in own])
-    unknown = _with_arguments_behind_options(args, unknown)
-    # argparse would report this with the main parser, which has neither the verb's name nor its exit status.
-    if unknown:
-        args.parser.error(f"unknown argument: {unknown[0]}")
-    if not all(map(_is_text, own)):
-        args.parser.error("an argument is not UTF-8")
-    if args.verb == "run":
-        if not command:
-            args.parser.error("the command is missing; it is last, for example: resctrlctl run make -j8")
-        args.command = command
-        if args.append and args.output is None:
-            args.parser.error("argument --append: needs -o FILE")
-        has_target = args.pid is not None or args.cgroup is not None or args.unit is not None
-        if has_target and (args.class_ is not None or args.take_over):
-            args.parser.error("--class and --take-over: not allowed with --pid, --cgroup or --unit")
-        if args.field_separator is not None and args.json != "off":
-            args.parser.error("argument -x: not allowed with --json")
-    _check_combination(args)
-    if args.host is not None:
-        _check_remote(args)
-    if args.socket is None:
-        # The variable names a socket of this machine.
-        args.socket = (args.host is None and os.environ.get("RESCTRLMOND_SOCKET")) or SOCKET
-    return args
-
-
-def _with_arguments_behind_options(args: argparse.Namespace, unknown: list[str]) -> list[str]:
-    """Add the arguments of an action behind an option, as in ``profiles check -q FILE``; return the unknown ones.
-
-    argparse gives optional arguments up at the first option, in Python 3.11 at least.
-    """
-    if not unknown or not all(word and not word.startswith("-") for word in unknown):
-        return unknown
-    if args.verb == "units":
-        args.glob = [*args.glob, *unknown]
-        return []
-    if args.verb == "profiles" and args.subject is None:
-        args.subject = unknown[0]
-        return unknown[1:]
-    return unknown
-
-
-def _check_combination(args: argparse.Namespace) -> None:
-    """Exit if an option or argument of a verb requires, or excludes, another one."""
-    if args.verb == "profiles" and (args.subject is None) != (args.action == "list"):
-        missing = {
-            "show": "the name of a profile",
-            "check": "the path of a file",
-            "explain": "the name of a workload",
-        }
-        args.parser.error(
-            f"{args.action}: "
-            + ("an argument is not allowed" if args.subject else f"{missing[args.action]} is missing")
-        )
-    if args.verb == "profiles" and args.root is not None and args.action != "check":
-        args.parser.error(f"argument --root: not allowed with {args.action}: only check needs the classes")
-    if args.verb == "report" and args.csv and args.json != "off":
-        args.parser.error("argument --csv: not allowed with --json")
-    if args.verb == "plot" and args.json != "off":
-        args.parser.error("argument --json: the recording itself is JSON")
-    if args.verb == "list":
-        _check_list(args)
-    if args.verb == "show" and args.value and not args.property:
-        args.parser.error("argument --value: needs -p NAME")
-    if args.verb == "show" and args.property and args.json != "off":
-        args.parser.error("argument -p/--property: not allowed with --json")
-    if args.verb == "assign" and args.tree and args.pid is None:
-        args.parser.error("argument --tree: not allowed with --cgroup, which includes all control groups below it")
-    if args.verb == "units" and args.action != "status" and not args.glob:
-        needed, example = ("SERVICE", "nginx.service") if "exact" in args.action else ("GLOB", "'*.service'")
-        args.parser.error(
-            f"{args.action}: {needed} is missing, for example: resctrlctl units {args.action} {example}"
-        )
-    if args.verb == "units" and args.action == "status" and args.glob:
-        args.parser.error("status: an argument is not allowed: it shows all globs")
-
-
-def _check_list(args: argparse.Namespace) -> None:
-    if args.units and (args.pods or args.columns):
-        args.parser.error(f"argument --units: not allowed with {'--pods' if args.pods else '--columns'}")
-    # The list of pods has no figures and columns of its own: an option that it ignores would give a wrong list.
-    excluded = {
-        "--all": args.all,
-        "--columns": args.columns,
-        "--filter": args.filter,
-        "--rate": args.rate,
-        "--sort": args.sort,
-    }
-    found = [name for name, value in excluded.items() if value]
-    if args.pods and found:
-        args.parser.error(f"argument --pods: not allowed with {found[0]}")
-
-
-def _check_remote(args: argparse.Namespace) -> None:
-    """Exit if the verb, or one of its options, does not concern the daemon of another host."""
-    reason = _ONLY_HERE.get(args.verb, "")
-    if args.verb == "profiles" and args.action != "explain":
-        reason = "reads files on this machine, except with explain"
-    if args.verb == "status" and args.unit:
-        reason = "of a unit asks systemd on this machine"
-    if reason:
-        args.parser.error(
-            f"argument -H/--host: not allowed, because {args.verb} {reason}. Run it there: ssh HOST resctrlctl "
-            f"{args.verb}"
-        )
-    if getattr(args, "root", None) is not None:
-        args.parser.error("argument --root: not allowed with -H/--host, because it reads files on this machine")
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str], Parser | None]:
-    """Return the words of resctrlctl, those of the command of run, and the parser if the verb is run.
-
-    The command begins after --, or with the first word that is neither an option nor its value.
-    """
-    at = next(iter(_places_of_words(argv)), None)
-    if at is None or argv[at] != "run":
-        return argv, [], None
-    parser = build(["run"])
-    with_value = parser.verbs["run"].options_with_value
-    index = at + 1
-    while index < len(argv):
-        word = argv[index]
-        if word == "--":
-            return argv[:index], argv[index + 1 :], parser
-        if not word.startswith("-") or word == "-":
-            return argv[:index], argv[index:], parser
-        index += 2 if _ends_with_option(word, with_value) else 1
-    return argv, [], parser
-
-
-def _ends_with_option(word: str, with_value: Collection[str]) -> bool:
-    """Return whether the next word is the value of an option, such as -o, or of the last one of -qo."""
-    if word.startswith("--"):
-        return word in with_value
-    first = next((index for index in range(1, len(word)) if f"-{word[index]}" in with_value), None)
-    return first is not None and first == len(word) - 1
-
-
-def _with_joined_times(words: list[str]) -> list[str]:
-    """Return the words with --since and --until joined to their values: argparse would take -1h as an option."""
-    joined: list[str] = []
-    for word in words:
-        if joined and joined[-1] in ("--since", "--until") and word:
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
-
-
-def _places_of_words(words: list[str]) -> list[int]:
-    """Return the indices of the words, without the options and the values of the common options."""
-    return [
-        index
-        for index, word in enumerate(words)
-        if not word.startswith("-") and (index == 0 or not _ends_with_option(words[index - 1], _WITH_VALUE))
-    ]
-
-
-def _verbs_to_add(words: list[str]) -> Collection[str]:
-    """Return the verbs that the parser must know for this command line: all of them for its help or a wrong verb."""
-    verb = next((words[index] for index in _places_of_words(words)), "")
-    is_help = "-h" in words or "--help" in words
-    return VERBS if is_help or verb not in VERBS else [verb]
-
-
-def _is_text(word: str) -> bool:
-    # Python decodes bytes that are not UTF-8 to lone surrogates, which JSON cannot encode.
-    return not any("\ud800" <= character <= "\udfff" for character in word)
 
 
 def build(added: Collection[str] | None = None) -> Parser:
@@ -375,7 +142,7 @@ def _common(*, first: bool) -> Parser:
 
     options = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     options.add_argument(
-        _JSON,
+        JSON,
         nargs="?",
         choices=("short", "pretty", "off"),
         metavar="MODE",
@@ -437,7 +204,7 @@ def _list(verb: argparse.ArgumentParser) -> None:
         help="list the systemd units as a tree, with the sums of the workloads in them",
     )
     verb.add_argument(
-        "--columns", type=_words, metavar="NAME,...", default=[], help="the columns; see LIST in resctrlctl(1)"
+        "--columns", type=words, metavar="NAME,...", default=[], help="the columns; see LIST in resctrlctl(1)"
     )
     verb.add_argument("--sort", metavar="NAME", help="sort by a column: numbers from the largest, texts from A")
     _filters(verb)
@@ -446,7 +213,7 @@ def _list(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument(
         "--watch",
-        type=_seconds,
+        type=seconds,
         metavar="SECONDS",
         nargs="?",
         const=1.0,
@@ -470,9 +237,9 @@ def _top(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "-b", "--batch", action="store_true", help="print lines of text; always so if there is no terminal"
     )
-    verb.add_argument("-n", "--iterations", type=_count, metavar="N", help="end after N intervals")
+    verb.add_argument("-n", "--iterations", type=count, metavar="N", help="end after N intervals")
     verb.add_argument(
-        "-d", "--delay", type=_seconds, metavar="SECONDS", default=1.0, help="the length of an interval (default: 1)"
+        "-d", "--delay", type=seconds, metavar="SECONDS", default=1.0, help="the length of an interval (default: 1)"
     )
     verb.add_argument(
         "--by", choices=_GROUPINGS, default=_GROUPINGS[0], help="what a row stands for (default: workload)"
@@ -493,9 +260,9 @@ def _record(verb: argparse.ArgumentParser) -> None:
         help="the file to write; - is standard output",
     )
     verb.add_argument(
-        "-d", "--delay", type=_seconds, metavar="SECONDS", default=1.0, help="the time between readings (default: 1)"
+        "-d", "--delay", type=seconds, metavar="SECONDS", default=1.0, help="the time between readings (default: 1)"
     )
-    verb.add_argument("-n", "--count", type=_count, metavar="N", help="end after N readings")
+    verb.add_argument("-n", "--count", type=count, metavar="N", help="end after N readings")
     verb.add_argument("--parquet", action="store_true", help="write a Parquet file at the end; needs pyarrow")
     _filters(verb)
 
@@ -527,7 +294,7 @@ def _show(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "-p",
         "--property",
-        type=_words,
+        type=words,
         metavar="NAME,...",
         default=[],
         help="print only these properties, as NAME=VALUE, such as core_energy",
@@ -575,7 +342,7 @@ def _create(verb: argparse.ArgumentParser) -> None:
 def _assign(verb: argparse.ArgumentParser) -> None:
     _key(verb)
     tasks = verb.add_mutually_exclusive_group(required=True)
-    tasks.add_argument("--pid", type=_process_id, metavar="PID", help="a process with all its threads")
+    tasks.add_argument("--pid", type=process_id, metavar="PID", help="a process with all its threads")
     tasks.add_argument(
         "--cgroup",
         type=not_empty,
@@ -614,7 +381,7 @@ def _run(verb: argparse.ArgumentParser) -> None:
     target.add_argument(
         "-p",
         "--pid",
-        type=_process_id,
+        type=process_id,
         metavar="PID",
         help="measure this process and its descendants while the command runs, and not the command",
     )
@@ -641,20 +408,20 @@ def _run(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--append", action="store_true", help="with -o: append to FILE")
     verb.add_argument(
-        "-r", "--repeat", type=_count, metavar="N", default=1, help="run N times, and report means and deviations"
+        "-r", "--repeat", type=count, metavar="N", default=1, help="run N times, and report means and deviations"
     )
     verb.add_argument(
         "-I",
         "--interval-print",
         dest="interval_ms",
-        type=_milliseconds,
+        type=milliseconds,
         metavar="MS",
         help="also print what was used in each interval of MS milliseconds",
     )
     verb.add_argument(
         "-e",
         "--events",
-        type=_words,
+        type=words,
         metavar="PATTERN,...",
         default=[],
         help="report only events that match, such as 'core_energy,mbm_*'",
@@ -769,7 +536,7 @@ def _claim(verb: argparse.ArgumentParser) -> None:
 def _attribute(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--attribute",
-        type=_name_and_value,
+        type=name_and_value,
         metavar="NAME=VALUE",
         action="append",
         default=[],
@@ -785,70 +552,17 @@ def _pending(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--no-pending", action="store_true", help="fail if no RMID is free, instead of waiting for one")
     verb.add_argument(
         "--priority",
-        type=_priority,
+        type=priority,
         metavar="N",
         help=f"the order in which pending workloads get free RMIDs: -{MAX_PRIORITY} to {MAX_PRIORITY}, highest first",
     )
 
 
-def _words(text: str) -> list[str]:
-    # An empty list would mean all: that is not what a script with an unset variable asks for.
-    return [word for word in text.split(",") if word] or [not_empty("")]
-
-
 def _filter(text: str) -> tuple[str, str]:
-    name, pattern = _name_and_value(text, "NAME=PATTERN")
+    name, pattern = name_and_value(text, "NAME=PATTERN")
     if name not in _FILTERS:
         raise argparse.ArgumentTypeError(f"there is no filter {name!r}; choose from {', '.join(_FILTERS)}")
     return name, pattern
-
-
-def _seconds(text: str) -> float:
-    # The daemon reads the counters at most every half second.
-    try:
-        seconds = float(text.removesuffix("s"))
-    except ValueError:
-        seconds = 0.0
-    if not 0.5 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.5 to 86400")
-    return seconds
-
-
-def _milliseconds(text: str) -> int:
-    milliseconds = _number(text)
-    if not 10 <= milliseconds <= 86_400_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds from 10 to 86400000")
-    return milliseconds
-
-
-def _count(text: str) -> int:
-    if not 0 < _number(text) < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return int(text)
-
-
-def _process_id(text: str) -> int:
-    if not 0 < _number(text) < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a process id")
-    return int(text)
-
-
-def _priority(text: str) -> int:
-    if text.removeprefix("-") != "0" and not 0 < _number(text.removeprefix("-")) <= MAX_PRIORITY:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
-    return int(text)
-
-
-def _number(text: str) -> int:
-    """Return the number; 0 if the text is not one, or has so many digits that Python does not convert it."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else 0
-
-
-def _name_and_value(text: str, form: str = "NAME=VALUE") -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {form}")
-    return name, value
 
 
 # Each verb: its summary, the module and name of its function, which is imported when the verb is called, and the
