@@ -23,28 +23,26 @@ from resctrlmond.api.service import Service
 from resctrlmond.api.varlink import interfaces as varlink_interfaces
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.configuration.config import Config, is_within
-from resctrlmond.configuration.config_file import ConfigError
 from resctrlmond.daemon import alerts
 from resctrlmond.daemon.companion_files import CompanionFiles
 from resctrlmond.daemon.group_losses import GroupLosses
 from resctrlmond.daemon.ledger import Ledger
+from resctrlmond.daemon.live_config import LiveConfig
 from resctrlmond.daemon.notices import Notices
 from resctrlmond.daemon.reaction import Reaction
 from resctrlmond.daemon.simulated import STOP_SIGNALS
-from resctrlmond.daemon.startup import Exit, Setup, StartupError, group_settings, needs_restart
+from resctrlmond.daemon.startup import Exit, Setup, StartupError
 from resctrlmond.daemon.ticker import Ticker
 from resctrlmond.daemon.unit_memory_file import UnitMemoryFile
 from resctrlmond.daemon.watch import Watch
 from resctrlmond.host import unit_exec
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.service import journal
-from resctrlmond.service.message_ids import MessageId
 from resctrlmond.service.notify import Notify, watchdog_interval_s
 from resctrlmond.service.start_lock import StartLock
 from resctrlmond.workloads.groups import location
-from resctrlmond.workloads.model.event_globs import unmatched
 from resctrlmond.workloads.model.workload import Workload
-from resctrlmond.workloads.profiles.profile import Profiles, missing_classes
+from resctrlmond.workloads.profiles.profile import Profiles
 from resctrlmond.workloads.upkeep import quality_stamps
 
 if TYPE_CHECKING:
@@ -84,10 +82,8 @@ class Daemon:
     ) -> None:
         self._bus = bus
         self._start_lock = start_lock or StartLock("")
-        # The keys that a reload does not change are compared with those of the start.
-        self._started = self._config = config
+        self._live = LiveConfig(config, setup, reload, profiles)
         self._setup = setup
-        self._reload, self._profiles = reload, profiles
         self._manager = setup.manager
         self._ctx = setup.manager.context
         self._notify = notify or Notify()
@@ -220,7 +216,7 @@ class Daemon:
 
     def _recover(self) -> None:
         manager = self._manager
-        self._load_profiles("the daemon runs without profiles")
+        self._live.load_profiles("the daemon runs without profiles")
         store = self._ctx.store
         store.on_change, store.before_finish = self._notices.changed, self._before_finish
         manager.maintenance.on_failure = self._notices.unfinished
@@ -247,8 +243,8 @@ class Daemon:
     async def _start_unit_server(self, opened: contextlib.AsyncExitStack) -> None:
         """Serve org.resctrlmon.Unit: on the socket that systemd passed, or on one of its own if units are watched."""
         listener = self._passed.get("unit")
-        if listener is None and not self._passed and self._config.units:
-            path = os.path.join(self._config.runtime_dir, os.path.basename(unit_exec.SOCKET))
+        if listener is None and not self._passed and self._live.config.units:
+            path = os.path.join(self._live.config.runtime_dir, os.path.basename(unit_exec.SOCKET))
             listener = sockets.listen(path, 0o666)
         if listener is not None:
             server = varlink_interfaces.unit_server(self._service)
@@ -263,9 +259,9 @@ class Daemon:
             raise ResctrlError(str(error)) from error
         gid = self._setup.gid
         given = self._passed.get("varlink")
-        listener = given or sockets.listen(self._config.varlink_socket, 0o660, gid)
+        listener = given or sockets.listen(self._live.config.varlink_socket, 0o660, gid)
         path = str(listener.getsockname())
-        for other in self._config.reader_ids(gid) - {gid}:
+        for other in self._live.config.reader_ids(gid) - {gid}:
             try:
                 sockets.let_connect(path, other)
             except OSError as error:
@@ -278,7 +274,7 @@ class Daemon:
         return listeners, given is None
 
     def _dbus_server(self) -> DBusServer | None:
-        if not self._config.dbus:
+        if not self._live.config.dbus:
             return None
         # Not at the top: without D-Bus its library need not be installed.
         from resctrlmond.api.dbus.server import DBusServer  # noqa: PLC0415
@@ -288,7 +284,7 @@ class Daemon:
             set_log_level=journal.set_level,
             get_log_level=journal.level,
             log_target=journal.target(),
-            folder=self._config.runtime_dir,
+            folder=self._live.config.runtime_dir,
             address=self._bus,
         )
 
@@ -303,14 +299,14 @@ class Daemon:
 
     def _watch_units(self) -> None:
         """Watch the units that the configuration selects."""
-        globs = self._config.units
+        globs = self._live.config.units
         if self._units is None and globs:
             # Not at the top: it needs the D-Bus library.
             from resctrlmond.daemon.unit_starts import UnitStarts  # noqa: PLC0415
             from resctrlmond.daemon.units import UnitWatch  # noqa: PLC0415
 
             self._units = watch = UnitWatch(
-                self._manager, self._workers, folder=self._config.runtime_dir, address=self._bus
+                self._manager, self._workers, folder=self._live.config.runtime_dir, address=self._bus
             )
             starts = UnitStarts(self._ctx, self._workers, watch.connection, watch.assignment, watch.seen)
             self._service.assign_unit = starts.assign
@@ -323,7 +319,7 @@ class Daemon:
             return  # a simulation without a session bus must not start programs of the host
         if self._companions is None:
             has_some = any(profile.companion for profile in self._ctx.config.profiles.by_name.values())
-            if not has_some and not CompanionFiles(self._config.runtime_dir).exists:
+            if not has_some and not CompanionFiles(self._live.config.runtime_dir).exists:
                 return
             try:
                 # Not at the top: it needs the D-Bus library.
@@ -334,7 +330,7 @@ class Daemon:
             self._companions = Companions(
                 self._manager,
                 self._workers,
-                folder=self._config.runtime_dir,
+                folder=self._live.config.runtime_dir,
                 address=self._bus,
                 on_status=self._on_status,
             )
@@ -350,7 +346,7 @@ class Daemon:
             return  # a simulation without a session bus must not change units of the host
         if self._unit_memory is None:
             has_some = any(profile.memory for profile in self._ctx.config.profiles.by_name.values())
-            if not has_some and not UnitMemoryFile(self._config.runtime_dir).exists:
+            if not has_some and not UnitMemoryFile(self._live.config.runtime_dir).exists:
                 return
             try:
                 # Not at the top: it needs the D-Bus library.
@@ -361,7 +357,7 @@ class Daemon:
             self._unit_memory = UnitMemory(
                 self._manager,
                 self._workers,
-                folder=self._config.runtime_dir,
+                folder=self._live.config.runtime_dir,
                 address=self._bus,
                 on_status=self._on_status,
             )
@@ -475,82 +471,16 @@ class Daemon:
     async def _on_reload(self) -> None:
         async with self._reloading:
             self._notify.reloading()
-            self._reload_configuration()
+            if self._live.reload():
+                self._watch_units()
             # In a thread: many rules take seconds, and the name of a user may be looked up in the network. Containers
             # that start meanwhile must not wait.
-            await self._workers.run(Lane.UPKEEP, self._load_profiles, "the old ones stay in use")
+            await self._workers.run(Lane.UPKEEP, self._live.load_profiles, "the old ones stay in use")
             self._start_companions()
             self._start_unit_memory()
             if not (self._manager.alerts["configuration"] or self._manager.alerts["profiles"]):
                 log.info("configuration and profiles reloaded")
             self._notify.ready(self._status())
-
-    def _reload_configuration(self) -> None:
-        try:
-            new = self._reload()
-        except ConfigError as error:
-            fields = journal.fields(error, message_id=MessageId.CONFIG_REFUSED)
-            log.error("the new configuration is wrong, and the old one stays in use: %s", error, extra=fields)
-            self._manager.alerts["configuration"] = (
-                f"the new configuration is wrong, and the old one stays in use: {error}"
-            )
-        else:
-            self._apply(new)
-            self._manager.alerts["configuration"] = ""
-
-    def _load_profiles(self, otherwise: str) -> None:
-        """Read the profiles. ``otherwise`` is the part of the message for files that are wrong."""
-        problem = ""
-        try:
-            self._ctx.config.profiles = self._profiles()
-        except ConfigError as error:
-            problem = f"the profiles are wrong, and {otherwise}: {error}"
-            log.error("%s", problem, extra=journal.fields(error, message_id=MessageId.CONFIG_REFUSED))
-        else:
-            self._warn_of_missing_classes()
-            self._warn_of_unknown_events()
-        self._manager.alerts["profiles"] = problem
-
-    def _warn_of_missing_classes(self) -> None:
-        """Log the profiles whose class does not exist. They are used: another program may create the class later."""
-        profiles = self._ctx.config.profiles
-        if not any(profile.class_ for profile in profiles.by_name.values()):
-            return
-        try:
-            existing = self._ctx.tree.classes()
-        except ResctrlError:
-            return  # not mounted now
-        for problem in missing_classes(profiles.by_name.values(), existing):
-            log.warning("%s", problem)
-
-    def _warn_of_unknown_events(self) -> None:
-        """Log the globs of events that match no event of this machine: hosts with the same profiles differ."""
-        if not any(profile.events for profile in self._ctx.config.profiles.by_name.values()):
-            return
-        try:
-            known = [name for of in self._ctx.tree.capacity() for name in of.events]
-        except ResctrlError:
-            return  # not mounted now
-        for profile in self._ctx.config.profiles.by_name.values():
-            if missing := unmatched(profile.events, known):
-                text = "%s: events of profile %s match no event of this machine: %s. See: resctrlctl status"
-                log.warning(text, profile.origin, profile.name, ", ".join(missing))
-
-    def _apply(self, new: Config) -> None:
-        old = self._config
-        fixed = [name for name in needs_restart() if getattr(new, name) != getattr(self._started, name)]
-        if fixed:
-            log.warning("%s changed: to apply it, restart resctrlmond", ", ".join(fixed))
-        self._config = new
-        if new.groups_mode != old.groups_mode:
-            try:
-                self._setup.snapshots.set_mode(int(new.groups_mode, 8))
-                os.chmod(os.path.join(new.runtime_dir, "exposed"), int(new.groups_mode, 8))
-            except (ResctrlError, OSError) as error:
-                log.error("cannot apply groups_mode to every folder: %s", error)
-        self._ctx.config.settings = group_settings(new)
-        journal.set_level(new.log_level)
-        self._watch_units()
 
 
 def _ignore_signals() -> None:

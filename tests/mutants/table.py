@@ -1129,13 +1129,13 @@ MUTANTS = (
     ),
     Mutant(
         "wrong profiles at a reload replace the old ones",
-        "resctrlmond/daemon/daemon.py",
+        "resctrlmond/daemon/live_config.py",
         """\
-            problem = f"the profiles are wrong, and {otherwise}: {error}"
+            self._report("profiles", f"the profiles are wrong, and {otherwise}: {error}", error)
 """,
         """\
-            self._manager.profiles = Profiles()
-            problem = f"the profiles are wrong, and {otherwise}: {error}"
+            self._report("profiles", f"the profiles are wrong, and {otherwise}: {error}", error)
+            self._ctx.config.profiles = Profiles()
 """,
         "tests/daemon/test_profiles_hook.py",
     ),
