@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import stat
 
 from resctrlmond.resctrl.errors import LACKS, Converted, not_read, remedy_for
 from resctrlmond.resctrl.undo import undoing
@@ -120,6 +122,34 @@ def read_file(path: str, limit: int = _LIMIT) -> bytes:
         if error.errno in LACKS or error.errno == errno.EIO:
             raise not_read(error, "read the saved state of a workload", path) from error
         raise
+
+
+def read_text(path: str) -> str:
+    """Return the text of a file without the end of its line; "" if it is missing. Raises NotRead."""
+    try:
+        return read_file(path).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+
+
+def make_folders(path: str, mode: int) -> None:
+    """Create a folder and its missing parents, all with that mode (os.makedirs() sets it on the last only)."""
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        make_folders(os.path.dirname(path), mode)
+        os.mkdir(path, mode)
+
+
+def remove(path: str) -> None:
+    """Remove a folder with its content, or a file that was put in its place, if it exists. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            remove_tree(path)
+        else:
+            os.unlink(path)
 
 
 def remove_tree(path: str, *, dir_fd: int | None = None) -> None:

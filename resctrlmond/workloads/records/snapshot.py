@@ -22,8 +22,9 @@ from resctrlmond.resctrl import errors
 from resctrlmond.resctrl.counters import IN_ORDER, Reading, Status, Value, parse_value
 from resctrlmond.workloads.figures import checkpoint
 from resctrlmond.workloads.figures.checkpoint import Checkpoint
-from resctrlmond.workloads.model.clock import boot_ns_at, seconds_since_ns, utc_now
-from resctrlmond.workloads.records.atomic_files import read_file, remove_tree, write_file, writing
+from resctrlmond.workloads.model.clock import utc_now
+from resctrlmond.workloads.records.atomic_files import make_folders, read_file, read_text, remove, write_file, writing
+from resctrlmond.workloads.records.completed_runs import CompletedRuns
 
 _BEGIN = ".begin"
 _END = ".end"
@@ -49,7 +50,7 @@ class KeptReadings(NamedTuple):
 
 
 class Snapshots:
-    """The folders ``groups/KEY/`` of current runs and ``completed/KEY/GENERATION/`` of earlier runs.
+    """The folders ``groups/KEY/`` of current runs. ``completed`` has those of earlier runs.
 
     A ``subfolder`` is the path of a group's folder below ``groups/``: KEY for the first group of a workload,
     ``KEY/classes/FOLDER`` for each other group (see ``Workload.subfolder``).
@@ -64,14 +65,9 @@ class Snapshots:
 
     def __init__(self, groups: str, completed: str) -> None:
         self.groups = os.path.normpath(groups)
-        self.completed = completed
+        self.completed = CompletedRuns(completed)
         # The mode of every folder. Users without access to a folder cannot open its files.
         self._mode = 0o755
-        # The completion times (clock.boot_ns()) of earlier runs, by path: a change of the system clock does not alter
-        # the age of a run that this daemon has ended or seen.
-        self._completed_ns: dict[str, int] = {}
-        # How often a run was set aside or brought back.
-        self.changes = 0
         # Protects the checkpoint and the file ``quality``, which threads without a transaction of the key change too.
         # Held only while files on a tmpfs are read or written, never during an access to resctrl.
         self.lock = threading.RLock()
@@ -94,7 +90,7 @@ class Snapshots:
     def set_mode(self, mode: int) -> None:
         """Set the mode of all existing and all future folders. Raises NotWritten."""
         self._mode = mode
-        for top in (self.groups, self.completed):
+        for top in (self.groups, self.completed.folder):
             with writing(top), contextlib.suppress(FileNotFoundError):
                 before = stat.S_IMODE(os.lstat(top).st_mode)
                 if before == mode:
@@ -161,7 +157,7 @@ class Snapshots:
                 _write_unlisted(new, _BEGIN, [one for one in readings if not is_listed(one.event)])
                 for domain, of_domain in itertools.groupby(listed, operator.attrgetter("domain")):
                     folder = f"{new}/mon_data/{domain}"
-                    _make_folders(folder, self._mode)
+                    make_folders(folder, self._mode)
                     links = f"{live}/mon_data/{domain}"
                     for reading in of_domain:
                         _write_value(folder, reading, _BEGIN, written)
@@ -169,7 +165,7 @@ class Snapshots:
                 self._make_folder(os.path.dirname(path), set())
                 _replace_folder(new, path)
             except OSError:
-                _remove(new)
+                remove(new)
                 raise
         self._keep_begin(subfolder, self._begin_identity(subfolder), readings)
 
@@ -382,11 +378,11 @@ class Snapshots:
 
     def created_at(self, subfolder: str) -> str:
         """Return the time at which the begin values were read; "" if there are none. Raises NotRead."""
-        return _text(os.path.join(self.path(subfolder), "created_at"))
+        return read_text(os.path.join(self.path(subfolder), "created_at"))
 
     def completed_at(self, subfolder: str) -> str:
         """Return the time at which the end values were read; "" if there are none yet. Raises NotRead."""
-        return _text(os.path.join(self.path(subfolder), "completed_at"))
+        return read_text(os.path.join(self.path(subfolder), "completed_at"))
 
     def begin_values(self, subfolder: str) -> list[Reading]:
         """Return the readings of the baseline; [] if there is none. Raises NotRead."""
@@ -423,30 +419,13 @@ class Snapshots:
 
         ``completed_ns`` is the time at which the run was completed (``clock.boot_ns()``), 0 if unknown.
         """
-        if not self.exists(key):
-            return
-        target = self.aside(key, generation)
-        with writing(target):
-            _make_folders(os.path.dirname(target), self._mode)
-            _remove(target)
-            os.rename(self.path(key), target)
-        self._completed_ns.pop(target, None)
-        if completed_ns:
-            self._completed_ns[target] = completed_ns
-        self.changes += 1
+        if self.exists(key):
+            self.completed.add(key, generation, self.path(key), completed_ns, self._mode)
 
     def bring_back(self, key: str, generation: int) -> None:
         """Undo ``set_aside``: move the files of the run back to ``groups/``. Raises NotWritten."""
-        source = self.aside(key, generation)
         self._forget(key)
-        with writing(source), contextlib.suppress(FileNotFoundError):
-            os.rename(source, self.path(key))
-        self._completed_ns.pop(source, None)
-        self.changes += 1
-
-    def aside(self, key: str, generation: int) -> str:
-        """Return the path of the folder of an earlier run."""
-        return os.path.join(self.completed, key, str(generation))
+        self.completed.take_out(key, generation, self.path(key))
 
     def delete(self, subfolder: str) -> None:
         """Remove the snapshot in a subfolder, and all below it, if there is one. Raises NotWritten."""
@@ -455,67 +434,7 @@ class Snapshots:
             if (known + "/").startswith(subfolder + "/"):
                 self._forget(known)
         with writing(self.path(subfolder)):
-            _remove(self.path(subfolder))
-
-    def has_set_aside(self, key: str) -> bool:
-        """Return whether ``completed/`` has earlier runs of that key."""
-        return os.path.isdir(os.path.join(self.completed, key))
-
-    def set_aside_keys(self) -> list[str]:
-        """Return the keys of which ``completed/`` has earlier runs. Raises NotWritten."""
-        with writing(self.completed):
-            try:
-                with os.scandir(self.completed) as entries:
-                    return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-            except FileNotFoundError:
-                return []  # removed from outside; set_aside() creates it again
-
-    def set_aside_runs(self) -> Iterator[tuple[str, int, int]]:
-        """Yield the key, the generation and the completion time of each earlier run in ``completed/``.
-
-        The time is that of ``clock.boot_ns()``, 0 if the run's files do not state it. Raises NotWritten.
-        """
-        for key in self.set_aside_keys():
-            with writing(key), contextlib.suppress(FileNotFoundError):
-                for name in os.listdir(os.path.join(self.completed, key)):
-                    if name.isdecimal():
-                        yield key, int(name), self._completed_at_ns(os.path.join(self.completed, key, name)) or 0
-
-    def delete_set_aside(self, key: str, generation: int) -> None:
-        """Remove an earlier run from ``completed/``. Raises NotWritten."""
-        run = self.aside(key, generation)
-        with writing(run):
-            _remove(run)
-            self._completed_ns.pop(run, None)
-
-    def prune(self, key: str, ttl_s: float) -> None:
-        """Remove the earlier runs of that key that were completed at least ``ttl_s`` seconds ago.
-
-        Raises NotWritten.
-        """
-        folder = os.path.join(self.completed, key)
-        with writing(folder):
-            for generation in os.listdir(folder):
-                run = os.path.join(folder, generation)
-                if self._completed_since_s(run) >= ttl_s:
-                    _remove(run)
-                    self._completed_ns.pop(run, None)
-            if not os.listdir(folder):
-                os.rmdir(folder)
-
-    def _completed_since_s(self, run: str) -> float:
-        """Return the seconds since the earlier run was completed; infinite if its files do not state the time."""
-        then = self._completed_at_ns(run)
-        return math.inf if then is None else seconds_since_ns(then)
-
-    def _completed_at_ns(self, run: str) -> int | None:
-        """Return the completion time (``clock.boot_ns()``) of an earlier run; None if its files do not state it."""
-        then = self._completed_ns.get(run)
-        if then is None:
-            then = boot_ns_at(_text(os.path.join(run, "completed_at")))
-        if then is not None:
-            self._completed_ns[run] = then
-        return then
+            remove(self.path(subfolder))
 
     def _make_folder(self, path: str, there: set[str]) -> None:
         """Create a folder and its parents below ``groups/``, and remove a file or link in the place of any of them.
@@ -539,7 +458,7 @@ class Snapshots:
             for name in os.listdir(self.groups):
                 # A key cannot begin with a dot.
                 if name.startswith(".") and name.endswith(".new"):
-                    _remove(os.path.join(self.groups, name))
+                    remove(os.path.join(self.groups, name))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -553,23 +472,12 @@ class _Begin:
     values: bytes
 
 
-def _make_folders(path: str, mode: int) -> None:
-    """Create a folder and its missing parents, all with that mode (os.makedirs() sets it on the last only)."""
-    try:
-        os.mkdir(path, mode)
-    except FileExistsError:
-        return
-    except FileNotFoundError:
-        _make_folders(os.path.dirname(path), mode)
-        os.mkdir(path, mode)
-
-
 def _make_new_folder(path: str, mode: int) -> None:
     """Create an empty folder. What an interrupted run has left at the path is removed."""
     try:
         os.mkdir(path, mode)
     except FileExistsError:
-        _remove(path)
+        remove(path)
         os.mkdir(path, mode)
 
 
@@ -581,7 +489,7 @@ def _replace_folder(new: str, path: str) -> None:
         # A folder with files, or something else than a folder (rename(2)).
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
-        _remove(path)
+        remove(path)
         os.rename(new, path)
 
 
@@ -652,22 +560,6 @@ def _target(path: str) -> str:
         if error.errno in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR):
             return ""
         raise errors.not_read(error, "look for the saved values") from error
-
-
-def _text(path: str) -> str:
-    try:
-        return read_file(path).decode("ascii", "replace").strip()
-    except OSError:
-        return ""
-
-
-def _remove(path: str) -> None:
-    """Remove a folder with its content, or a file that was put in its place."""
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISDIR(os.lstat(path).st_mode):
-            remove_tree(path)
-        else:
-            os.unlink(path)
 
 
 def _digest(readings: Iterable[Reading]) -> bytes:

@@ -53,7 +53,7 @@ class EarlyPruner:
 
         A run whose key is locked is skipped; the next call retries. Raises NotWritten.
         """
-        now = self._store.changes, self._snapshots.changes, self.most_bytes
+        now = self._store.changes, self._snapshots.completed.changes, self.most_bytes
         if now != self._fitting_at:
             self._fitting_at = now if self._prune() else None
         if self._removed and time.monotonic() - self._logged >= _LOG_EVERY_S:
@@ -80,7 +80,7 @@ class EarlyPruner:
     def _ended(self) -> Iterator[_Run]:
         for workload in self._store.finished():
             yield _Run(workload.first.completed_ns, workload.key, workload.generation, True)
-        for key, generation, completed_ns in self._snapshots.set_aside_runs():
+        for key, generation, completed_ns in self._snapshots.completed.runs():
             yield _Run(completed_ns, key, generation, False)
 
     def _size(self, run: _Run) -> int:
@@ -88,7 +88,7 @@ class EarlyPruner:
         if known is not None:
             return known
         snapshots = self._snapshots
-        top = snapshots.path(run.key) if run.is_current else snapshots.aside(run.key, run.generation)
+        top = snapshots.path(run.key) if run.is_current else snapshots.completed.path(run.key, run.generation)
         found: dict[int, int] = {}
         for directory, folders, names in os.walk(top):
             for name in (*folders, *names):
@@ -105,7 +105,7 @@ class EarlyPruner:
             if txn is None:
                 return False
             if not run.is_current:
-                self._snapshots.delete_set_aside(run.key, run.generation)
+                self._snapshots.completed.delete(run.key, run.generation)
                 return True
             workload = txn.find()
             if workload is None or workload.generation != run.generation or not workload.state.is_over:

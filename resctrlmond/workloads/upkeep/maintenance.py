@@ -272,7 +272,7 @@ class Maintenance:
                     asking = [workload] if workload else self._store.without_counters() if is_of_host else []
                     is_over = not lacking_counters(asking)
                 case "pruning":
-                    is_over = key != "completed" and not self._ctx.snapshots.has_set_aside(key)
+                    is_over = key != "completed" and not self._ctx.snapshots.completed.has(key)
                 case _:
                     is_over = workload is None
             if is_over:
@@ -280,7 +280,7 @@ class Maintenance:
                 self._failures.pop((key, work), None)
 
     def _prune(self, settings: Settings) -> None:
-        snapshots = self._ctx.snapshots
+        completed = self._ctx.snapshots.completed
         profiles = self._ctx.config.profiles.by_name.values()
         ttls = [settings.snapshot_ttl_s, *(one.snapshot_ttl_s for one in profiles if one.snapshot_ttl_s is not None)]
         for workload in self._store.finished():
@@ -294,10 +294,10 @@ class Maintenance:
         self._drop_unkept(settings)
         for path in self._store.prune(settings.snapshot_ttl_s):
             log.info("removed a record that could not be read and was set aside for snapshot_ttl: %s", path)
-        for key in snapshots.set_aside_keys():
+        for key in completed.list_keys():
             with self._guarded(key, "pruning"), self._store.transaction_if_free(key) as txn:
                 if txn is not None:
-                    snapshots.prune(key, self._ttl_s(txn.find(), settings))
+                    completed.prune(key, self._ttl_s(txn.find(), settings))
         self.early_pruner.prune()
 
     def _drop_unkept(self, settings: Settings) -> None:

@@ -245,15 +245,15 @@ def test_setting_aside_bringing_back_and_pruning(snapshots: Snapshots) -> None:
         snapshots.set_aside("k", generation)
         snapshots.set_aside("k", generation)
     assert os.listdir(snapshots.groups) == []
-    assert snapshots.set_aside_keys() == ["k"]
-    assert sorted(os.listdir(os.path.join(snapshots.completed, "k"))) == ["1", "2"]
-    snapshots.prune("k", 60)
-    assert os.listdir(os.path.join(snapshots.completed, "k")) == ["2"]
+    assert snapshots.completed.list_keys() == ["k"]
+    assert sorted(os.listdir(os.path.join(snapshots.completed.folder, "k"))) == ["1", "2"]
+    snapshots.completed.prune("k", 60)
+    assert os.listdir(os.path.join(snapshots.completed.folder, "k")) == ["2"]
     snapshots.bring_back("k", 2)
     assert snapshots.is_complete("k")
     snapshots.bring_back("k", 2)
-    snapshots.prune("k", 60)
-    assert os.listdir(snapshots.completed) == []
+    snapshots.completed.prune("k", 60)
+    assert os.listdir(snapshots.completed.folder) == []
 
 
 def test_a_step_of_the_clock_makes_no_ended_run_old_or_young(
@@ -266,13 +266,13 @@ def test_a_step_of_the_clock_makes_no_ended_run_old_or_young(
 
     ended(1, OLD, 1)  # the clock was set ahead by years when it had ended
     ended(2, utc_now(), 7200)  # the clock was set back
-    snapshots.prune("k", 3600)
-    assert os.listdir(os.path.join(snapshots.completed, "k")) == ["1"]
+    snapshots.completed.prune("k", 3600)
+    assert os.listdir(os.path.join(snapshots.completed.folder, "k")) == ["1"]
     # The age of a run that ended before this daemon started is by the time of day, once.
-    unseen = Snapshots(snapshots.groups, snapshots.completed)
-    stamp = Path(snapshots.completed) / "k" / "1" / "completed_at"
+    unseen = Snapshots(snapshots.groups, snapshots.completed.folder)
+    stamp = Path(snapshots.completed.folder) / "k" / "1" / "completed_at"
     stamp.write_text(f"{utc_now()}\n")
-    unseen.prune("k", 3600)
+    unseen.completed.prune("k", 3600)
 
     class SetAhead(datetime):
         @classmethod
@@ -280,7 +280,7 @@ def test_a_step_of_the_clock_makes_no_ended_run_old_or_young(
             return super().now(tz) + timedelta(days=1)
 
     monkeypatch.setattr(clock, "datetime", SetAhead)
-    unseen.prune("k", 3600)
+    unseen.completed.prune("k", 3600)
     assert stamp.exists()
 
 
@@ -289,17 +289,17 @@ def test_the_end_of_an_earlier_run_is_read_once(snapshots: Snapshots) -> None:
     snapshots.begin("k", OLD, "/live", values("1"))
     snapshots.end("k", utc_now(), values("2"))
     snapshots.set_aside("k", 1)
-    snapshots.prune("k", 3600)
-    stamp = Path(snapshots.completed) / "k" / "1" / "completed_at"
+    snapshots.completed.prune("k", 3600)
+    stamp = Path(snapshots.completed.folder) / "k" / "1" / "completed_at"
     stamp.unlink()
-    snapshots.prune("k", 3600)
-    assert [generation for _, generation, _ in snapshots.set_aside_runs()] == [1]
+    snapshots.completed.prune("k", 3600)
+    assert [generation for _, generation, _ in snapshots.completed.runs()] == [1]
 
 
 def test_unknown_file_among_the_ended_runs_is_reported_and_not_fatal(snapshots: Snapshots) -> None:
-    (Path(snapshots.completed) / "junk").write_text("?")
+    (Path(snapshots.completed.folder) / "junk").write_text("?")
     with pytest.raises(NotWritten, match="junk"):
-        snapshots.prune("junk", 60)
+        snapshots.completed.prune("junk", 60)
 
 
 def test_links_are_never_followed(snapshots: Snapshots, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_begin_values_that_are_read_while_the_next_run_begins_are_not_those_of_i
     """A thread without a transaction loads them, and the totals of the next run were too large, and exact."""
     snapshots.begin("k", OLD, "/live", values("1.250000"))
     snapshots.end("k", OLD, values("2.500000"))
-    last = Snapshots(snapshots.groups, snapshots.completed)
+    last = Snapshots(snapshots.groups, snapshots.completed.folder)
     last.load_begin_later("k")
     read = Snapshots._values
 

@@ -427,7 +427,7 @@ def test_group_of_the_next_mount_is_not_taken_for_it(tmp_path: Path, process: St
         assert now is not None
         assert now.inode == before.inode
         assert start(host, second.pid).workload.generation == 2
-        totals = host.ctx.snapshots.aside(ID, 1)
+        totals = host.ctx.snapshots.completed.path(ID, 1)
         assert "unmounted and mounted again" in Path(totals, "quality").read_text()
 
 
