@@ -42,6 +42,10 @@ class DaemonDown(CommandError):
     """No process listens on the socket."""
 
 
+class NoAnswer(CommandError):
+    """The daemon did not answer in time. It carries out the call later if it continues."""
+
+
 class RemoteError(Exception):
     """The daemon of another host cannot be called: why, and the exit status of resctrlctl."""
 

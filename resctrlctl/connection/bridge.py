@@ -14,12 +14,11 @@ import threading
 
 from resctrlctl.base.defaults import GREETING, SOCKET
 from resctrlctl.base.errors import OK, PROGRAM, CommandError, print_error
-from resctrlctl.connection.daemon import connected
+from resctrlctl.connection.daemon import TIMEOUT_S, connected
 from resctrlmond import __version__
 from resctrlmond.api.exit_codes import USAGE
 
 _BYTES = 65536
-_CONNECT_S = 30.0
 
 
 def bridge(arguments: list[str]) -> int:
@@ -29,7 +28,7 @@ def bridge(arguments: list[str]) -> int:
         return USAGE
     path = arguments[0] if arguments else os.environ.get("RESCTRLMOND_SOCKET") or SOCKET
     try:
-        connection = connected(path, _CONNECT_S)
+        connection = connected(path, TIMEOUT_S)
     except CommandError as error:
         _greet({"error": str(error), "status": error.status})
         return error.status

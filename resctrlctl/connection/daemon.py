@@ -11,9 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from resctrlctl.base.defaults import SOCKET
-from resctrlctl.base.errors import CommandError, DaemonDown, Disconnected, RemoteError, print_error
+from resctrlctl.base.errors import CommandError, DaemonDown, Disconnected, NoAnswer, RemoteError, print_error
 from resctrlctl.connection.remote import Remote
 from resctrlctl.screen.format import format_message
 from resctrlmond.api.exit_codes import DENIED, NOT_RUNNING, exit_code
@@ -21,11 +22,14 @@ from resctrlmond.api.signatures import Q, R, Signature
 from resctrlmond.client import Client, DaemonUnavailable, ProtocolError, VarlinkError
 from resctrlmond.client.synchronous import connect
 
+TIMEOUT_S = 5.0
 # Assign lists a large control group repeatedly until it finds no new task, which takes seconds.
-_TIMEOUT_S = 30.0
+_CHANGE_S = 30.0
 # The kernel creates it only if the processor can control or monitor resources.
 _RESCTRL = "/sys/fs/resctrl"
 
+# The daemon answers it without a thread or a lock.
+_QUESTION = "org.varlink.service.GetInfo"
 # The errors of org.varlink.service for a call that the server does not understand.
 _UNKNOWN_CALL = frozenset(
     f"org.varlink.service.{name}" for name in ("InterfaceNotFound", "MethodNotFound", "MethodNotImplemented")
@@ -41,7 +45,7 @@ class Daemon(msgspec.Struct, frozen=True):
     """
 
     socket: str | Remote = SOCKET
-    timeout_s: float = _TIMEOUT_S
+    timeout_s: float = TIMEOUT_S
     notes_waits: bool = False
 
     def call(
@@ -54,11 +58,29 @@ class Daemon(msgspec.Struct, frozen=True):
         """Call a method; return its reply.
 
         ``action`` completes the error message "cannot ...", as in "release 'web'". The daemon gets a copy of each of
-        ``descriptors``. Raises DaemonDown, Disconnected, or CommandError with the daemon's message.
+        ``descriptors``. Raises DaemonDown, Disconnected, NoAnswer, or CommandError with the daemon's message.
         """
         # The client connects within the call, so that the timeout covers both.
         with translated_errors(f"cannot {action}: ", self), self._client() as client:
             return client.call(method, request, descriptors=descriptors)
+
+    def change(
+        self,
+        action: str,
+        method: Signature[Q, R],
+        request: Q,
+        descriptors: Sequence[int] = (),
+    ) -> R:
+        """Call a method that may take longer than a question, if the daemon answers a question in ``timeout_s``.
+
+        Raises the same errors as ``call``.
+        """
+        with translated_errors(f"cannot {action}: ", self), self._client() as client:
+            client.call(_QUESTION)
+        try:
+            return self.patient.call(action, method, request, descriptors)
+        except NoAnswer as error:
+            raise NoAnswer(f"{error}. When resctrlmond continues, it may still {action}") from error
 
     def stream(self, action: str, method: Signature[Q, R], request: Q | None = None) -> list[R]:
         """Call a method that returns several replies; return all of them. Raises the same errors as ``call``."""
@@ -74,6 +96,11 @@ class Daemon(msgspec.Struct, frozen=True):
         """Open a new connection to another host for the next call."""
         if not isinstance(self.socket, str):
             self.socket.disconnect()
+
+    @property
+    def patient(self) -> Daemon:
+        """The same daemon, with the time that a change may take."""
+        return replace(self, timeout_s=_CHANGE_S)
 
     @property
     def host(self) -> str:
@@ -131,7 +158,7 @@ def translated_errors(begin: str, daemon: Daemon) -> Iterator[None]:
         text = f"{begin}{describe_error(error)}{remedy}"
         raise CommandError(text, exit_code(error.name), error.short_name) from error
     except TimeoutError as error:
-        raise CommandError(
+        raise NoAnswer(
             f"{begin}no answer from {daemon.socket} within {daemon.timeout_s:.0f} s. "
             "See: systemctl status resctrlmond.service"
         ) from error

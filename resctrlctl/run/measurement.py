@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from resctrlctl.base.errors import CommandError, Disconnected
+from resctrlctl.base.errors import CommandError, Disconnected, NoAnswer
 from resctrlctl.connection.daemon import Daemon
 from resctrlctl.run.child import CommandResult, HeldChild
 from resctrlctl.run.report import Report
@@ -38,9 +38,6 @@ from resctrlmond.workloads.model.validation import attribute_value
 
 # The owner of the claim. If resctrlctl is killed, resctrlmond ends this claim some time after the command.
 CLAIM = "run"
-
-# Timeout of the check of the workload and its tasks after the command, without which the totals are read too.
-CHECK_TIMEOUT_S = 5.0
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -129,8 +126,9 @@ def begin_command(daemon: Daemon, child: HeldChild, args: argparse.Namespace) ->
                 "Use --take-over to take the command out of that group"
             )
     except CommandError as error:
-        # resctrlmond rolls back a call that it refuses. After any other error, the group may exist.
-        if not error.name:
+        # resctrlmond rolls back a call that it refuses. After any other error, the group may exist. A late answer
+        # needs no release: the claim ends with the child.
+        if not error.name and not isinstance(error, NoAnswer):
             release_unused(daemon, key)
         if error.name == "AlreadyMonitored":
             remedy = "With --best-effort, the command runs in that group, and is counted there"
@@ -161,12 +159,15 @@ def begin_target(daemon: Daemon, child: HeldChild, target: Target, args: argpars
         allow_pending=False,
     )
     try:
-        reply = daemon.call(action, signatures.ASSIGN, request, [target.pidfd] if target.pid else [])
+        reply = daemon.patient.call(action, signatures.ASSIGN, request, [target.pidfd] if target.pid else [])
     except CommandError as error:
         if error.name == "AlreadyMonitored":
             raise in_other_group(target) from error
         if not error.name:
             release_unused(daemon, key)
+        if isinstance(error, NoAnswer):
+            end = f"resctrlctl release {shlex.quote(key)} --claim {CLAIM}"
+            raise NoAnswer(f"{error}. When resctrlmond continues, end what it may have begun: {end}") from error
         raise
     if reply.tasks_outside:
         release_unused(daemon, key)
@@ -204,7 +205,7 @@ def release(
     assert measured.workload is not None
     key = measured.workload.key
     ended_at = utc_now()
-    now = None if is_hidden else _workload_now(Daemon(daemon.socket, CHECK_TIMEOUT_S), key)
+    now = None if is_hidden else _workload_now(daemon, key)
     if now is not None and _is_of_another_run(now, measured.workload):
         problem = f"workload {key!r} ended before the command, and the one that exists now is of another command"
         return measured.report(result, problem=problem)
@@ -212,7 +213,7 @@ def release(
     tasks_left = _count_tasks(now) if now is not None and measured.target is None else None
     request = types.ReleaseRequest(key=key, claim=CLAIM, reason=f"ended with status {result.status}")
     try:
-        reply = _call_again(daemon, f"release {key!r}", signatures.RELEASE, request)
+        reply = _call_again(daemon.patient, f"release {key!r}", signatures.RELEASE, request)
     except CommandError as error:
         return measured.report(result, tasks_left=tasks_left, problem=str(error))
     result = measured.until_now(result)
@@ -231,7 +232,7 @@ def release(
         ended_early=ended_early,
         totals=totals,
         nested=reply.nested or (),
-        nested_left=_nested_left(Daemon(daemon.socket, CHECK_TIMEOUT_S), reply.workload),
+        nested_left=_nested_left(daemon, reply.workload),
         levels=_end_samples(sampler, result, types.ReadReply(workload=reply.workload, readings=[], totals=totals)),
     )
 
@@ -241,7 +242,7 @@ def read_end(daemon: Daemon, measured: Measurement, result: CommandResult, sampl
     assert measured.workload is not None and measured.begin is not None
     key = measured.workload.key
     try:
-        end = as_known(_call_again(daemon, f"read {key!r}", signatures.READ, types.KeyRequest(key=key)))
+        end = as_known(_call_again(daemon.patient, f"read {key!r}", signatures.READ, types.KeyRequest(key=key)))
         result = measured.until_now(result)
         totals = difference(measured.begin, end)
     except CommandError as error:

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from resctrlctl.base.errors import OWN_FAILURE, CommandError, DaemonDown, print_error
+from resctrlctl.base.errors import OWN_FAILURE, CommandError, DaemonDown, NoAnswer, print_error
 from resctrlctl.connection.daemon import Daemon
 from resctrlctl.run.child import KILLED, CannotExecute, CommandResult, HeldChild
 from resctrlctl.run.measurement import (
-    CHECK_TIMEOUT_S,
     Measurement,
     begin_command,
     begin_target,
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     With a target (``args.pid``, ``args.cgroup`` or ``args.unit``), measure that while the command runs. With
     ``args.repeat``, run the command so many times, unless a signal ends it, and return the last status.
     """
-    _check_events(Daemon(args.socket, CHECK_TIMEOUT_S), args.events)
+    _check_events(Daemon(args.socket), args.events)
     with report_file(args.output, is_appended=args.append) as file, opened(args) as target:
         reports: list[Report] = []
         writer = Writer(args, output, file)
@@ -95,7 +94,8 @@ def _run_once(
             if status != KILLED:
                 # A signal had ended the child, so Assign found no process.
                 return status
-            raise CommandError(str(error), OWN_FAILURE) from error
+            remedy = ". With --best-effort, the command runs in any case" if isinstance(error, NoAnswer) else ""
+            raise CommandError(f"{error}{remedy}", OWN_FAILURE) from error
         problem = str(error)
         if target is None and error.name in _STAYS_INSIDE and (around := read_around(daemon, child.pid)):
             measured = Measurement(
@@ -156,9 +156,7 @@ def _sampler(
     ):
         return None
     interval_s = args.interval_ms / 1000 if args.interval_ms else _SAMPLE_S
-    return Sampler(
-        Daemon(daemon.socket, CHECK_TIMEOUT_S), measured.workload.key, interval_s, measured.begin, on_interval
-    )
+    return Sampler(daemon, measured.workload.key, interval_s, measured.begin, on_interval)
 
 
 def _finish_unless_interrupted(

@@ -35,7 +35,7 @@ def create(args: argparse.Namespace, output: Output) -> int:
         allow_pending=False if args.no_pending else None,
         priority=args.priority,
     )
-    reply = daemon_of(args).call(f"create {args.key!r}", signatures.CREATE, request)
+    reply = daemon_of(args).change(f"create {args.key!r}", signatures.CREATE, request)
     if output.json is not Json.OFF:
         output.print_json(reply)
     else:
@@ -65,7 +65,7 @@ def assign(args: argparse.Namespace, output: Output) -> int:
     tasks = f"process {args.pid}" if args.pid is not None else printable(args.cgroup)
     with contextlib.closing(pidfd) if pidfd is not None else contextlib.nullcontext():
         descriptors = [] if pidfd is None else [pidfd.fileno()]
-        reply = daemon_of(args).call(f"assign {tasks} to {args.key!r}", signatures.ASSIGN, request, descriptors)
+        reply = daemon_of(args).change(f"assign {tasks} to {args.key!r}", signatures.ASSIGN, request, descriptors)
     member = _assigned_member(reply.workload, args)
     if output.json is not Json.OFF:
         output.print_json(reply)
@@ -108,7 +108,7 @@ def release(args: argparse.Namespace, output: Output) -> int:
 
     def call(key: str) -> types.ReleaseReply:
         request = types.ReleaseRequest(key=key, claim=args.claim, reason=args.reason)
-        return daemon.call(f"release {key!r}", signatures.RELEASE, request)
+        return daemon.change(f"release {key!r}", signatures.RELEASE, request)
 
     reply = call_for(args.key, call, lambda: _workloads(daemon))
     if output.json is not Json.OFF:
@@ -132,7 +132,7 @@ def move(args: argparse.Namespace, output: Output) -> int:
 
     def call(key: str) -> types.WorkloadReply:
         request = types.MoveRequest(key=key, class_=args.class_)
-        return daemon.call(f"move {key!r} to class {format_class(args.class_)}", signatures.MOVE, request)
+        return daemon.change(f"move {key!r} to class {format_class(args.class_)}", signatures.MOVE, request)
 
     reply = call_for(args.key, call, lambda: _workloads(daemon))
     if output.json is not Json.OFF:

@@ -498,6 +498,123 @@ def test_second_signal_after_the_command_stops_the_wait_for_a_hung_daemon(host: 
     assert "elapsed" in report
 
 
+@contextlib.contextmanager
+def stopped(host: Host) -> Iterator[None]:
+    """Stop the daemon, so that it hangs, and continue it at the end."""
+    host.daemon.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        host.daemon.send_signal(signal.SIGCONT)
+
+
+def test_each_verb_waits_5_seconds_for_a_hung_daemon(host: Host, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    verbs = [
+        ["list"],
+        ["show", "k"],
+        ["status"],
+        ["machine"],
+        ["sums"],
+        ["classes"],
+        ["list", "--pods"],
+        ["top", "-b", "-n", "1"],
+        ["record", "-o", str(tmp_path / "use.jsonl")],
+        ["create", "k"],
+        ["assign", "k", "--pid", str(os.getpid())],
+        ["release", "k"],
+        ["move", "k", "gold"],
+        ["run", "--key", "k", "--", "touch", str(ran)],
+        ["run", "--pid", str(os.getpid()), "--", "touch", str(ran)],
+    ]
+    with stopped(host):
+        begun = time.monotonic()
+        processes_of = [
+            subprocess.Popen(
+                command(host.socket, *verb),
+                env=ENVIRONMENT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for verb in verbs
+        ]
+        errors = [process.communicate(timeout=60)[1] for process in processes_of]
+        took_s = time.monotonic() - begun
+    statuses = [process.returncode for process in processes_of]
+    assert statuses == [1] * 13 + [125] * 2, errors
+    for verb, error in zip(verbs, errors, strict=True):
+        assert f"no answer from {host.socket} within 5 s. See: systemctl status" in error, verb
+        assert ("With --best-effort, the command runs in any case" in error) == (verb[0] == "run"), error
+    assert 5 < took_s < 30, "15 processes start at once"
+    assert not ran.exists()
+    assert host.ctl("list", "--columns", "key", "--no-legend", "-f", "key=k").stdout == ""
+
+
+def test_best_effort_runs_the_command_once_beside_a_hung_daemon(host: Host, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    words = ("run", "--best-effort", "--key", "beside", "--", "sh", "-c", f"echo ran >>{ran}; exit 7")
+    with stopped(host):
+        done = host.ctl(*words)
+        assert (done.returncode, ran.read_text()) == (7, "ran\n"), done.stderr
+    assert f"no answer from {host.socket} within 5 s" in done.stderr
+    assert "The command runs unmonitored\n" in done.stderr
+    assert host.ctl("show", "beside").returncode == 4
+    assert ran.read_text() == "ran\n"
+
+
+def run_stopping_the_daemon(host: Host, *words: str) -> subprocess.CompletedProcess[str]:
+    """Call ``resctrlctl run`` with a daemon that stops before Assign, after it has answered questions."""
+    code = f"""\
+import os, signal, sys
+from resctrlctl import command
+from resctrlctl.connection import daemon
+
+call = daemon.Daemon.call
+daemon._CHANGE_S = 1.0
+
+def stopping(self, action, method, *rest):
+    if method.name == "Assign":
+        os.kill({host.daemon.pid}, signal.SIGSTOP)
+    return call(self, action, method, *rest)
+
+daemon.Daemon.call = stopping
+sys.exit(command.main(["run", "--socket", {host.socket!r}, *sys.argv[1:]]))
+"""
+    arguments = [sys.executable, "-c", code, *words]
+    try:
+        return subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        host.daemon.send_signal(signal.SIGCONT)
+
+
+def test_late_assign_of_a_command_that_was_not_executed_leaves_no_workload(host: Host) -> None:
+    done = run_stopping_the_daemon(host, "--key", "unused", "--", "true")
+    assert done.returncode == 125
+    assert done.stderr.endswith("With --best-effort, the command runs in any case\n"), done.stderr
+    # The daemon answers calls of root in order of their connections, so it has carried out Assign by now.
+    assert host.ctl("show", "unused").returncode == 4
+    assert host.tree.find(GroupRef("", "unused")) is None
+
+
+def test_late_assign_of_a_command_that_runs_ends_with_the_command(host: Host, tmp_path: Path) -> None:
+    ran, group = tmp_path / "ran", f"{host.top}/resctrl/mon_groups/begun/tasks"
+    waiting = f"kill -CONT {host.daemon.pid}; echo ran >>{ran}; until grep -qx $$ {group}; do sleep 0.1; done; exit 7"
+    done = run_stopping_the_daemon(host, "--best-effort", "--key", "begun", "--", "sh", "-c", waiting)
+    assert (done.returncode, ran.read_text()) == (7, "ran\n"), done.stderr
+    assert "The command runs unmonitored\n" in done.stderr
+    wait_until(lambda: host.tree.find(GroupRef("", "begun")) is None)
+    shown = json.loads(host.ctl("show", "-j", "begun").stdout)
+    assert (shown["workload"]["state"], energy_in(shown)[1] == "exact") == ("completed", False)
+
+
+def test_message_has_the_command_that_ends_a_late_assign_of_a_control_group(host: Host, cgroup: Path) -> None:
+    words = ("--key", "whole", "--cgroup", str(cgroup), "--", "true")
+    done = run_stopping_the_daemon(host, *words)
+    assert done.returncode == 125
+    assert "resctrlctl release whole --claim run. With --best-effort" in done.stderr
+
+
 def test_third_signal_ends_a_blocked_resctrlctl(tmp_path: Path) -> None:
     """resctrlctl is blocked because it writes its report to a full pipe."""
     code = (
