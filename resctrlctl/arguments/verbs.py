@@ -320,6 +320,17 @@ def _status(verb: argparse.ArgumentParser) -> None:
 
 def _machine(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--domains", action="store_true", help="a line for each L3 cache and processor package")
+    verb.add_argument(
+        "--rate", action="store_true", help="with --json: read twice, half a second apart, for power and bandwidth"
+    )
+    verb.add_argument(
+        "--watch",
+        type=seconds,
+        metavar="SECONDS",
+        nargs="?",
+        const=1.0,
+        help="repeat every SECONDS (default: 1), with power and bandwidth of that time, until interrupted",
+    )
 
 
 def _sums(verb: argparse.ArgumentParser) -> None:

@@ -71,7 +71,7 @@ _resctrlctl() {
         [status]=''
         [doctor]=''
         [classes]='--root'
-        [machine]='--domains'
+        [machine]='--domains --rate --watch'
         [sums]='--by'
         [create]='--class --claim --attribute --no-pending --priority'
         [assign]='--pid --cgroup --tree --class --allow-class-change --take-over --member --claim --attribute --no-pending --priority'

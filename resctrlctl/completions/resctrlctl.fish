@@ -225,6 +225,8 @@ complete -c resctrlctl -n '__resctrlctl_is show' -k -a '(__resctrlctl_workloads 
 complete -c resctrlctl -n '__resctrlctl_is status' -a '(__resctrlctl_units)'
 complete -c resctrlctl -n '__resctrlctl_is classes' -l root -xa '(__fish_complete_directories)' -d 'read the resctrl filesystem (or simulator) at PATH, without asking resctrlmond'
 complete -c resctrlctl -n '__resctrlctl_is machine' -l domains -d 'a line for each L3 cache and processor package'
+complete -c resctrlctl -n '__resctrlctl_is machine' -l rate -d 'with --json: read twice, half a second apart, for power and bandwidth'
+complete -c resctrlctl -n '__resctrlctl_is machine' -l watch -d 'repeat every SECONDS'
 complete -c resctrlctl -n '__resctrlctl_is sums' -l by -xa 'namespace slice user profile' -d 'add up the workloads of the same name'
 complete -c resctrlctl -n '__resctrlctl_is create' -l class -xa 'follow (__resctrlctl_classes)' -d 'the class (control group) of resctrl'
 complete -c resctrlctl -n '__resctrlctl_is create' -l claim -x -d 'the owner of the claim'

@@ -21,9 +21,10 @@ from resctrlctl.screen.output import Json, Output
 from resctrlctl.screen.width import has_blocks
 from resctrlctl.workloads import workload_table
 from resctrlctl.workloads.entries import By, Entry, View, entries
-from resctrlctl.workloads.workload_table import Line
+from resctrlctl.workloads.workload_table import ENERGY, TRAFFIC, Line
 from resctrlmond.api import signatures
 from resctrlmond.api.types import (
+    MachineReply,
     PoolUse,
     ReadAllRequest,
     StatusReply,
@@ -36,19 +37,17 @@ from resctrlmond.workloads.model.states import Pool
 class Sample(msgspec.Struct, frozen=True):
     """The state of the daemon and the use of all workloads at one time.
 
-    ``pools`` are the parts of the machine's pools of the use of ``event`` between their last two readings; {} if they
-    are not known.
+    ``rates`` are what the machine's pools used per second between their last two readings; () if this is not known.
     """
 
     status: StatusReply
     lines: list[Line]
-    event: str = ""
-    pools: Mapping[Pool, Decimal] = {}
+    rates: Sequence[PoolUse] = ()
 
     @property
     def machine(self) -> str:
-        """The line about the whole machine."""
-        return machine.line(self.event, self.pools)
+        """The use of the whole machine, in words."""
+        return machine.line(self.rates)
 
 
 class TopRow(msgspec.Struct, frozen=True, rename="camel"):
@@ -68,7 +67,8 @@ class TopReply(msgspec.Struct, frozen=True, rename="camel"):
     """The JSON output of ``top``: one for each interval. See ``StatusReply`` for the numbers of RMIDs.
 
     ``read_at`` is the time of the reading (RFC 3339, UTC). ``pools`` has the part of each pool of the machine, from 0
-    to 1 with 6 decimals, of the use of ``pools_event`` in the interval; null if they are unknown.
+    to 1 with 6 decimals, of the use of ``pools_event`` in the interval; ``pools_watts`` and
+    ``pools_bytes_per_second`` what each used. They are null if they are unknown.
     """
 
     read_at: str
@@ -77,7 +77,9 @@ class TopReply(msgspec.Struct, frozen=True, rename="camel"):
     pending: int
     in_limbo: bool | None
     pools_event: str | None
-    pools: dict[str, str] | None
+    pools: dict[Pool, str] | None
+    pools_watts: dict[Pool, str] | None
+    pools_bytes_per_second: dict[Pool, str] | None
     by: By
     rows: Sequence[TopRow]
 
@@ -100,7 +102,7 @@ class Sampler:
         usages = [usage for page in pages for usage in page.usages]
         lines = workload_table.lines(usages, self._before)
         self._before = usages
-        return Sample(status, workload_table.selected(lines, self._filters), *self._pools.shares())
+        return Sample(status, workload_table.selected(lines, self._filters), self._pools.rates())
 
 
 class _Pools:
@@ -113,9 +115,8 @@ class _Pools:
     def __init__(self, daemon: Daemon, wait_s: float) -> None:
         self._daemon = daemon
         self._wait_s = wait_s
-        self._before: list[PoolUse] = []
-        self._since = ""
-        self._shares: tuple[str, dict[Pool, Decimal]] = ("", {})
+        self._before: MachineReply | None = None
+        self._rates: Sequence[PoolUse] = ()
         self._reader: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -125,21 +126,19 @@ class _Pools:
             self._reader = threading.Thread(target=self._read, daemon=True)
             self._reader.start()
 
-    def shares(self) -> tuple[str, dict[Pool, Decimal]]:
-        """Return what ``machine.shares_since`` returns for the last two readings. Wait for one interval at most."""
+    def rates(self) -> Sequence[PoolUse]:
+        """Return what the pools used per second between the last two readings. Wait for one interval at most."""
         assert self._reader is not None
         self._reader.join(self._wait_s)
-        return self._shares
+        return self._rates
 
     def _read(self) -> None:
         try:
             reply = self._daemon.call("read what the machine used", signatures.MACHINE)
-            # Counting begins again if resctrl is mounted again: no figure is since the reading before then.
-            before = self._before if reply.since == self._since else []
-            self._before, self._since = reply.pools, reply.since
-            self._shares = machine.shares_since(reply.pools, before)
+            _, self._rates = machine.rates_since(reply, self._before)
+            self._before = reply
         except (CommandError, ArithmeticError):
-            self._shares = "", {}  # the daemon cannot read them now, or has a number that is not valid
+            self._rates = ()  # the daemon cannot read them now, or has a number that is not valid
 
 
 def top(args: argparse.Namespace, output: Output) -> int:
@@ -178,17 +177,24 @@ def _print(take: Callable[[], Sample], view: View, args: argparse.Namespace, out
 
 def _reply(sample: Sample, by: By, rows: Sequence[Entry]) -> TopReply:
     status = sample.status
+    event, parts = machine.main_shares(sample.rates)
     return TopReply(
         read_at=utc_now(),
         rmids=status.rmids,
         rmids_used=status.rmids_used,
         pending=status.pending,
         in_limbo=status.in_limbo,
-        pools_event=sample.event or None,
-        pools={pool: f"{part:.6f}" for pool, part in sample.pools.items()} or None,
+        pools_event=event or None,
+        pools=_with_decimals(parts),
+        pools_watts=_with_decimals(machine.sums(sample.rates, ENERGY)),
+        pools_bytes_per_second=_with_decimals(machine.sums(sample.rates, TRAFFIC)),
         by=by,
         rows=[_row(entry) for entry in rows],
     )
+
+
+def _with_decimals(figures: Mapping[Pool, Decimal]) -> dict[Pool, str] | None:
+    return {pool: f"{figure:.6f}" for pool, figure in figures.items()} or None
 
 
 def _row(entry: Entry) -> TopRow:

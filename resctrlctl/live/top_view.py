@@ -45,7 +45,7 @@ def screen(
 ) -> list[Painted]:
     """Return the lines of the screen: the machine, the sums over all rows, the headings, and the rows ``shown``.
 
-    ``machine`` is a further line about the machine.
+    ``machine`` is what the whole machine uses, in words; "" if this is not known.
     """
     has_power = any(row.power is not None or row.energy is not None for row in rows)
     names = [
@@ -167,9 +167,9 @@ def _headlines(rows: Sequence[Entry], status: StatusReply, view: View, of_machin
         if (known := [value for value in values if value is not None])
         for total in [sum(known, Decimal(0))]
     ]
-    label = "Together" if view.is_rate else "Together, on average"
-    together = f"{label}: {', '.join(sums)}." if sums else ""
-    return [machine, together, *([of_machine] if of_machine else []), ""]
+    average = "" if view.is_rate else ", on average"
+    together = f"Together{average}: {', '.join(sums)}." if sums else ""
+    return [machine, together, *([f"Machine{average}: {of_machine}."] if of_machine else []), ""]
 
 
 def _problems(status: StatusReply) -> list[str]:

@@ -69,7 +69,7 @@ class Line(msgspec.Struct, frozen=True):
     @property
     def age_s(self) -> float | None:
         """The seconds between the baseline and the reading; None if there is no group."""
-        return _between(self.workload.created_at, self.usage.read_at)
+        return seconds_between(self.workload.created_at, self.usage.read_at)
 
     @property
     def quality(self) -> str:
@@ -103,7 +103,7 @@ class Line(msgspec.Struct, frozen=True):
 
     def _seconds(self) -> float | None:
         begin = counted_since(self.workload) if self.before is None else self.before.read_at
-        return _between(begin, self.usage.read_at)
+        return seconds_between(begin, self.usage.read_at)
 
 
 class _Field(msgspec.Struct, frozen=True):
@@ -352,7 +352,8 @@ def counted_since(workload: Workload) -> str | None:
     return min((claim.since for claim in workload.claims), default=None)
 
 
-def _between(first: str | None, last: str | None) -> float | None:
+def seconds_between(first: str | None, last: str | None) -> float | None:
+    """Return the seconds from one RFC 3339 time to another, 0 if that is earlier; None if one is not known."""
     if not first or not last:
         return None
     try:

@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from resctrlctl.host.machine import blocks as machine_blocks
+from resctrlctl.host.machine import rates_since
 from resctrlctl.live.watch import text as watch_text
 from resctrlctl.run.report import Report as RunReport
 from resctrlctl.run.report import as_text as run_text
@@ -320,7 +321,9 @@ def machine_screen(*, by_domain: bool, width: int) -> str:
         for number in range(2)
     ]
     reply = MachineReply(since=_BEGIN, read_at="2026-11-21T12:00:00.000000Z", pools=pools)
-    return to_text(machine_blocks(reply, width, by_domain=by_domain), width, legend=True)
+    seconds, rates = rates_since(reply, None)
+    found = machine_blocks(reply, width, by_domain=by_domain, seconds=seconds, rates=rates)
+    return to_text(found, width, legend=True)
 
 
 def classes_screen(count: int, width: int) -> str:

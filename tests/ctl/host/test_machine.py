@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from decimal import Decimal
+
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from resctrlctl.host.machine import bar, blocks, line, shares, shares_since
+from resctrlctl.host.machine import bar, blocks, line, rates_since, shares
 from resctrlctl.screen.layout import to_text
 from resctrlmond.api.types import MachineReply, PoolUse
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.model.states import Pool, Quality
-from tests.ctl.conftest import Ctl
+from tests.ctl.conftest import Ctl, command
 from tests.ctl.fake_manager import FakeManager, error
 
 TEXT = """\
@@ -63,6 +67,32 @@ REPLY = MachineReply(
         use(Pool.UNCORE, "core_energy", "300000.000000"),
     ],
 )
+AT = "2026-11-22T10:00:00.5Z"
+# Half a second later: 75 J and 0.5 GiB more in tracked, 25 J and 1.5 GiB more in untracked.
+LATER = replace(
+    REPLY,
+    read_at=AT,
+    pools=[
+        *REPLY.pools[:2],
+        replace(REPLY.pools[2], value=str((1 << 30) + (1 << 29))),
+        replace(REPLY.pools[3], value=str((3 << 30) + (3 << 29))),
+        replace(REPLY.pools[4], value="600075.000000"),
+        REPLY.pools[5],
+        replace(REPLY.pools[6], value="100025.5"),
+        REPLY.pools[7],
+    ],
+)
+RATES = """\
+Use per second, in 0.5 s: 200W, 4.00GiB/s
+
+POOL                                 POWER  SHARE  BANDWIDTH  SHARE  QUALITY
+tracked    workloads                  150W   75 %  1.00GiB/s   25 %  exact
+foreign    groups of other programs     0W    0 %          -      -  exact
+untracked  tasks in no group           50W   25 %  3.00GiB/s   75 %  estimated
+uncore     packages without cores       0W    0 %          -      -  exact
+
+Use of the machine from 2026-11-22 09:00:00 to 2026-11-22 10:00:00
+"""
 
 
 def test_domains_have_lines_of_their_own() -> None:
@@ -79,31 +109,73 @@ def test_unknown_figure_has_no_share() -> None:
 
 def test_verb_prints_the_reply(manager: FakeManager, ctl: Ctl) -> None:
     manager.replies = {"Machine": REPLY}
-    assert ctl("machine").stdout == TEXT
+    assert ctl("machine").stdout == TEXT, "no time has passed between the two readings"
+    calls = len(manager.called("Machine"))
     assert ctl("machine", "-q").stdout == "tracked\nforeign\nuntracked\nuncore\n"
-    assert "mon_PERF_PKG_00" in ctl("machine", "--domains").stdout
     assert msgspec.json.decode(ctl("machine", "--json").stdout, type=MachineReply) == REPLY
+    assert len(manager.called("Machine")) == calls + 2, "neither waits for a second reading"
+    assert "mon_PERF_PKG_00" in ctl("machine", "--domains").stdout
 
 
-def test_line_has_the_shares_since_the_reading_before() -> None:
-    def line_of(pools: list[PoolUse], before: list[PoolUse] | None = None) -> str:
-        return line(*shares_since(pools, before or ()))
+def test_verb_prints_power_and_bandwidth_between_two_readings(manager: FakeManager, ctl: Ctl) -> None:
+    manager.next_replies = {"Machine": [REPLY, LATER]}
+    done = ctl("machine")
+    assert done.stdout.startswith(RATES)
+    manager.next_replies = {"Machine": [REPLY, LATER]}
+    reply = json.loads(ctl("machine", "--json", "--rate").stdout)
+    assert reply["intervalS"] == 0.5
+    assert msgspec.convert(reply, MachineReply) == LATER
+    tracked = {"pool": "tracked", "watts": "150.000000", "wattsShare": "0.750000"}
+    traffic = {"bytesPerSecond": "1073741824.000000", "bytesPerSecondShare": "0.250000"}
+    nothing = dict.fromkeys(["watts", "wattsShare"])
+    assert reply["rates"][:3] == [
+        tracked | traffic | {"domain": None},
+        nothing | traffic | {"pool": "tracked", "domain": "mon_L3_00"},
+        tracked | dict.fromkeys(traffic) | {"domain": "mon_PERF_PKG_00"},
+    ]
+    assert [each["pool"] for each in reply["rates"] if each["domain"] is None] == [*Pool]
 
-    assert line_of(REPLY.pools) == "Energy of the machine: tracked 60 %, untracked 10 %, uncore 30 %."
-    more = [use(Pool.TRACKED, "core_energy", "600100"), *REPLY.pools[5:]]
-    assert line_of(more, REPLY.pools) == "Energy of the machine: tracked 100 %, untracked 0 %, uncore 0 %."
-    assert line_of(REPLY.pools[:4]) == "Traffic of the machine: tracked 25 %, untracked 75 %."
-    assert line_of(REPLY.pools, REPLY.pools) == ""
-    # After a restart of the daemon, the figures are lower than before.
-    assert line_of([use(Pool.TRACKED, "core_energy", "1")], REPLY.pools) == ""
+
+def test_watch_prints_each_interval(manager: FakeManager, environment: dict[str, str]) -> None:
+    manager.next_replies = {"Machine": [REPLY, LATER, replace(LATER, read_at="2026-11-22T10:00:02.5Z")]}
+    words = command(manager.socket, "machine", "--watch=0.5", "--json")
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        replies = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.kill()
+    assert [reply["intervalS"] for reply in replies] == [0.5, 2.0]
+    assert [reply["rates"][0]["watts"] for reply in replies] == ["150.000000", "0.000000"]
+
+
+def test_rate_of_a_figure_that_was_unknown_is_unknown() -> None:
+    pools = [use(Pool.TRACKED, "core_energy", None, "no number"), *REPLY.pools[5:]]
+    later = replace(LATER, pools=LATER.pools[4:])
+    seconds, rates = rates_since(later, replace(REPLY, pools=pools))
+    assert (seconds, rates[0].value, Decimal(rates[1].value or 1)) == (0.5, None, Decimal(0))
+    assert line(rates) == ""
+
+
+def test_line_has_the_rates_since_the_reading_before() -> None:
+    def line_of(reply: MachineReply, before: MachineReply | None = None) -> str:
+        return line(rates_since(reply, before)[1])
+
+    assert line_of(LATER, REPLY) == "200W (tracked 75 %, untracked 25 %, uncore 0 %), 4.00GiB/s"
+    assert line_of(replace(LATER, pools=LATER.pools[:4]), REPLY) == "4.00GiB/s (tracked 25 %, untracked 75 %)"
+    assert line_of(REPLY, REPLY) == ""
+    # On average since counting began, for the first reading, and if resctrl was mounted again.
+    average = "278W (tracked 60 %, untracked 10 %, uncore 30 %), 1.14MiB/s"
+    assert line_of(REPLY) == line_of(REPLY, replace(REPLY, since=AT)) == average
+    # After a restart of the daemon, the figures may be lower than before.
+    assert line_of(replace(LATER, pools=[use(Pool.TRACKED, "core_energy", "1")]), REPLY) == "0W"
 
 
 def test_top_has_the_line(manager: FakeManager, ctl: Ctl) -> None:
-    manager.replies = {"Machine": REPLY}
+    manager.next_replies = {"Machine": [REPLY, LATER]}
     shown = ctl("top", "-b", "-n", "1", "-d", "0.5").stdout
-    assert "of the machine" not in shown  # nothing was used between the two readings
+    assert "\nMachine: 200W (tracked 75 %, untracked 25 %, uncore 0 %), 4.00GiB/s.\n" in shown
     manager.refuse = {"Machine": error("NotRead", "the kernel has not answered")}
-    assert ctl("top", "-b", "-n", "1", "-d", "0.5").returncode == 0
+    done = ctl("top", "-b", "-n", "1", "-d", "0.5")
+    assert (done.returncode, "Machine" in done.stdout) == (0, False)
 
 
 BAR = "█" * 29 + "▒" * 5 + "░" * 14

@@ -56,8 +56,8 @@ def test_json_is_one_line_for_each_interval(manager: FakeManager, ctl: Ctl) -> N
     lines = ctl("top", "--json", "-n", "2", "-d", "0.5", "--by", "class").stdout.splitlines()
     assert len(lines) == 2
     reply = json.loads(lines[1])
-    head = ["readAt", "rmids", "rmidsUsed", "pending", "inLimbo", "poolsEvent", "pools", "by", "rows"]
-    assert list(reply) == head
+    pools = ["poolsEvent", "pools", "poolsWatts", "poolsBytesPerSecond"]
+    assert list(reply) == ["readAt", "rmids", "rmidsUsed", "pending", "inLimbo", *pools, "by", "rows"]
     assert (reply["by"], [(row["name"], row["workloads"]) for row in reply["rows"]]) == ("class", [("/", 1)])
 
 
@@ -67,15 +67,18 @@ def test_json_has_the_pools_of_the_machine_in_the_interval(manager: FakeManager,
     manager.replies = {"Machine": REPLY}
     done = ctl("top", "--json", "-n", "1", "-d", "0.5")
     assert json.loads(done.stdout)["pools"] is None, "nothing was used"
-    manager.next_replies = {"Machine": [REPLY, replace(REPLY, pools=more)]}
+    later = replace(REPLY, read_at="2026-11-22T10:00:00.5Z")
+    manager.next_replies = {"Machine": [REPLY, replace(later, pools=more)]}
     done = ctl("top", "--json", "-n", "1", "-d", "0.5")
     reply = json.loads(done.stdout)
     shares = {"tracked": "0.800000", "foreign": "0.200000", "untracked": "0.000000", "uncore": "0.000000"}
     assert (reply["poolsEvent"], reply["pools"]) == ("core_energy", shares)
+    watts = {"tracked": "160.000000", "foreign": "40.000000", "untracked": "0.000000", "uncore": "0.000000"}
+    assert (reply["poolsWatts"], reply["poolsBytesPerSecond"]) == (watts, None)
     # Resctrl was mounted again, so nothing is since the reading before.
     tracked, foreign, untracked, uncore = REPLY.pools[4:]
     anew = [replace(tracked, value="3"), foreign, replace(untracked, value="150000"), replace(uncore, value="0")]
-    manager.next_replies = {"Machine": [REPLY, replace(REPLY, since=REPLY.read_at, pools=anew)]}
+    manager.next_replies = {"Machine": [REPLY, replace(later, since=REPLY.read_at, pools=anew)]}
     reply = json.loads(ctl("top", "--json", "-n", "1", "-d", "0.5").stdout)
     assert reply["pools"] == {
         "tracked": "0.000020",
