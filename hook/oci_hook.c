@@ -42,6 +42,21 @@ static const double TICK = 0.1, QUEUE_TICK = 0.5;
 // For how many ticks after its timeout the hook reads a state that is there.
 enum { MORE_TICKS = 10 };
 
+static const char USAGE[] =
+    "Usage: resctrlmon-oci-hook STAGE [OPTIONS] < STATE\n\n"
+    "Put a container into its monitoring group. The runtime writes the container's state (JSON) to standard input.\n\n"
+    "Stages:\n"
+    "  createRuntime            the first process exists, and has not executed the container's program\n"
+    "  prestart                 the older name of createRuntime\n"
+    "  poststop                 the container was removed\n\n"
+    "Options:\n"
+    "  --strict                 exit with status 1 if resctrlmond did not accept the container\n"
+    "  --socket PATH            the socket of resctrlmond (/run/resctrlmond/org.resctrlmon.Manager)\n"
+    "  --timeout SECONDS        the longest wait for the state, and for resctrlmond (2)\n"
+    "  --start-timeout SECONDS  the longest duration while resctrlmond starts or stops (10)\n"
+    "  --journal PATH           the socket of the journal (/run/systemd/journal/socket)\n"
+    "  --help                   print this, if it is the only argument\n\n"
+    "See resctrlmon-oci-hook(8), which has a state to try by hand.\n";
 static const char READING[] = "reading the state", WAITING[] = "waiting for resctrlmond";
 static const char *stage = "", *step = READING;
 static const char *daemon_path = "/run/resctrlmond/org.resctrlmon.Manager";
@@ -457,6 +472,10 @@ int main(int count, char **words)
 {
     static char text[4097], remedy[4097];
     has_stderr = fcntl(2, F_GETFD) >= 0;
+    if (count == 2 && strcmp(words[1], "--help") == 0) {
+        (void)!write(1, USAGE, sizeof USAGE - 1);
+        return 0;
+    }
     if (count > 0)
         read_arguments(words + 1);
     set_alarm();

@@ -29,10 +29,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from resctrlmond.api import oci
 from resctrlmond.api.oci import parse_state
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.frames import VarlinkError
 from resctrlmond.service.start_lock import SUFFIX, StartLock
+from resctrlmond.workloads.profiles.profile import ANNOTATIONS
 from tests.hook.builds import BUILDS, ROOT, compile_hook
 from tests.wait import wait_until
 
@@ -1064,6 +1066,32 @@ def test_wrong_arguments_are_logged_and_nothing_is_sent(host: Host, arguments: l
     host.daemon.setblocking(False)
     with pytest.raises(BlockingIOError):
         host.daemon.accept()
+
+
+def test_help_has_the_stages_and_options(host: Host) -> None:
+    done = subprocess.run([host.hook, "--help"], input=STATE, env={}, capture_output=True, timeout=30, check=True)
+    text = done.stdout.decode()
+    stages = ["createRuntime", "prestart", "poststop"]
+    options = ["--strict", "--socket", "--timeout", "--start-timeout", "--journal", "--help"]
+    assert (text.startswith("Usage: "), done.stderr) == (True, b"")
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("  ")] == stages + options
+    assert max(map(len, text.splitlines())) <= 118
+
+
+def test_help_beside_a_stage_is_a_wrong_argument(host: Host) -> None:
+    assert host.run("createRuntime", "--help").code == 0
+    assert "wrong arguments: unknown argument '--help'" in host.the_line()
+
+
+def test_page_has_each_annotation_that_is_read() -> None:
+    page = (ROOT / "man" / "resctrlmon-oci-hook.8.scd").read_text()
+    assert {name for name in [*oci._USED, *ANNOTATIONS] if f"_{name}_" not in page} == set()
+
+
+def test_state_on_the_page_is_valid() -> None:
+    page = (ROOT / "man" / "resctrlmon-oci-hook.8.scd").read_text()
+    (state,) = re.findall(r"# echo '(.*)' \|$", page, re.MULTILINE)
+    assert parse_state(state.replace("'$!'", "4711")).pid == 4711
 
 
 def test_the_hook_file_runs_the_hook_before_the_program_of_a_container(host: Host) -> None:
