@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
 import pytest
 
+from resctrlctl.base.defaults import SOCKET
 from resctrlmond import __main__ as daemon
 from resctrlmond.exporter import __main__ as exporter
+from resctrlmond.exporter import command as exporter_command
 from resctrlmond.nri import __main__ as nri
+from resctrlmond.nri import command as nri_command
 from resctrlmond.sim import __main__ as sim
 
 
@@ -31,6 +35,22 @@ def test_wrong_option_is_one_line(
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert error == f"{name}: error: unrecognized arguments: --no-such-option. See '{name} --help'\n"
+
+
+@pytest.mark.parametrize("of", [exporter_command, nri_command], ids=["resctrlmon-exporter", "resctrlmon-nri"])
+def test_environment_names_the_socket_of_resctrlmond(of: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def socket_of(*words: str) -> str:
+        found: str = of._parser().parse_args(words).manager_socket
+        return found
+
+    for value in (None, ""):
+        monkeypatch.delenv("RESCTRLMOND_SOCKET", raising=False)
+        if value is not None:
+            monkeypatch.setenv("RESCTRLMOND_SOCKET", value)
+        assert socket_of() == SOCKET
+    monkeypatch.setenv("RESCTRLMOND_SOCKET", "/tmp/sim/socket")
+    assert socket_of() == "/tmp/sim/socket"
+    assert socket_of("--manager-socket", "/other") == "/other"
 
 
 @pytest.mark.parametrize("words", [[], ["--check-config"]])

@@ -25,7 +25,7 @@ from resctrlmond.exporter.source import Source
 from resctrlmond.exporter.textfile import NAME, Textfile
 from resctrlmond.exporter.tls import expiries, server_context
 from resctrlmond.service import journal
-from resctrlmond.service.arguments import Parser, not_empty
+from resctrlmond.service.arguments import Parser, add_manager_socket, not_empty
 from resctrlmond.service.notify import Notify
 
 log = logging.getLogger("resctrlmond.exporter")
@@ -54,13 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ADDRESS",
         help=f"HOST:PORT or the path of a unix socket, unless systemd passes a socket ({listening.DEFAULT})",
     )
-    parser.add_argument(
-        "--manager-socket",
-        type=not_empty,
-        default=config.Config().varlink_socket,
-        metavar="PATH",
-        help="resctrlmond's socket (%(default)s)",
-    )
+    add_manager_socket(parser, config.Config().varlink_socket)
     parser.add_argument(
         "--event",
         action="append",

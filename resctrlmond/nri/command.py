@@ -26,7 +26,7 @@ from resctrlmond.nri.rival import Watch
 from resctrlmond.nri.selection import Selection
 from resctrlmond.nri.updater import Updater
 from resctrlmond.service import journal
-from resctrlmond.service.arguments import Parser, not_empty
+from resctrlmond.service.arguments import Parser, add_manager_socket, not_empty
 from resctrlmond.service.notify import Notify
 from resctrlmond.service.rate_limit import RateLimit
 
@@ -45,7 +45,6 @@ def _parser() -> argparse.ArgumentParser:
         description="Put the containers of containerd and CRI-O into the monitoring groups of their pods: a plugin "
         "of the runtime (NRI) that calls resctrlmond for each of them.",
     )
-    manager = config.Config().varlink_socket
     parser.add_argument(
         "--socket",
         type=not_empty,
@@ -53,13 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="the runtime's NRI socket (%(default)s)",
     )
-    parser.add_argument(
-        "--manager-socket",
-        type=not_empty,
-        default=manager,
-        metavar="PATH",
-        help="resctrlmond's socket (%(default)s)",
-    )
+    add_manager_socket(parser, config.Config().varlink_socket)
     parser.add_argument(
         "--config",
         type=not_empty,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import NoReturn
 
 
@@ -13,6 +14,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the error, and exit with status 2."""
         self.exit(2, f"{self.prog}: error: {message}. See '{self.prog} --help'\n")
+
+
+def add_manager_socket(parser: Parser, default: str) -> None:
+    """Add the option of the socket of resctrlmond, which the environment can name as for resctrlctl."""
+    parser.add_argument(
+        "--manager-socket",
+        type=not_empty,
+        default=os.environ.get("RESCTRLMOND_SOCKET") or default,
+        metavar="PATH",
+        help=f"resctrlmond's socket ($RESCTRLMOND_SOCKET, else {default})",
+    )
 
 
 def not_empty(text: str) -> str:
