@@ -11,7 +11,7 @@ import pytest
 
 from resctrlmond.service.message_ids import MessageId
 
-from .host import TREE, Host
+from .host import TREE, Host, parse_where
 from .machine import Guest
 from .services import OWNER, READY, write_programs
 from .units_budget import DROP_IN as BUDGET_DROP_IN
@@ -82,7 +82,7 @@ def workload(host: Host, key: str) -> dict[str, Any]:
 
 
 def group_of(host: Host, unit: str) -> str:
-    return host.membership(host.out(f"systemctl show -P MainPID {unit}"))[1]
+    return parse_where(host.out(f"cat /proc/$(systemctl show -P MainPID {unit})/cpu_resctrl_groups"))[1]
 
 
 def until_in_its_group(host: Host, unit: str) -> None:
@@ -207,19 +207,20 @@ def test_status_has_the_exit_codes_of_systemctl_and_the_reasons(host: Host) -> N
     host.run(f"systemctl start {simple} {unseen}")
     until_in_its_group(host, simple)
     host.until(lambda: group_of(host, unseen) == "shop.slice", "the task of the slice", 100)
+    shown: dict[str, str] = {}
     for unit in (simple, unseen, fork, "absent.service", "shop.slice", "shop-socket.socket", "-.slice"):
         expected = host.run(f"systemctl status -- {unit}", check=False).returncode
-        assert host.run(f"resctrlctl status -- {unit}", check=False).returncode == expected, unit
+        done = host.run(f"resctrlctl status -- {unit}", check=False)
+        assert done.returncode == expected, unit
+        shown[unit] = done.stdout
     found = json.loads(host.out(f"resctrlctl status --json {simple}"))
     assert (found["glob"], found["globPath"], found["absence"], found["tasks"]) == (GLOBS[0], DROP_IN, None, 1)
     assert found["use"]["workload"]["members"][0]["cgroup"] == found["unit"]["cgroup"]
     assert found["unit"]["since"].endswith("Z")
-    shown = host.out(f"resctrlctl status {simple}")
-    assert re.search(
-        r"^ *Watched: yes, late: it was already running when it was put into the group", shown, re.MULTILINE
-    )
-    shown = host.out(f"resctrlctl status {unseen}")
-    assert "no glob in the configuration selects it; its tasks are counted in the workload shop.slice" in shown
+    late = r"^ *Watched: yes, late: it was already running when it was put into the group"
+    assert re.search(late, shown[simple], re.MULTILINE)
+    counted = "no glob in the configuration selects it; its tasks are counted in the workload shop.slice"
+    assert counted in shown[unseen]
     both = host.out("resctrlctl status --json=short 'shop-si*.service' 'shop*.slice'").splitlines()
     assert [json.loads(line)["unit"]["name"] for line in both] == [simple, "shop.slice"]
     host.run(f"systemctl stop {simple} {unseen} shop.slice")
