@@ -213,7 +213,9 @@ def test_status_has_the_exit_codes_of_systemctl_and_the_reasons(host: Host) -> N
         done = host.run(f"resctrlctl status -- {unit}", check=False)
         assert done.returncode == expected, unit
         shown[unit] = done.stdout
-    found = json.loads(host.out(f"resctrlctl status --json {simple}"))
+    both = host.out("resctrlctl status --json=short 'shop-si*.service' 'shop*.slice'").splitlines()
+    found, slice_ = map(json.loads, both)
+    assert [one["unit"]["name"] for one in (found, slice_)] == [simple, "shop.slice"]
     assert (found["glob"], found["globPath"], found["absence"], found["tasks"]) == (GLOBS[0], DROP_IN, None, 1)
     assert found["use"]["workload"]["members"][0]["cgroup"] == found["unit"]["cgroup"]
     assert found["unit"]["since"].endswith("Z")
@@ -221,8 +223,6 @@ def test_status_has_the_exit_codes_of_systemctl_and_the_reasons(host: Host) -> N
     assert re.search(late, shown[simple], re.MULTILINE)
     counted = "no glob in the configuration selects it; its tasks are counted in the workload shop.slice"
     assert counted in shown[unseen]
-    both = host.out("resctrlctl status --json=short 'shop-si*.service' 'shop*.slice'").splitlines()
-    assert [json.loads(line)["unit"]["name"] for line in both] == [simple, "shop.slice"]
     host.run(f"systemctl stop {simple} {unseen} shop.slice")
     until_ended(host, simple, "shop.slice")
     host.run("journalctl --sync")
