@@ -116,7 +116,26 @@ class OverflowWorker(msgspec.Struct, tag_field="do", tag="overflow-worker", forb
     runs: bool
 
 
-Act = MakeGroup | RemoveGroup | Steal | Overlook | OverflowWorker | Offline | Online | CpuOffline | CpuOnline
+class SetWitness(msgspec.Struct, tag_field="do", tag="witness", forbid_unknown_fields=True, kw_only=True):
+    """The witness is loaded or unloaded, begins again if ``restart``, and has room for this number of rows."""
+
+    available: bool = True
+    restart: bool = False
+    rows: Annotated[int, msgspec.Meta(ge=0, le=65_536)] = 65_536
+
+
+Act = (
+    MakeGroup
+    | RemoveGroup
+    | Steal
+    | Overlook
+    | OverflowWorker
+    | Offline
+    | Online
+    | CpuOffline
+    | CpuOnline
+    | SetWitness
+)
 
 
 class Spawn(msgspec.Struct, tag_field="do", tag="spawn", forbid_unknown_fields=True):
@@ -154,13 +173,23 @@ class Run(msgspec.Struct, tag_field="do", tag="run", forbid_unknown_fields=True)
     cpu: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
+class SetCgroup(msgspec.Struct, tag_field="do", tag="cgroup", forbid_unknown_fields=True):
+    """The thread ``tid`` enters a control group: a directory, or inode numbers of it and of those above it.
+
+    [] is the control group of the real process with this number.
+    """
+
+    tid: Number
+    cgroup: str | list[Annotated[int, msgspec.Meta(ge=1)]]
+
+
 class Advance(msgspec.Struct, tag_field="do", tag="advance", forbid_unknown_fields=True):
     """The simulation's clock moves forward: limbo is processed, cache drains, telemetry is pushed."""
 
     seconds: Seconds
 
 
-Virtual = Spawn | ForkTask | Thread | ExitTask | Run | Advance
+Virtual = Spawn | ForkTask | Thread | ExitTask | Run | SetCgroup | Advance
 
 
 class Used(msgspec.Struct, omit_defaults=True):

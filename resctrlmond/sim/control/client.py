@@ -76,6 +76,10 @@ class Control:
         """Take one CPU online."""
         self._send(ACT, messages.CpuOnline(cpu))
 
+    def set_witness(self, *, available: bool = True, restart: bool = False, rows: int = 65_536) -> None:
+        """Load or unload the witness, begin it again, and set the capacity of its rows."""
+        self._send(ACT, messages.SetWitness(available=available, restart=restart, rows=rows))
+
     # -- virtual tasks, if the simulation was started with them
 
     def _bear(self, order: messages.Virtual) -> int:
@@ -102,6 +106,13 @@ class Control:
     def run(self, tid: int, ns: int, cpu: int = 0) -> None:
         """Let a thread use this many nanoseconds of CPU time on that CPU, all of it now."""
         self._send(VIRTUAL, messages.Run(tid, ns, cpu))
+
+    def set_cgroup(self, tid: int, cgroup: str | list[int]) -> None:
+        """Move a thread to a control group: a directory, or inode numbers of it and of those above it.
+
+        [] is the control group of the real process with this number.
+        """
+        self._send(VIRTUAL, messages.SetCgroup(tid, cgroup))
 
     def advance(self, seconds: float) -> None:
         """Move the simulation's clock forward."""

@@ -104,6 +104,8 @@ class Orders:
                 self._model.hotplug.set_cpu(cpu, False)
             case messages.CpuOnline(cpu):
                 self._model.hotplug.set_cpu(cpu, True)
+            case messages.SetWitness(available=available, restart=restart, rows=rows):
+                self._model.set_witness(available=available, restart=restart, rows=rows)
 
     def _order(self, value: bytes) -> None:
         assert self._virtual is not None
@@ -119,12 +121,16 @@ class Orders:
                 tid = tasks.fork(by, thread=True, tid=number)
             case messages.ExitTask(tid):
                 self._model.accounting.look_at(tid)
+                if tid != 1:
+                    self._model.accounting.end(tid)
                 tasks.exit(tid)
             case messages.Run(tid, ns, cpu):
                 # Its use until now belongs to the previous CPU.
                 self._model.accounting.look_at(tid)
                 tasks.run(tid, ns, cpu)
                 self._model.accounting.charge_default(tid, cpu, ns)
+            case messages.SetCgroup(tid, cgroup):
+                tasks.set_cgroup(tid, cgroup)
             case messages.Advance(seconds):
                 stopwatch.advance(seconds)
         self._model.accounting.look_at(tid)

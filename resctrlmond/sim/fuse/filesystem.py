@@ -98,13 +98,18 @@ class Filesystem:
         return node
 
     def _find_parent(self, path: str) -> tuple[Directory, str]:
-        """Return the directory of ``path``, which the caller may change, and the last name."""
+        """Return the directory of ``path``, which the caller may change, and the last name.
+
+        Raises EPERM for the hidden directory and in it.
+        """
         above, _, name = path.rpartition("/")
         node = self._find(above)
         if not isinstance(node, Directory):
             raise error(errno.ENOTDIR)
         if not node.allows(self._caller(), WRITE | SEARCH):
             raise error(errno.EACCES)
+        if node.is_hidden or (name in node.children and node.children[name].is_hidden):
+            raise error(errno.EPERM)
         return node, name
 
     def _opened(self, node: Node) -> int:

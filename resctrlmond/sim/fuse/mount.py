@@ -113,7 +113,7 @@ def serve(
     fuse = load_fuse()
     mountpoint = os.path.abspath(mountpoint)
     procs = ProcTable.open(cpus) if virtual_cpus is None else ProcTable()
-    virtual = (VirtualTasks(virtual_cpus), Stopwatch()) if virtual_cpus else None
+    virtual = (VirtualTasks(virtual_cpus, host=procs), Stopwatch()) if virtual_cpus else None
 
     def announce() -> None:
         print(f"simulated resctrl (profile {profile.name}) on {mountpoint}: NOT hardware", flush=True)

@@ -9,10 +9,11 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Self
 
+from resctrlmond.sim.host.cgroups import CgroupTree
 from resctrlmond.sim.host.exits import ExitRecords
 from resctrlmond.sim.host.forks import ForkEvents
 from resctrlmond.sim.host.pidns import PidNamespaces
-from resctrlmond.sim.kernel.tasks import Exit, Fork, TaskStat
+from resctrlmond.sim.kernel.tasks import Cgroups, Exit, Fork, TaskStat
 
 _NOT_REPORTED = (
     "the kernel does not report {} to the simulator (this needs root, and the host's PID and network namespaces), "
@@ -50,6 +51,7 @@ class ProcTable:
         self._fork_events = fork_events
         self._exit_records = exit_records
         self._namespaces = PidNamespaces()
+        self.cgroup_tree = CgroupTree()
 
     @classmethod
     def open(cls, cpus: int | None = None) -> Self:
@@ -105,7 +107,8 @@ class ProcTable:
         run, _, _ = (_read(f"/proc/{tid}/task/{tid}/schedstat") or "").partition(" ")
         cpu_ns = int(run or 0) or (int(fields[11]) + int(fields[12])) * _NS_PER_TICK
         cpu = int(fields[36]) % self.cpus
-        return TaskStat(tid, int(fields[1]), int(fields[19]), cpu_ns, cpu, running=fields[0] == "R")
+        state = fields[0]
+        return TaskStat(tid, int(fields[1]), int(fields[19]), cpu_ns, cpu, state == "R", has_ended=state in "ZX")
 
     def credentials(self, tid: int) -> tuple[int, int] | None:
         """Return (real uid, saved uid) of a thread."""
@@ -145,6 +148,28 @@ class ProcTable:
                 ticks = [int(field) for field in fields]
                 busy[int(name[3:]) % self.cpus] += (sum(ticks[:3]) + sum(ticks[5:7])) * _NS_PER_TICK
         return busy
+
+    def cgroups(self, tid: int) -> Cgroups:
+        """Return the control groups of a thread; () if they are not known."""
+        return self.cgroup_tree.of_task(tid)
+
+    def cgroup_usage(self) -> Mapping[Cgroups, int]:
+        """Return the CPU time of every control group with all below it, in ns."""
+        return self.cgroup_tree.usage()
+
+    def start_ns(self, stat: TaskStat) -> int:
+        """Return the boot time at which a thread started."""
+        return stat.start * _NS_PER_TICK
+
+    def caller(self, tid: int) -> tuple[int, bytes]:
+        """Return the process and the name of a thread; its own number and no name if it has ended."""
+        tgids = self._status_line(tid, "Tgid:")
+        try:
+            with open(f"/proc/{tid}/comm", "rb") as file:
+                name = file.read().removesuffix(b"\n")
+        except OSError:
+            name = b""
+        return (tgids[0] if tgids else tid), name
 
     def _status_line(self, tid: int, label: str) -> list[int]:
         for line in (_read(f"/proc/{tid}/status") or "").splitlines():

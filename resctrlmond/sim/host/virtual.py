@@ -7,7 +7,8 @@ import dataclasses
 import errno
 from collections.abc import Iterable, Mapping
 
-from resctrlmond.sim.kernel.tasks import Exit, Fork, TaskStat
+from resctrlmond.sim.host.procs import ProcTable
+from resctrlmond.sim.kernel.tasks import Cgroups, Exit, Fork, TaskStat
 from resctrlmond.sim.kernel.tree import error
 
 FIRST_TID = 100
@@ -15,7 +16,7 @@ FIRST_TID = 100
 
 @dataclasses.dataclass(slots=True)
 class VirtualTask:
-    """One thread; ``start`` is the number of forks before it."""
+    """One thread; ``start`` is the number of forks before it. ``cgroups`` are set, or were those of its process."""
 
     tid: int
     tgid: int
@@ -24,6 +25,8 @@ class VirtualTask:
     cpu_ns: int = 0
     cpu: int = 0
     uid: int = 0
+    cgroups: Cgroups = ()
+    is_placed: bool = False  # by an order
 
 
 class VirtualTasks:
@@ -32,11 +35,14 @@ class VirtualTasks:
     ``reports_forks``: forks and exits are reported, as by the kernel; otherwise they have to be found by polling.
     Methods raise ESRCH for a thread that does not exist, EEXIST for a number in use, EINVAL for a CPU that does not
     exist.
+
+    A real process of ``host`` with the number of a virtual one represents it in control groups.
     """
 
-    def __init__(self, cpus: int = 2, *, reports_forks: bool = True) -> None:
+    def __init__(self, cpus: int = 2, *, reports_forks: bool = True, host: ProcTable | None = None) -> None:
         self.cpus = cpus
         self.reports_forks = reports_forks
+        self._represented = host
         self.tasks = {1: VirtualTask(1, 1, 0, 0)}
         self.unread_forks: list[Fork] = []
         self._exits: list[Exit] = []
@@ -52,7 +58,11 @@ class VirtualTasks:
         self._births += 1
         tid = tid or self._free_number()
         tgid = parent.tgid if thread else tid
-        self.tasks[tid] = VirtualTask(tid, tgid, forker, self._births, uid=parent.uid if uid is None else uid)
+        owner = parent.uid if uid is None else uid
+        made = VirtualTask(
+            tid, tgid, forker, self._births, uid=owner, cgroups=parent.cgroups, is_placed=parent.is_placed
+        )
+        self.tasks[tid] = made
         # The kernel reports the parent of the process for a new thread.
         reported = self.tasks[tgid].forker if thread and tgid in self.tasks else forker
         self.unread_forks.append(Fork(reported, tid, tgid, parent.cpu))
@@ -81,6 +91,20 @@ class VirtualTasks:
         task.cpu_ns += ns
         task.cpu = cpu
         self._host[cpu] += ns
+
+    def set_cgroup(self, tid: int, cgroup: str | list[int]) -> None:
+        """Move the thread to the control group of a directory, or to one of these inode numbers, nearest first.
+
+        [] is that of its process. Raises ENOENT if the directory does not exist.
+        """
+        task = self._task(tid)
+        if isinstance(cgroup, list):
+            found = tuple(cgroup)
+        else:
+            found = self._represented.cgroup_tree.at(cgroup) if self._represented else ()
+            if not found:
+                raise error(errno.ENOENT)
+        task.cgroups, task.is_placed = found, bool(found)
 
     def _task(self, tid: int) -> VirtualTask:
         if tid not in self.tasks:
@@ -139,6 +163,31 @@ class VirtualTasks:
         """Return the one of these threads that forked ``child``."""
         forker = self.tasks[child].forker
         return forker if forker in candidates else None
+
+    def cgroups(self, tid: int) -> Cgroups:
+        """Return the control groups of a thread: those that an order has set, or those of its process."""
+        task = self.tasks.get(tid)
+        if task is None:
+            return ()
+        if self._represented and not task.is_placed:
+            task.cgroups = self._represented.cgroups(tid) or task.cgroups
+        return task.cgroups
+
+    def cgroup_usage(self) -> Mapping[Cgroups, int]:
+        """Return nothing: every use is an order."""
+        return {}
+
+    def start_ns(self, stat: TaskStat) -> int:
+        """Return the start of the thread's process, or its own if there is none."""
+        real = self._represented and self._represented.stat(stat.tid)
+        return self._represented.start_ns(real) if self._represented and real else stat.start
+
+    def caller(self, tid: int) -> tuple[int, bytes]:
+        """Return the process and the name of a virtual thread, or of a real one."""
+        task = self.tasks.get(tid)
+        if task or not self._represented:
+            return (task.tgid if task else tid), b""
+        return self._represented.caller(tid)
 
     def host_cpu_ns(self) -> Mapping[int, int]:
         """Return CPU number -> all CPU time used there."""

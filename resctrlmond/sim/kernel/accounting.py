@@ -8,8 +8,9 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 
 from resctrlmond.sim.kernel.counters import Counters
-from resctrlmond.sim.kernel.tasks import DEFAULT, Member, Tasks, TaskTable
+from resctrlmond.sim.kernel.tasks import DEFAULT, ROOT, Member, Tasks, TaskTable
 from resctrlmond.sim.kernel.truth import Ledger
+from resctrlmond.sim.kernel.witness import Witness
 from resctrlmond.sim.profiles import Profile
 
 SAMPLE_SECONDS = 0.05
@@ -28,19 +29,27 @@ class Accounting:
     """Updates ``tasks`` and their use. ``now`` is the simulation's clock, in seconds."""
 
     def __init__(
-        self, profile: Profile, table: TaskTable, counters: Counters, ledger: Ledger, now: Callable[[], float]
+        self,
+        profile: Profile,
+        table: TaskTable,
+        counters: Counters,
+        ledger: Ledger,
+        *,
+        witness: Witness,
+        now: Callable[[], float],
     ) -> None:
         self._profile = profile
         self._table = table
         self._counters = counters
         self._ledger = ledger
+        self._witness = witness
         self._now = now
         self._host_start = dict(table.host_cpu_ns())
         self._sampled = float("-inf")
         # CPU -> the group that gets the time that is charged to no member.
         self._owners: dict[int, _Owner] = {}
         self._charged_on: collections.Counter[int] = collections.Counter()  # charged to members, by CPU
-        self.tasks = Tasks(table, self._charge, self._bury, now)
+        self.tasks = Tasks(table, self._charge, witness.charge, self._bury, now)
 
     def poll(self) -> None:
         """Find new threads while their parents live, and charge CPU time every 50 ms. Call this often."""
@@ -123,6 +132,19 @@ class Accounting:
         if stat and self.tasks.ids(tid) == DEFAULT:
             rmid = self._owners[cpu].rmid if cpu in self._owners else DEFAULT.rmid
             self._ledger.charge(tid, stat.start, rmid, self.node_of(cpu), ns)
+            self._witness.add(DEFAULT, self._table.cgroups(tid) or ROOT, ns)
+
+    def look_for_witness(self) -> None:
+        """Charge all use until now, also that of each control group."""
+        usage = self._table.cgroup_usage()
+        self.look()
+        self._witness.settle(usage)
+
+    def end(self, tid: int) -> None:
+        """Record the control group in which a virtual thread ends, and its end if it is in the default group."""
+        stat = self._table.stat(tid)
+        if stat and not self.tasks.locate(tid, stat.start):
+            self._witness.add(DEFAULT, self._table.cgroups(tid) or ROOT, 0, ended=1)
 
     def node_of(self, cpu: int) -> int:
         """Return the node of a CPU."""
@@ -137,6 +159,8 @@ class Accounting:
         self._charged_on[member.cpu] += ns
         self._counters.charge(member.ids.rmid, node, ns, since, self._now())
         self._ledger.charge(member.tid, member.start, member.ids.rmid, node, ns)
+        self._witness.use(member, ns)
 
     def _bury(self, member: Member) -> None:
         self._ledger.end(member.tid, member.start)
+        self._witness.charge(member, ended=1)

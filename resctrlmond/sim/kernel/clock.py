@@ -10,10 +10,14 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Clock:
-    """The simulation's clock. ``monotonic`` (seconds) is for limbo, cache decay, lag; ``wall_ns`` for new nodes."""
+    """The simulation's clock.
+
+    ``monotonic`` (seconds) is for limbo, cache decay, lag; ``wall_ns`` for new nodes; ``boot_ns`` for the witness.
+    """
 
     monotonic: Callable[[], float] = time.monotonic
     wall_ns: Callable[[], int] = time.time_ns
+    boot_ns: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 class Stopwatch:

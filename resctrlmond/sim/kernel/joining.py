@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 from resctrlmond.sim.kernel.commands import SPACE, CommandStatus, parse_int, task_tokens
 from resctrlmond.sim.kernel.groups import Group
-from resctrlmond.sim.kernel.tasks import DEFAULT, Tasks, TaskTable
+from resctrlmond.sim.kernel.tasks import DEFAULT, Ids, Tasks, TaskTable
 from resctrlmond.sim.kernel.tree import Caller, error
 from resctrlmond.sim.profiles import Profile
+
+# Takes a thread that was moved, and its group before and after.
+Moved = Callable[[int, Ids, Ids], None]
 
 
 class TasksFile:
@@ -33,10 +37,10 @@ class TasksFile:
             tids = [m.tid for m in self._tasks.members() if m.ids.closid == group.ids.closid]
         return "".join(f"{tid}\n" for tid in self._table.seen(tids, reader))
 
-    def write(self, group: Group, caller: Caller, command: str) -> None:
-        """Move tasks, up to the first that fails; the ones before it have moved."""
+    def write(self, group: Group, caller: Caller, command: str, moved: Moved) -> None:
+        """Move tasks, up to the first that fails; the ones before it have moved. ``moved`` is called with each."""
         if self._profile.is_oldest:
-            self._write_one(group, caller, command)
+            self._write_one(group, caller, command, moved)
             return
         self._status.clear()
         for token in task_tokens(command):
@@ -48,20 +52,20 @@ class TasksFile:
                 self._status.add(f"Invalid pid {number}")
                 raise error(errno.EINVAL)
             try:
-                self._move(group, caller, number)
+                self._move(group, caller, number, moved)
             except OSError:
                 self._status.add(f"Error while processing task {number}")
                 raise
 
-    def _write_one(self, group: Group, caller: Caller, command: str) -> None:
+    def _write_one(self, group: Group, caller: Caller, command: str, moved: Moved) -> None:
         """Move one number as before Linux 6.7 (arch/x86/kernel/cpu/resctrl/rdtgroup.c): no message if invalid."""
         number = parse_int(command.split("\0", 1)[0].strip(SPACE))
         if number is None or number < 0:
             raise error(errno.EINVAL)
         self._status.clear()
-        self._move(group, caller, number)
+        self._move(group, caller, number, moved)
 
-    def _move(self, group: Group, caller: Caller, number: int) -> None:
+    def _move(self, group: Group, caller: Caller, number: int, moved: Moved) -> None:
         """Move one thread into the group; 0 is the caller itself. Raises ESRCH, EPERM or EINVAL."""
         tid = self._table.named(number, caller.tid) if number else caller.tid
         credentials = None if tid is None else self._table.credentials(tid)
@@ -83,3 +87,4 @@ class TasksFile:
         if not self._tasks.join(tid, group.ids):
             self._status.add(f"No task {number}")
             raise error(errno.ESRCH)
+        moved(tid, before, group.ids)

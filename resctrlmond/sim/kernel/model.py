@@ -25,6 +25,7 @@ from resctrlmond.sim.kernel.rmids import RmidPool
 from resctrlmond.sim.kernel.tasks import DEFAULT, Ids, TaskTable
 from resctrlmond.sim.kernel.tree import Caller, Directory, Node, error, walk
 from resctrlmond.sim.kernel.truth import Ledger
+from resctrlmond.sim.kernel.witness import NAME, Witness
 from resctrlmond.sim.messages import Operation, Truth
 from resctrlmond.sim.profiles import HARDWARE_LAG_SECONDS, Event, Kind, Profile
 
@@ -63,7 +64,10 @@ class Resctrl:
         self.rmids = RmidPool(profile.num_rmids, profile.nodes, profile.default_threshold, occupancy)
         self._table = table
         self.reader = 0  # the thread that reads; 0: a thread of this PID namespace
-        self.accounting = Accounting(profile, table, self.counters, self.ledger, self.clock.monotonic)
+        self.witness = Witness(table, self.clock.boot_ns)
+        self.accounting = Accounting(
+            profile, table, self.counters, self.ledger, witness=self.witness, now=self.clock.monotonic
+        )
         self._tasks = self.accounting.tasks
         self.assignments = Assignments(
             profile, self.status, self.counters, self.domains.online_caches, self.accounting.look
@@ -127,6 +131,8 @@ class Resctrl:
             allocation=self.allocation,
         )
         info.fill(self.root, factory)
+        now = self.clock.wall_ns()
+        self._witness_files = self.witness.fill(self.root, now, self.accounting.look_for_witness, self._tasks)
         self.assignments.new_group(DEFAULT.rmid)
 
     def _fill(self, group: Group, factory: NodeFactory) -> None:
@@ -318,7 +324,9 @@ class Resctrl:
         if group is None:
             raise error(errno.ENOENT)
         self._tasks.look()
-        self._tasks_file.write(group, Caller(0, 0, tid), str(tid))
+        caller = Caller(0, 0, tid)
+        with self.witness.writing(group.directory.inode, caller, str(tid)) as moved:
+            self._tasks_file.write(group, caller, str(tid), moved)
         self.accounting.update_cache()
 
     def overlook(self, tid: int) -> None:
@@ -326,6 +334,17 @@ class Resctrl:
         self._tasks.look()
         if not self._tasks.overlook(tid):
             raise error(errno.ESRCH)
+
+    def set_witness(self, *, available: bool, restart: bool, rows: int) -> None:
+        """Hide or show the files of the witness, begin its sums again, and set the capacity of its rows."""
+        if available:
+            self.root.children[NAME] = self._witness_files
+        else:
+            self.root.children.pop(NAME, None)
+        self.witness.capacity = rows
+        if restart:
+            self.accounting.look_for_witness()
+            self.witness.restart()
 
     def run_overflow_worker(self, *, runs: bool) -> None:
         """Stop or start the worker. While it is stopped, bandwidth that wraps a counter between two reads is lost."""
@@ -350,12 +369,13 @@ class Resctrl:
         return self._tasks_file.show(group, self.reader)
 
     def _write_tasks(self, group: Group, caller: Caller, command: str) -> None:
-        self.faults.strike(Operation.TASKS, group.path)
-        self._tasks.look()
-        try:
-            self._tasks_file.write(group, caller, command)
-        finally:
-            self.accounting.update_cache()
+        with self.witness.writing(group.directory.inode, caller, command) as moved:
+            self.faults.strike(Operation.TASKS, group.path)
+            self._tasks.look()
+            try:
+                self._tasks_file.write(group, caller, command, moved)
+            finally:
+                self.accounting.update_cache()
 
     def _write_cpus(self, group: Group, command: str, *, as_list: bool) -> None:
         self._touch()

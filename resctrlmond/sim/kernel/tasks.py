@@ -18,6 +18,10 @@ class Ids(NamedTuple):
 
 DEFAULT = Ids(0, 0)
 
+# The inode numbers of a control group and of those above it, nearest first.
+Cgroups = tuple[int, ...]
+ROOT: Cgroups = (1,)  # the root control group
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TaskStat:
@@ -29,6 +33,7 @@ class TaskStat:
     cpu_ns: int  # CPU time used since birth
     cpu: int  # the CPU it ran on last
     running: bool = True  # or ready to
+    has_ended: bool = False  # a zombie
 
 
 class Fork(NamedTuple):
@@ -89,6 +94,18 @@ class TaskTable(Protocol):
     def host_cpu_ns(self) -> Mapping[int, int]:
         """Return CPU number -> the CPU time of all tasks and the kernel there."""
 
+    def cgroups(self, tid: int) -> Cgroups:
+        """Return the control groups of a thread; () if they are not known."""
+
+    def cgroup_usage(self) -> Mapping[Cgroups, int]:
+        """Return the CPU time of every control group with all below it, in ns; nothing if all use is charged."""
+
+    def start_ns(self, stat: TaskStat) -> int:
+        """Return the boot time at which a thread started."""
+
+    def caller(self, tid: int) -> tuple[int, bytes]:
+        """Return the process and the name of a thread that made a system call."""
+
 
 @dataclasses.dataclass(slots=True)
 class Member:
@@ -101,6 +118,8 @@ class Member:
     cpu: int
     sampled: float  # the time of the sample of ``cpu_ns``
     overlooked: bool = False  # by the next rmdir
+    cgroups: Cgroups = ROOT  # as of the last use
+    uncharged: int = 0  # CPU time that the witness has not charged
 
 
 # Takes a member, its CPU time since the previous sample, and the time of that sample.
@@ -110,7 +129,8 @@ Charge = Callable[[Member, int, float], None]
 class Tasks:
     """The group of every thread. Only threads outside the default group are kept.
 
-    ``charge`` is called with the use of members, and ``bury`` with members that have ended. ``now`` is the clock.
+    ``charge`` is called with the use of members, ``leave`` with members that change their group or control group, and
+    ``bury`` with members that have ended. ``now`` is the clock.
 
     A new thread counts as created by its process's first thread. If the table does not report forks, a process whose
     parent ended between two samples counts as the child of its new parent; if it does not report exits, the use of a
@@ -118,10 +138,16 @@ class Tasks:
     """
 
     def __init__(
-        self, table: TaskTable, charge: Charge, bury: Callable[[Member], None], now: Callable[[], float]
+        self,
+        table: TaskTable,
+        charge: Charge,
+        leave: Callable[[Member], None],
+        bury: Callable[[Member], None],
+        now: Callable[[], float],
     ) -> None:
         self._table = table
         self._charge = charge
+        self._leave = leave
         self._bury = bury
         self._now = now
         self._members: dict[int, Member] = {}
@@ -147,6 +173,7 @@ class Tasks:
         for tid, cpu_ns in exits:
             member = self._members.get(tid) or self._ghosts.get(tid) or ghosts.get(tid)
             if member and cpu_ns > member.cpu_ns:
+                self._find(member)
                 # All of it is old: the hardware has pushed the counts of an ended thread.
                 self._charge(member, cpu_ns - member.cpu_ns, float("-inf"))
                 member.cpu_ns = cpu_ns
@@ -161,11 +188,12 @@ class Tasks:
     def _be_forked(self, fork: Fork, ghosts: dict[int, Member]) -> None:
         parent = fork.parent if fork.child == fork.tgid else fork.tgid
         ghost = ghosts.get(parent) or self._ghosts.get(parent)
-        ids = ghost.ids if ghost else self.ids(parent)
+        forker = ghost or self._members.get(parent)
         for forgotten in (ghosts, self._ghosts, self._members):
             if before := forgotten.pop(fork.child, None):  # the number belongs to another thread from here on
                 self._bury(before)
-        self._bear(fork.child, ids, fork.cpu)
+        if forker:
+            self._bear(fork.child, forker.ids, fork.cpu, forker.cgroups)
 
     def _look_around(self) -> None:
         last_born = self._table.last_born()
@@ -176,17 +204,18 @@ class Tasks:
             self._inherit(threads)
         self._known, self._last_born = set(threads), last_born
 
-    def _bear(self, tid: int, ids: Ids, cpu: int = 0) -> None:
-        """Add a new thread to that group."""
+    def _bear(self, tid: int, ids: Ids, cpu: int = 0, cgroups: Cgroups = ROOT) -> None:
+        """Add a new thread to that group. ``cgroups`` are those of its parent."""
         if ids == DEFAULT:
             return
         stat = self._table.stat(tid)
         now = self._now()
         if stat is None:
-            self._ghosts[tid] = Member(tid, ids, 0, 0, cpu, now)
+            self._ghosts[tid] = Member(tid, ids, 0, 0, cpu, now, cgroups=cgroups)
             return
         # It was a member for its whole life.
-        member = Member(tid, ids, stat.start, stat.cpu_ns, stat.cpu, now)
+        cgroups = self._table.cgroups(tid) or cgroups
+        member = Member(tid, ids, stat.start, stat.cpu_ns, stat.cpu, now, cgroups=cgroups)
         self._members[tid] = member
         self._charge(member, stat.cpu_ns, now)
 
@@ -217,8 +246,11 @@ class Tasks:
         member = self._members.pop(tid, None)
         if member and member.start == stat.start:
             self._count(member, stat)
+        if member:
+            self._leave(member)
         if ids != DEFAULT:
-            self._members[tid] = Member(tid, ids, stat.start, stat.cpu_ns, stat.cpu, self._now())
+            cgroups = self._table.cgroups(tid) or ROOT
+            self._members[tid] = Member(tid, ids, stat.start, stat.cpu_ns, stat.cpu, self._now(), cgroups=cgroups)
         self._known.add(tid)
         return True
 
@@ -227,12 +259,15 @@ class Tasks:
         for member in [member for member in self._members.values() if member.ids == before]:
             if member.overlooked:
                 member.overlooked = False
-            elif after == DEFAULT:
+                continue
+            self._leave(member)
+            if after == DEFAULT:
                 del self._members[member.tid]
             else:
                 member.ids = after
         for ghost in self._ghosts.values():
             if ghost.ids == before:
+                self._leave(ghost)
                 ghost.ids = after
 
     def overlook(self, tid: int) -> bool:
@@ -253,6 +288,21 @@ class Tasks:
         """Return (rmid, node) -> the number of threads outside the default group that ran there last."""
         return collections.Counter((m.ids.rmid, node_of(m.cpu)) for m in self._members.values())
 
+    def locate(self, tid: int, start: int) -> Member | None:
+        """Return the member with this number and start, in its current control group; None if it is not a member."""
+        member = self._members.get(tid)
+        if member is None or member.start != start:
+            return None
+        self._find(member)
+        return member
+
+    def _find(self, member: Member) -> None:
+        """Look up the control group of a member, which stays the last one if it is not known."""
+        cgroups = self._table.cgroups(member.tid)
+        if cgroups and cgroups != member.cgroups:
+            self._leave(member)
+            member.cgroups = cgroups
+
     def _sample(self, member: Member) -> None:
         """Charge a member's CPU time since the last sample, or drop it if it has ended or its number was reused."""
         stat = self._table.stat(member.tid)
@@ -267,6 +317,8 @@ class Tasks:
         used = max(0, stat.cpu_ns - member.cpu_ns)
         # A sleeping thread may have used it all long ago.
         since = member.sampled if stat.running else float("-inf")
+        if used:
+            self._find(member)
         member.cpu_ns += used
         member.cpu, member.sampled = stat.cpu, self._now()
         self._charge(member, used, since)

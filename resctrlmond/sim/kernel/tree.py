@@ -48,6 +48,7 @@ class Node:
         self.inode = next(_inode_numbers)
         self.parent: Directory | None = None
         self.removed = False
+        self.is_hidden = False  # found by its name, but not listed
 
     @property
     def links(self) -> int:
@@ -124,7 +125,7 @@ class Directory(Node):
 
     @property
     def links(self) -> int:
-        return 2 + sum(isinstance(child, Directory) for child in self.children.values())
+        return 2 + sum(isinstance(child, Directory) and not child.is_hidden for child in self.children.values())
 
     def add(self, child: Node) -> None:
         """Add ``child``; its birth becomes the mtime of a directory that has times."""
@@ -148,7 +149,8 @@ class Directory(Node):
 
     def listing(self) -> list[Node]:
         """Return the children in the order of readdir(3): by a hash of the name, not by age or alphabet."""
-        return sorted(self.children.values(), key=lambda node: zlib.crc32(node.name.encode(errors="surrogateescape")))
+        listed = (node for node in self.children.values() if not node.is_hidden)
+        return sorted(listed, key=lambda node: zlib.crc32(node.name.encode(errors="surrogateescape")))
 
 
 def walk(node: Node) -> Iterator[Node]:

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of resctrlmond-witness(8): which task used CPU time with which RMID, and the writes to files tasks."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import grp
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from resctrlmond.sim.kernel.groups import NodeFactory
+from resctrlmond.sim.kernel.tasks import DEFAULT, ROOT, Cgroups, Ids, Member, Tasks, TaskTable
+from resctrlmond.sim.kernel.tree import Caller, Directory
+
+NAME = ".witness"
+GROUP = "resctrlmon"
+ROWS, MOVES, KEEP_SECONDS = 65_536, 4096, 3600
+ANCESTORS = 16  # control groups above that of a row
+COMM_BYTES, TEXT_BYTES = 15, 63
+# The program in the kernel does not find a task by an octal or hexadecimal number.
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,6}", re.ASCII)
+
+
+@dataclasses.dataclass(slots=True)
+class _Row:
+    cgroups: Cgroups
+    cpu_ns: int = 0
+    tasks: int = 0
+    changed: int = 0
+
+
+class Witness:
+    """Sums of CPU time by control group and RMID, and the last writes to files ``tasks``.
+
+    The time of a member is charged when it leaves its group or its control group, and when it ends. The time of real
+    tasks of the default group is the rest of each control group; see ``settle``. ``boot_ns`` is CLOCK_BOOTTIME.
+    """
+
+    def __init__(self, table: TaskTable, boot_ns: Callable[[], int]) -> None:
+        self._table = table
+        self._boot_ns = boot_ns
+        self.capacity = ROWS
+        # By control group: the use of members and of removed control groups, and the rest.
+        self._elsewhere: collections.Counter[Cgroups] = collections.Counter()
+        self._rests: dict[Cgroups, int] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again without rows and moves. Use that was not charged yet is charged later."""
+        self._begun = self._boot_ns()
+        self._rows: dict[tuple[Ids, int], _Row] = {}
+        self._gaps = self._number = 0
+        self._moves: collections.deque[Callable[[], str]] = collections.deque(maxlen=MOVES)
+
+    # -- sums
+
+    def use(self, member: Member, ns: int) -> None:
+        """Record CPU time of a member, which is charged later."""
+        member.uncharged += ns
+        self._elsewhere[member.cgroups] += ns
+
+    def charge(self, member: Member, ended: int = 0) -> None:
+        """Charge the use of a member to its group and its control group."""
+        if member.uncharged or ended:
+            self.add(member.ids, member.cgroups, member.uncharged, ended)
+            member.uncharged = 0
+
+    def add(self, ids: Ids, cgroups: Cgroups, ns: int, ended: int = 0) -> None:
+        """Add CPU time and ended tasks to a row; count a gap if there is no room for a new one."""
+        row = self._rows.get((ids, cgroups[0]))
+        if row is None:
+            if len(self._rows) >= self.capacity:
+                self._gaps += 1
+                return
+            row = self._rows[ids, cgroups[0]] = _Row(cgroups)
+        row.cpu_ns += ns
+        row.tasks += ended
+        row.changed = self._boot_ns()
+
+    def settle(self, usage: Mapping[Cgroups, int]) -> None:
+        """Charge the rest of the use of each control group to tasks of the default group.
+
+        ``usage`` has the CPU time of all existing control groups including those below them, from before the last
+        charge of members, so that the rest is not too large. Nothing is known about virtual tasks in it.
+        """
+        if not usage:
+            return
+        for gone in sorted((self._elsewhere.keys() | self._rests.keys()) - usage.keys(), key=len, reverse=True):
+            # The usage of the control group above it continues to include that of a removed one.
+            self._elsewhere[gone[1:] or gone] += self._elsewhere.pop(gone, 0) + self._rests.pop(gone, 0)
+        known: collections.Counter[int] = collections.Counter()
+        for cgroups, ns in self._elsewhere.items():
+            known.update(dict.fromkeys(cgroups, ns))
+        for cgroups in sorted(usage, key=len, reverse=True):
+            before = self._rests.get(cgroups, 0)
+            rest = self._rests[cgroups] = max(before, usage[cgroups] - known[cgroups[0]])
+            if rest > before:
+                self.add(DEFAULT, cgroups, rest - before)
+            known.update(dict.fromkeys(cgroups, rest))
+
+    # -- moves
+
+    def _next(self, record: Callable[[], str]) -> int:
+        self._number += 1
+        number = self._number
+        self._moves.append(lambda: f"{number} {record()}\n")
+        return number
+
+    @contextlib.contextmanager
+    def writing(self, directory: int, caller: Caller, command: str) -> Iterator[Callable[[int, Ids, Ids], None]]:
+        """Record a write to the file ``tasks`` of a directory, and its result.
+
+        Yields a function that records the move of a thread from one group to another.
+        """
+        tgid, comm = self._table.caller(caller.tid)
+        text, begun = command.encode(errors="surrogateescape"), self._boot_ns()
+        tokens = re.split("[,\n\t \0]", command)
+        unresolved = sum(1 for token in tokens if token and not _NUMBER.fullmatch(token))
+        writer = f"{unresolved} {tgid} {caller.tid} {_word(comm, COMM_BYTES)} {_word(text, TEXT_BYTES)}"
+        result = "- -"
+        write = self._next(lambda: f"write {begun} {directory} {result} {writer}")
+
+        def moved(tid: int, before: Ids, after: Ids) -> None:
+            stat = self._table.stat(tid)
+            if stat is None:
+                return
+            where = (self._table.cgroups(tid) or ROOT)[0]
+            ids = f"{before.closid} {before.rmid} {after.closid} {after.rmid}"
+            task = f"{self._table.caller(tid)[0]} {tid} {self._table.start_ns(stat)}"
+            line = f"task {self._boot_ns()} {write} {task} {where} {ids} {stat.cpu_ns}"
+            self._next(lambda: line)
+
+        code = -5  # EIO
+        try:
+            yield moved
+            code = len(text)
+        except OSError as failure:
+            code = -(failure.errno or 5)
+            raise
+        finally:
+            result = f"{code} {self._boot_ns() - begun}"
+
+    # -- files
+
+    def fill(self, parent: Directory, now_ns: int, look: Callable[[], None], tasks: Tasks) -> Directory:
+        """Create the files. ``look`` charges all use until now."""
+        try:
+            group = grp.getgrnam(GROUP).gr_gid
+        except KeyError:
+            group = 0
+        factory = NodeFactory((0, group), now_ns)
+        made = factory.directory(parent, NAME, 0o750)
+        made.is_hidden = True
+
+        def add(name: str, show: Callable[[], str]) -> None:
+            def show_now() -> str:
+                look()
+                return show()
+
+            factory.file(made, name, 0o440, show_now, None)
+
+        add("tasks", lambda: "".join(self._tasks(tasks)))
+        add("ended", self._ended)
+        add("moves", lambda: "".join(line() for line in self._moves))
+        add("status", self._status)
+        return made
+
+    def _tasks(self, tasks: Tasks) -> Iterator[str]:
+        for tid, tgid in self._table.threads().items():
+            stat = self._table.stat(tid)
+            if stat is None:
+                continue
+            member = tasks.locate(tid, stat.start)
+            cgroups = member.cgroups if member else self._table.cgroups(tid) or ROOT
+            ids = member.ids if member else DEFAULT
+            # All use of tasks of the default group is charged at once.
+            charged = member.cpu_ns - member.uncharged if member else stat.cpu_ns
+            used = max(stat.cpu_ns, charged)
+            yield (
+                f"{tgid} {tid} {self._table.start_ns(stat)} {ids.closid} {ids.rmid} {used} {charged} "
+                f"{stat.has_ended:d} {_path(cgroups)}\n"
+            )
+
+    def _ended(self) -> str:
+        return "".join(
+            f"{ids.closid} {ids.rmid} {row.cpu_ns} {row.tasks} {row.changed} {_path(row.cgroups)}\n"
+            for (ids, _), row in self._rows.items()
+        )
+
+    def _status(self) -> str:
+        return (
+            f"format 1\nbegun {self._begun}\ngaps {self._gaps} 0\nrows {len(self._rows)} {self.capacity}\n"
+            f"moves {self._number} {MOVES}\nkeep {KEEP_SECONDS}\ncgroup_moves 1\ntask_moves 1\n"
+        )
+
+
+def _path(cgroups: Cgroups) -> str:
+    return ",".join(map(str, cgroups[: ANCESTORS + 1])) + ",+" * (len(cgroups) > ANCESTORS + 1)
+
+
+def _word(text: bytes, most: int) -> str:
+    """Return a text without its last newline as one word, with ? for blanks and for what is not printable."""
+    kept = text.split(b"\0", 1)[0][:most].removesuffix(b"\n")
+    return "".join(chr(byte) if 32 < byte < 127 else "?" for byte in kept)
