@@ -25,6 +25,7 @@ MARKERS = (
     "limbo: freed RMIDs wait, because occupancy is monitored",
     "no_occupancy: freed RMIDs do not wait, because occupancy is not monitored",
     "two_domains: needs two L3 caches",
+    "witness: needs the files of resctrlmond-witness, which each simulation has",
     "kernel_only(why): the simulator cannot show this",
 )
 RESULTS = pytest.StashKey[Results]()
@@ -49,12 +50,15 @@ def _capabilities(name: str) -> set[str]:
 
         profile = Simulation("", **options(name)).profile
         allocates, occupancy, domains = profile.can_allocate, profile.has_limbo, profile.domains
+        has_witness = True
     else:
         root = kernel()
         allocates, occupancy, domains = root.can_allocate, root.has_occupancy, len(root.domains)
+        has_witness = os.path.isdir(root.witness)
     found = {"allocation" if allocates else "monitoring_only"}
     found |= {"limbo" if occupancy else "no_occupancy"}
     found |= {"two_domains"} if domains > 1 else set()
+    found |= {"witness"} if has_witness else set()
     return found | ({"kernel_only"} if name == KERNEL else set())
 
 

@@ -171,6 +171,11 @@ class Resctrl:
         """Return the absolute path."""
         return "/".join((self.root, *names))
 
+    @property
+    def witness(self) -> str:
+        """Return the directory with the files of the witness."""
+        return self.path(".witness") if self.simulated else "/sys/fs/bpf/resctrlmond"
+
     def read(self, *names: str) -> str:
         """Read the whole file."""
         return read(self.path(*names))

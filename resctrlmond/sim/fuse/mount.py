@@ -166,9 +166,9 @@ def _poll(filesystem: Filesystem, until_eof: bool, ended: threading.Event) -> No
     while signal.sigtimedwait(_ENDING, pause) is None and not (until_eof and _stdin_ended()):
         if ended.is_set():
             return
-        started = time.monotonic()
+        started = time.thread_time()  # without the wait for a request
         filesystem.poll()
-        pause = max(POLL_SECONDS, (time.monotonic() - started) / MOST_POLLING)
+        pause = max(POLL_SECONDS, (time.thread_time() - started) / MOST_POLLING)
 
 
 def _stdin_ended() -> bool:
