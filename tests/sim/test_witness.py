@@ -198,6 +198,27 @@ def test_restart_begins_all_sums_again(machine: Machine) -> None:
     assert machine.rows() == {("1", "0", machine.rmid(A)): (1, 1)}
 
 
+def test_rest_of_a_control_group_is_charged_to_the_default_group(machine: Machine) -> None:
+    tid, a = machine.tasks.fork(), machine.rmid(A)
+    machine.tasks.set_cgroup(tid, [9, 7, 1])
+    machine.write(f"{A}/tasks", str(tid))
+    machine.use(tid, 4)
+    machine.model.accounting.look_for_witness()
+    settle = machine.model.witness.settle
+    settle({(1,): 20, (7, 1): 14, (9, 7, 1): 10, (8, 1): 0})
+    rows = {("9,7,1", "0", "0"): (6, 0), ("7,1", "0", "0"): (4, 0), ("1", "0", "0"): (6, 0)}
+    assert machine.rows() == rows
+    # The usage of the root control group is less exact, and may be less than that of those below it.
+    settle({(1,): 10, (7, 1): 14, (9, 7, 1): 10})
+    assert machine.rows() == rows
+    machine.end(tid)
+    # The use of the removed control groups is in their rows, and in the usage of the root control group.
+    for _ in range(2):
+        settle({(1,): 25})
+    rows |= {("1", "0", "0"): (11, 0), ("9,7,1", "0", a): (4, 1)}
+    assert machine.rows() == rows
+
+
 def test_status_has_all_lines(machine: Machine) -> None:
     status = machine.numbers()
     begun = status.pop("begun")

@@ -89,7 +89,8 @@ class Witness:
             return
         for gone in sorted((self._elsewhere.keys() | self._rests.keys()) - usage.keys(), key=len, reverse=True):
             # The usage of the control group above it continues to include that of a removed one.
-            self._elsewhere[gone[1:] or gone] += self._elsewhere.pop(gone, 0) + self._rests.pop(gone, 0)
+            if above := gone[1:]:
+                self._elsewhere[above] += self._elsewhere.pop(gone, 0) + self._rests.pop(gone, 0)
         known: collections.Counter[int] = collections.Counter()
         for cgroups, ns in self._elsewhere.items():
             known.update(dict.fromkeys(cgroups, ns))
