@@ -22,7 +22,7 @@ from resctrlmond.sim.kernel.tasks import ROOT as ROOT_CGROUP
 from resctrlmond.sim.messages import Operation
 from tests.conformance.actors import outcome
 from tests.sim.conftest import Mounted
-from tests.sim.virtual import VirtualResctrl
+from tests.sim.virtual import NS, VirtualResctrl
 from tests.truth.crew import Crew
 
 A, B = "mon_groups/a", "mon_groups/b"
@@ -202,20 +202,26 @@ def test_rest_of_a_control_group_is_charged_to_the_default_group(machine: Machin
     tid, a = machine.tasks.fork(), machine.rmid(A)
     machine.tasks.set_cgroup(tid, [9, 7, 1])
     machine.write(f"{A}/tasks", str(tid))
-    machine.use(tid, 4)
+    machine.use(tid, 4 * NS)
     machine.model.accounting.look_for_witness()
-    settle = machine.model.witness.settle
-    settle({(1,): 20, (7, 1): 14, (9, 7, 1): 10, (8, 1): 0})
-    rows = {("9,7,1", "0", "0"): (6, 0), ("7,1", "0", "0"): (4, 0), ("1", "0", "0"): (6, 0)}
+
+    def settle(**seconds: int) -> None:
+        chains = {"root": (1,), "outer": (7, 1), "inner": (9, 7, 1), "other": (8, 1)}
+        machine.model.witness.settle({chains[name]: used * NS for name, used in seconds.items()})
+
+    settle(root=20, outer=14, inner=10, other=0)
+    rows = {("9,7,1", "0", "0"): (6 * NS, 0), ("7,1", "0", "0"): (4 * NS, 0), ("1", "0", "0"): (6 * NS, 0)}
     assert machine.rows() == rows
     # The usage of the root control group is less exact, and may be less than that of those below it.
-    settle({(1,): 10, (7, 1): 14, (9, 7, 1): 10})
+    settle(root=10, outer=14, inner=10)
     assert machine.rows() == rows
     machine.end(tid)
+    machine.model.accounting.look_for_witness()
+    # The end of a member takes time that its report does not have: here, as much as the end of a large one.
     # The use of the removed control groups is in their rows, and in the usage of the root control group.
     for _ in range(2):
-        settle({(1,): 25})
-    rows |= {("1", "0", "0"): (11, 0), ("9,7,1", "0", a): (4, 1)}
+        settle(root=25)
+    rows |= {("1", "0", "0"): (11 * NS - 10 * MS, 0), ("9,7,1", "0", a): (4 * NS + 10 * MS, 1)}
     assert machine.rows() == rows
 
 

@@ -189,6 +189,8 @@ class Tasks:
         parent = fork.parent if fork.child == fork.tgid else fork.tgid
         ghost = ghosts.get(parent) or self._ghosts.get(parent)
         forker = ghost or self._members.get(parent)
+        if forker and not ghost:
+            self._find(forker)
         for forgotten in (ghosts, self._ghosts, self._members):
             if before := forgotten.pop(fork.child, None):  # the number belongs to another thread from here on
                 self._bury(before)

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import grp
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from resctrlmond.sim.kernel.groups import NodeFactory
 from resctrlmond.sim.kernel.tasks import DEFAULT, ROOT, Cgroups, Ids, Member, Tasks, TaskTable
@@ -18,6 +18,10 @@ NAME = ".witness"
 GROUP = "resctrlmon"
 ROWS, MOVES, KEEP_SECONDS = 65_536, 4096, 3600
 ANCESTORS = 16  # control groups above that of a row
+# After the report of an exit, the kernel frees the memory of the task (do_exit() in kernel/exit.c). No report has the
+# CPU time of that. It is at most TAIL_NS and this part of the task's time.
+TAIL_NS, TAIL_PART, MOST_TAIL_NS = 10**6, 8, 10**7
+TAIL_ENDS_NS = 10**8  # after the report
 COMM_BYTES, TEXT_BYTES = 15, 63
 # The program in the kernel does not find a task by an octal or hexadecimal number.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,6}", re.ASCII)
@@ -29,6 +33,12 @@ class _Row:
     cpu_ns: int = 0
     tasks: int = 0
     changed: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class _Tail:
+    ns: int = 0
+    reported: int = 0
 
 
 class Witness:
@@ -45,6 +55,8 @@ class Witness:
         # By control group: the use of members and of removed control groups, and the rest.
         self._elsewhere: collections.Counter[Cgroups] = collections.Counter()
         self._rests: dict[Cgroups, int] = {}
+        # The most that ended members may have used after their reports.
+        self._tails: dict[tuple[Cgroups, Ids], _Tail] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -66,6 +78,10 @@ class Witness:
         if member.uncharged or ended:
             self.add(member.ids, member.cgroups, member.uncharged, ended)
             member.uncharged = 0
+        if ended:
+            tail = self._tails.setdefault((member.cgroups, member.ids), _Tail())
+            tail.ns += min(TAIL_NS + member.cpu_ns // TAIL_PART, MOST_TAIL_NS)
+            tail.reported = self._boot_ns()
 
     def add(self, ids: Ids, cgroups: Cgroups, ns: int, ended: int = 0) -> None:
         """Add CPU time and ended tasks to a row; count a gap if there is no room for a new one."""
@@ -80,7 +96,7 @@ class Witness:
         row.changed = self._boot_ns()
 
     def settle(self, usage: Mapping[Cgroups, int]) -> None:
-        """Charge the rest of the use of each control group to tasks of the default group.
+        """Charge the rest of the use of each control group to ended members, and then to tasks of the default group.
 
         ``usage`` has the CPU time of all existing control groups including those below them, from before the last
         charge of members, so that the rest is not too large. Nothing is known about virtual tasks in it.
@@ -94,12 +110,32 @@ class Witness:
         known: collections.Counter[int] = collections.Counter()
         for cgroups, ns in self._elsewhere.items():
             known.update(dict.fromkeys(cgroups, ns))
+        tails = self._tails_by_cgroup(usage.keys())
         for cgroups in sorted(usage, key=len, reverse=True):
-            before = self._rests.get(cgroups, 0)
-            rest = self._rests[cgroups] = max(before, usage[cgroups] - known[cgroups[0]])
-            if rest > before:
-                self.add(DEFAULT, cgroups, rest - before)
-            known.update(dict.fromkeys(cgroups, rest))
+            rest = self._rests.get(cgroups, 0)
+            grown = max(0, usage[cgroups] - known[cgroups[0]] - rest)
+            for former, ids, tail in tails[cgroups]:
+                if used := min(grown, tail.ns):
+                    self.add(ids, former, used)
+                    self._elsewhere[cgroups] += used
+                    known.update(dict.fromkeys(cgroups, used))
+                    grown, tail.ns = grown - used, tail.ns - used
+            if grown:
+                self.add(DEFAULT, cgroups, grown)
+            self._rests[cgroups] = rest + grown
+            known.update(dict.fromkeys(cgroups, rest + grown))
+
+    def _tails_by_cgroup(self, existing: Collection[Cgroups]) -> Mapping[Cgroups, list[tuple[Cgroups, Ids, _Tail]]]:
+        """Return the tails by the nearest control group that exists, and forget those that are complete."""
+        found: dict[Cgroups, list[tuple[Cgroups, Ids, _Tail]]] = collections.defaultdict(list)
+        for (cgroups, ids), tail in self._tails.items():
+            above = cgroups
+            while above and above not in existing:
+                above = above[1:]
+            found[above].append((cgroups, ids, tail))
+        since = self._boot_ns() - TAIL_ENDS_NS
+        self._tails = {key: tail for key, tail in self._tails.items() if tail.reported > since}
+        return found
 
     # -- moves
 
