@@ -15,6 +15,7 @@ from resctrlmond.workloads.evidence.joined_processes import JoinedProcesses
 from resctrlmond.workloads.evidence.pod_times import PodTimes
 from resctrlmond.workloads.evidence.run_state import RunStates
 from resctrlmond.workloads.evidence.takeover import TakeOver
+from resctrlmond.workloads.evidence.witnessed import Proofs
 from resctrlmond.workloads.groups import ends, placement, removal
 from resctrlmond.workloads.groups.context import Context, Reloadable
 from resctrlmond.workloads.machine.pools import Machine
@@ -78,6 +79,7 @@ class Manager:
             interference=interference,
             machine=machine,
             pod_times=PodTimes(store.folder, runs),
+            proofs=Proofs(tree),
         )
         store.sums = Sums(sums_path(store.folder), mark.boot_id, quality.final_totals)
         self.maintenance = Maintenance(self.context)

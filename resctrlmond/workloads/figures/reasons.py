@@ -134,6 +134,20 @@ class Reason(enum.Enum):
         "processes that join it from outside and end",
     )
 
+    # The witness.
+    USED_OUTSIDE = (
+        Quality.LATE,
+        "tasks in its control groups used {seconds} s of CPU time outside the group, {share} of their CPU time",
+    )
+    USED_BY_OTHERS = (
+        Quality.ESTIMATED,
+        "tasks of other control groups used up to {seconds} s of CPU time in the group, and their use is counted",
+    )
+    NOT_WITNESSED = (
+        Quality.ESTIMATED,
+        "tasks may have used CPU time outside the group, or others in it: {cause}",
+    )
+
     # The group counted other tasks.
     REJECTED = (
         Quality.ESTIMATED,

@@ -15,6 +15,7 @@ from resctrlmond.workloads.evidence.pod_times import PodTimes
 from resctrlmond.workloads.evidence.run_state import RunStates, Stamp
 from resctrlmond.workloads.evidence.takeover import TakeOver
 from resctrlmond.workloads.evidence.watched import WatchedMembers
+from resctrlmond.workloads.evidence.witnessed import Proofs
 from resctrlmond.workloads.machine.pools import Machine
 from resctrlmond.workloads.model.clock import boot_ns
 from resctrlmond.workloads.model.mark import Mark
@@ -77,6 +78,7 @@ class Context(msgspec.Struct, frozen=True):
     interference: Interference
     machine: Machine
     pod_times: PodTimes
+    proofs: Proofs
     callers: LeftCallers = msgspec.field(default_factory=LeftCallers)
     callbacks: Callbacks = msgspec.field(default_factory=Callbacks)
     memory: Memory = msgspec.field(default_factory=Memory)

@@ -133,6 +133,8 @@ def totals(ctx: Context, workload: Workload, live: Live) -> list[Total]:
     for group in workload.groups:
         if (subfolder := workload.subfolder(group)) in live:
             workload = workload.with_group(with_caveats(ctx, group, live[subfolder].readings))
+    if live:
+        workload = ctx.proofs.weighed(workload)
     found = used(ctx.snapshots, workload, live)
     if live:
         ctx.quality.witness(workload, live, found)

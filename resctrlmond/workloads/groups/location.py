@@ -116,6 +116,9 @@ def relocated(
     ctx: Context, workload: Workload, group: Group, ref: GroupRef, save: Callable[[Workload], Workload]
 ) -> Group:
     """Save the workload with its group at another path, by ``Transaction.save`` or ``Transaction.restore``."""
+    if ref.class_ != group.class_:
+        # It has another CLOSID from now on, and what its tasks used with the one before would look like use outside.
+        workload = replace(workload, proof=None)
     group = replace(group, class_=ref.class_, name=ref.name)
     try:
         relink(ctx, workload, group)

@@ -96,7 +96,8 @@ def enter(ctx: Context, txn: Transaction) -> None:
                 nested = replace(
                     workload.nested, living=(*workload.nested.living, part), count=workload.nested.count + 1
                 )
-                outer.save(replace(workload, nested=nested))
+                # The witness does not know which use in its control groups is that of the nested one.
+                outer.save(replace(workload, nested=nested, proof=None))
 
 
 def undo_enter(ctx: Context, txn: Transaction, *, has_run: bool) -> None:

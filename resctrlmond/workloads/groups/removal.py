@@ -136,6 +136,8 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
     ctx.machine.count_last(subfolder, group, readings)
     group = counters.save_caveats(txn, counters.with_caveats(ctx, group, readings))
     group, is_written = ctx.interference.after_last_reading(txn, group)
+    txn.save(ctx.proofs.weighed(txn.workload))
+    group = txn.workload.group(group.folder) or group
     if group.baseline not in (Quality.EXACT, Quality.LATE):
         # Only now, the writes of other programs are known. A task that came since the reading may have ended.
         ctx.machine.ending(txn.workload, group, has_new_tasks=is_written)

@@ -9,6 +9,7 @@ import msgspec
 
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.resctrl.witness import Ids, Watch
 from resctrlmond.workloads.model.event_globs import selects
 from resctrlmond.workloads.model.states import EndRule, Quality, State, worst
 
@@ -173,6 +174,28 @@ class Nested(msgspec.Struct, frozen=True, omit_defaults=True):
     has_gap: bool = False
 
 
+class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True):
+    """A run whose tasks are known by their control groups, as the witness has seen it (``figures.verdict``).
+
+    ``watch``: since when it had counted without a gap when the run began. ``has_gap``: it has not done so since then.
+    ``is_unseen``: it does not know the RMID of a group. ``cgroups`` are the inode numbers of the control groups whose
+    tasks, also those below, are the workload's; ``helpers`` are control groups in them whose tasks belong to the
+    runtime, and are not counted. CPU times are in ns: ``entered_ns`` was used in ``cgroups`` before their tasks
+    entered the groups, and ``inside_ns`` and ``outside_ns`` with the RMIDs of the groups and with others until
+    ``until_ns`` (``clock.boot_ns``).
+    """
+
+    watch: Watch
+    has_gap: bool = False
+    is_unseen: bool = False
+    cgroups: tuple[int, ...] = ()
+    helpers: tuple[int, ...] = ()
+    entered_ns: int = 0
+    inside_ns: int = 0
+    outside_ns: int = 0
+    until_ns: int = 0
+
+
 class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True):
     """A monitoring group of a workload: one directory in resctrl, in one class.
 
@@ -193,7 +216,8 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     ``inodes`` are those of the domains' directories at the baseline, by domain; there are none before it.
     ``transactions`` is what the bandwidth events counted then (``Tree.bandwidth_configuration``). ``created_ns`` and
     ``completed_ns`` are ``created_at`` and ``completed_at`` in ns since boot (``clock.boot_ns``): durations and the
-    order of the RMID queue are computed from these.
+    order of the RMID queue are computed from these. ``ids`` are its CLOSID and RMID, None if not known, and
+    ``strangers_ns`` is the CPU time that tasks of others used with them, see ``Proof``.
     """
 
     folder: str = ""
@@ -216,6 +240,8 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     created_ns: int = 0
     completed_at: str = ""
     completed_ns: int = 0
+    ids: Ids | None = None
+    strangers_ns: int = 0
 
     @property
     def ref(self) -> GroupRef:
@@ -252,7 +278,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     of the pod or of the container, as with a member. ``events`` and ``keeps_files`` are those of its profile when the
     run began: only events that these globs select are shown in files and figures, and without ``keeps_files`` the
     files are removed at the end of the run. ``uncounted``: the run has ended, and the file of the sums lacks it
-    (``sums.py``).
+    (``sums.py``). ``proof`` is None if there was no witness when the run began, or the witness cannot tell its tasks.
     """
 
     key: str
@@ -278,6 +304,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     left_tasks: bool = False
     uncounted: bool = False
     nested: Nested = Nested()
+    proof: Proof | None = None
 
     # -- groups
 

@@ -172,5 +172,9 @@ def _relevant(workload: Workload) -> Workload:
         for group in workload.groups
     ]
     return Workload(
-        key=workload.key, groups=tuple(groups), generation=workload.generation, prior_runs=workload.prior_runs
+        key=workload.key,
+        groups=tuple(groups),
+        generation=workload.generation,
+        prior_runs=workload.prior_runs,
+        proof=workload.proof,
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from resctrlmond.resctrl.counters import Reading, Status, Value, added_values, event, parse_value
-from resctrlmond.workloads.figures import checkpoint
+from resctrlmond.workloads.figures import checkpoint, verdict
 from resctrlmond.workloads.figures.accounting import Total, added, totals
 from resctrlmond.workloads.figures.checkpoint import Checkpoint
 from resctrlmond.workloads.figures.reasons import Reason
@@ -35,7 +35,7 @@ End = tuple[str, Sequence[Reading]]
 
 
 def as_reported(workload: Workload) -> Workload:
-    """Return the workload with a late baseline for each group that a member is being put into.
+    """Return the workload with baselines that its proofs allow, and late ones of groups that a member is put into.
 
     The caller of that Assign may have stopped waiting, so that the member runs outside. The daemon finds that out
     only after the last move.
@@ -43,7 +43,7 @@ def as_reported(workload: Workload) -> Workload:
     for member in workload.living:
         if member.joining:
             workload = workload.with_late(member, Reason.JOINING.text(member=member.id))
-    return workload
+    return verdict.with_verdict(workload)
 
 
 def used(

@@ -29,6 +29,7 @@ from resctrlmond.workloads.evidence.activity import activity
 from resctrlmond.workloads.evidence.interference import Inspect
 from resctrlmond.workloads.evidence.run_state import Activity, TakenCheckpoint
 from resctrlmond.workloads.evidence.watched import may_end_unseen
+from resctrlmond.workloads.figures.verdict import is_news
 from resctrlmond.workloads.groups import counters, ends, location, placement, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import lacking_counters, losses_in_a_row, resumes_after_s
@@ -104,6 +105,8 @@ class Maintenance:
                 )
         if self.is_stopping:
             return
+        if is_sweep:
+            self._weigh()
         self.react()
         if is_sweep:
             self._swept = time.monotonic()
@@ -144,6 +147,16 @@ class Maintenance:
                     if recorded is not None and not may_end_unseen(recorded, watched):
                         self._runs.of(workload.key).unchanged = recorded, watched
         return is_all_unchanged
+
+    def _weigh(self) -> None:
+        """Record what the witness has seen of the workloads. Live figures ask it each time."""
+        with self._ctx.proofs.shared():
+            for workload in self._store.unfinished():
+                with self._guarded(workload.key, "weighing"):
+                    if is_news(workload, self._ctx.proofs.weighed(workload)):
+                        with self._store.transaction_if_free(workload.key) as txn:
+                            if txn is not None and txn.find() is not None:
+                                txn.save(self._ctx.proofs.weighed(txn.workload))
 
     def react(self) -> float:
         """Downgrade workloads after writes of other programs to resctrl; see ``Interference.react``."""

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read what resctrlmond-witness(8) has seen: which control group used CPU time with which CLOSID and RMID."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from resctrlmond.resctrl import kernel_files
+from resctrlmond.resctrl.errors import NotRead, not_read
+from resctrlmond.resctrl.processes import TICKS_PER_S
+from resctrlmond.resctrl.tree import Tree
+
+FOLDER = "/sys/fs/bpf/resctrlmond"
+# In a simulation, which lists no such directory.
+SIMULATED_FOLDER = ".witness"
+FORMAT = 1
+
+# CLOSID and RMID, on arm64 PARTID and PMG.
+Ids = tuple[int, int]
+
+
+class Watch(msgspec.Struct, frozen=True):
+    """Since when the witness has counted without a gap: the time of its start (ns since boot) and its gaps so far.
+
+    While it is the same, the witness has missed nothing.
+    """
+
+    begun_ns: int
+    gaps: int
+
+
+class Use(msgspec.Struct, frozen=True):
+    """CPU time (ns) that the tasks of one control group used with one RMID until ``at_ns`` (ns since boot).
+
+    ``cgroups`` are the inode numbers of the control group and of those above it, nearest first.
+    """
+
+    ids: Ids
+    cpu_ns: int
+    at_ns: int
+    cgroups: tuple[int, ...]
+
+
+class Seen:
+    """A look at the witness. ``processes`` are the IDs of living processes, by number and start time.
+
+    The start time is in clock ticks since boot, as in ``Process.start_time``.
+    """
+
+    def __init__(self, watch: Watch, uses: Iterable[Use], processes: Mapping[tuple[int, int], Ids]) -> None:
+        self.watch = watch
+        self.processes = processes
+        self._of_ids: dict[Ids, list[Use]] = {}
+        self._of_cgroup: dict[int, list[Use]] = {}
+        for use in uses:
+            self._of_ids.setdefault(use.ids, []).append(use)
+            for cgroup in use.cgroups:
+                self._of_cgroup.setdefault(cgroup, []).append(use)
+
+    def of_ids(self, ids: Ids | None) -> Sequence[Use]:
+        """Return all use with these IDs."""
+        return self._of_ids.get(ids, ()) if ids is not None else ()
+
+    def of_cgroups(self, cgroups: Iterable[int]) -> Iterable[Use]:
+        """Return all use in these control groups and below, each once."""
+        return {id(use): use for cgroup in cgroups for use in self._of_cgroup.get(cgroup, ())}.values()
+
+
+class Witness:
+    """The files of the witness of a tree. Methods raise NotRead if there is none, or the files are not understood."""
+
+    def __init__(self, tree: Tree) -> None:
+        simulated = os.path.join(tree.path, SIMULATED_FOLDER)
+        self.folder = FOLDER if tree.simulation is None else simulated
+
+    def watch(self) -> Watch:
+        """Return since when the witness has counted without a gap."""
+        text = self._read("status")
+        try:
+            found = {name: values for name, *values in map(str.split, text.splitlines())}
+            is_known = int(found["format"][0]) == FORMAT
+            # Without these, the time before a move is charged to the RMID or the control group after it.
+            is_whole = found["cgroup_moves"] == ["1"] and found["task_moves"] == ["1"]
+            watch = Watch(int(found["begun"][0]), sum(map(int, found["gaps"])))
+        except (ValueError, LookupError) as error:
+            raise self._not_understood("status") from error
+        if not is_known:
+            raise self._not_understood("status")
+        if not is_whole:
+            raise NotRead("does not see all moves of tasks on this kernel", path=self._path("status"))
+        return watch
+
+    def look(self) -> Seen:
+        """Return what the witness has seen until now.
+
+        A task that ends during the call may be counted twice, never not at all.
+        """
+        tasks, ended = self._read("tasks"), self._read("ended")
+        # Read last: if a use was refused, the gap is known.
+        watch = self.watch()
+        try:
+            processes, uses = _parse_tasks(tasks)
+            return Seen(watch, [*uses, *_parse_ended(ended)], processes)
+        except ValueError as error:
+            raise self._not_understood("tasks or ended") from error
+
+    def ids_of(self, directory: int) -> Ids | None:
+        """Return the IDs that writes to the file ``tasks`` of a directory gave, by its inode number.
+
+        None if none of the last writes, which the witness knows, has moved a task there.
+        """
+        writes: set[int] = set()
+        given: dict[int, Ids] = {}
+        try:
+            for line in self._read("moves").splitlines():
+                number, kind, _, *rest = line.split()
+                if kind == "write" and int(rest[0]) == directory:
+                    writes.add(int(number))
+                elif kind == "task":
+                    given[int(rest[0])] = int(rest[7]), int(rest[8])
+        except (ValueError, LookupError) as error:
+            raise self._not_understood("moves") from error
+        return next((given[write] for write in sorted(writes & given.keys(), reverse=True)), None)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def _read(self, name: str) -> str:
+        path = self._path(name)
+        try:
+            return kernel_files.read(path).decode("ascii", "replace")
+        except OSError as error:
+            raise not_read(error, "read what the witness has seen", path) from error
+
+    def _not_understood(self, name: str) -> NotRead:
+        return NotRead("is not in the format of resctrlmond-witness(8)", path=self._path(name))
+
+
+def _parse_tasks(text: str) -> tuple[dict[tuple[int, int], Ids], list[Use]]:
+    """Return the IDs of the processes, and the CPU time that is not in the file "ended" yet. Raises ValueError."""
+    processes, uses = {}, []
+    for line in text.splitlines():
+        tgid, tid, start, closid, rmid, cpu_ns, charged_ns, _, cgroups = line.split()
+        ids = int(closid), int(rmid)
+        if tgid == tid:
+            processes[int(tgid), _ticks(int(start))] = ids
+        if (rest := int(cpu_ns) - int(charged_ns)) > 0:
+            # A living task may use more at any moment.
+            uses.append(Use(ids, rest, 1 << 63, _chain(cgroups)))
+    return processes, uses
+
+
+def _parse_ended(text: str) -> list[Use]:
+    """Return the CPU time in the file "ended". Raises ValueError."""
+    uses = []
+    for line in text.splitlines():
+        closid, rmid, cpu_ns, _, changed, cgroups = line.split()
+        uses.append(Use((int(closid), int(rmid)), int(cpu_ns), int(changed), _chain(cgroups)))
+    return uses
+
+
+def _chain(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number != "+")
+
+
+def _ticks(start_ns: int) -> int:
+    return start_ns * TICKS_PER_S // 10**9

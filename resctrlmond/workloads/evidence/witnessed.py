@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask the witness, and keep in the record of a run what is needed to weigh what it has seen (``figures.verdict``).
+
+Only workloads of which each member has a control group of its own can be weighed: the witness knows tasks by these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+
+from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl.errors import LACKS, NotRead
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.tree import Tree
+from resctrlmond.resctrl.witness import Ids, Seen, Witness
+from resctrlmond.workloads.figures import verdict
+from resctrlmond.workloads.model.clock import boot_ns
+from resctrlmond.workloads.model.workload import Group, Member, Proof, Workload, replace
+
+log = logging.getLogger(__name__)
+
+# CRI-O runs a monitor for each container, in a control group beside that of the container.
+_MONITOR = "crio-conmon-"
+
+
+class Proofs:
+    """The proofs of runs, from the witness of a tree."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._witness = Witness(tree)
+        self._shared: tuple[Seen, int] | None = None
+
+    @property
+    def trouble(self) -> str:
+        """Why the witness cannot be asked; "" if it can."""
+        try:
+            self._witness.watch()
+        except NotRead as error:
+            return str(error)
+        return ""
+
+    def begin(self) -> Proof | None:
+        """Return the proof of a run that begins now; None without a witness."""
+        try:
+            return Proof(watch=self._witness.watch())
+        except NotRead:
+            return None
+
+    def entered(self, workload: Workload, member: Member) -> Workload:
+        """Return the workload with the control group of a member whose tasks have just been moved into the group.
+
+        The tasks must wait still. What the control group has used until now, was used outside.
+        """
+        proof = workload.proof
+        if proof is None or not member.has_tasks:
+            return workload
+        inode = cgroups.inode(member.cgroup) if member.cgroup else None
+        used_ns = cgroups.cpu_time_ns(member.cgroup) if member.cgroup else None
+        if inode is None or used_ns is None or member.commands or workload.nested.count:
+            return replace(workload, proof=None)
+        pod = _pod_of(workload, member)
+        pod_inode = cgroups.inode(pod) if pod else None
+        if pod_inode is None:
+            if inode not in proof.cgroups:
+                proof = _with(proof, inode, used_ns)
+        elif pod_inode in proof.cgroups:
+            proof = replace(proof, entered_ns=proof.entered_ns + used_ns)
+        else:
+            proof = _with(proof, pod_inode, self._used_before(workload, pod_inode) or used_ns)
+        helpers = [*proof.helpers, *(_helpers(workload, pod, member) if pod else ())]
+        return replace(workload, proof=replace(proof, helpers=tuple(dict.fromkeys(helpers))))
+
+    def weighed(self, workload: Workload) -> Workload:
+        """Return the workload with what the witness has seen of it until now."""
+        if workload.proof is None or workload.proof.has_gap:
+            return workload
+        try:
+            seen, at_ns = self._look()
+            return verdict.weighed(self._with_ids(workload, seen), seen, at_ns)
+        except NotRead as error:
+            if error.errno in LACKS:
+                raise
+            log.info("%s: %s", workload.key, error)
+            return replace(workload, proof=replace(workload.proof, has_gap=True))
+
+    def _used_before(self, workload: Workload, pod: int) -> int:
+        """Return the CPU time (ns) that the control group of a pod used until now, if that was in an earlier run."""
+        if workload.generation == 1:
+            return 0
+        try:
+            return sum(use.cpu_ns for use in self._look()[0].of_cgroups([pod]))
+        except NotRead:
+            return 0
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Look once for all workloads that the block weighs, now."""
+        with contextlib.suppress(NotRead):  # then each workload looks, and states why it cannot
+            self._shared = self._look()
+        try:
+            yield
+        finally:
+            self._shared = None
+
+    def _look(self) -> tuple[Seen, int]:
+        if self._shared is not None:
+            return self._shared
+        at_ns = boot_ns()
+        return self._witness.look(), at_ns
+
+    def _with_ids(self, workload: Workload, seen: Seen) -> Workload:
+        for group in workload.existing_groups:
+            if group.ids is None and (ids := self._ids_of(workload, group, seen)) is not None:
+                workload = workload.with_group(replace(group, ids=ids))
+        return workload
+
+    def _ids_of(self, workload: Workload, group: Group, seen: Seen) -> Ids | None:
+        """Return the CLOSID and RMID of a group: that of a move into it, or that of a process that is in it."""
+        found = self._tree.find(group.ref)
+        ids = self._witness.ids_of(found.inode) if found is not None else None
+        if ids is not None:
+            return ids
+        here = Membership(group.class_, group.name)
+        for member in workload.living:
+            known = seen.processes.get((member.pid, member.start_time))
+            if known is not None and self._tree.membership(member.pid) == here:
+                return known
+        return None
+
+
+def _with(proof: Proof, inode: int, used_ns: int) -> Proof:
+    return replace(proof, cgroups=(*proof.cgroups, inode), entered_ns=proof.entered_ns + used_ns)
+
+
+def _pod_of(workload: Workload, member: Member) -> str:
+    """Return the control group of the pod that the key names, whatever form a UID has; "" if it names none."""
+    if workload.pod_cgroup:
+        return workload.pod_cgroup
+    path = os.path.dirname(member.cgroup)
+    while path.strip("/"):
+        name = os.path.basename(path).removesuffix(".slice").replace("_", "").replace("-", "")
+        if name.endswith("pod" + workload.key.replace("_", "").replace("-", "")):
+            return path
+        path = os.path.dirname(path)
+    return ""
+
+
+def _helpers(workload: Workload, pod: str, member: Member) -> Iterator[int]:
+    """Yield the control groups in that of a pod whose tasks are the runtime's: monitors, and a sandbox that is idle.
+
+    The process of a sandbox (pause) waits for its end, and uses nothing but its own start.
+    """
+    inside = {known.cgroup for known in (*workload.members, member) if known.cgroup}
+    idle = [known.id for known in workload.members if known.kind == "sandbox" and not known.cgroup]
+    try:
+        names = os.listdir(pod)
+    except OSError:
+        return
+    for name in names:
+        path = os.path.join(pod, name)
+        is_helper = name.startswith(_MONITOR) or any(id_ in name for id_ in idle)
+        if is_helper and path not in inside and (inode := cgroups.inode(path)) is not None:
+            yield inode

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decide from what the witness has seen whether the tasks of a run were always in its groups, and no others.
+
+Two questions to one table (``resctrl.witness``): which CPU time was used in the control groups of the workload with
+other RMIDs, and which with its RMIDs in other control groups. The answers are sums since the begin, so a look at any
+time covers all of the run, and nothing has to be found while it happens.
+"""
+
+from __future__ import annotations
+
+from resctrlmond.resctrl.witness import Seen
+from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.model.states import Quality, seconds_up_to
+from resctrlmond.workloads.model.workload import Group, Proof, Workload, replace
+
+# The time since the last tick of a task that is moved while it runs, and the rounding of cpu.stat.
+_SLACK_NS = 1_000_000
+
+
+def weighed(workload: Workload, seen: Seen, until_ns: int) -> Workload:
+    """Return the workload with what the witness has seen of it until ``until_ns``, at least."""
+    proof = workload.proof
+    if proof is None:
+        return workload
+    if seen.watch != proof.watch:
+        return replace(workload, proof=replace(proof, has_gap=True))
+    groups = [group for group in workload.groups if group.inodes]
+    known = {group.ids for group in groups if group.ids is not None}
+    if proof.cgroups and any(group.ids is None for group in groups):
+        return replace(workload, proof=replace(proof, is_unseen=True))
+    inside_ns = outside_ns = 0
+    for use in seen.of_cgroups(proof.cgroups):
+        if use.ids in known:
+            inside_ns += use.cpu_ns
+        elif not any(above in proof.helpers for above in use.cgroups):
+            outside_ns += use.cpu_ns
+    for group in groups:
+        workload = workload.with_group(replace(group, strangers_ns=_strangers_ns(group, proof, seen)))
+    proof = replace(proof, is_unseen=False, inside_ns=inside_ns, outside_ns=outside_ns, until_ns=until_ns)
+    return replace(workload, proof=proof)
+
+
+def _strangers_ns(group: Group, proof: Proof, seen: Seen) -> int:
+    """Return the most CPU time that tasks of others can have used in the group."""
+    own = set(proof.cgroups)
+    # The kernel gives RMIDs again: what was charged last before the baseline is history.
+    return sum(
+        use.cpu_ns for use in seen.of_ids(group.ids) if use.at_ns > group.created_ns and own.isdisjoint(use.cgroups)
+    )
+
+
+def with_verdict(workload: Workload) -> Workload:
+    """Return the workload with baselines that are no better than what the witness has shown, and with the reasons."""
+    proof = workload.proof
+    if proof is None:
+        return workload
+    for group in workload.groups:
+        for quality, why in _failures(proof, group):
+            workload = workload.downgraded(group, quality, why)
+    return workload
+
+
+def _failures(proof: Proof, group: Group) -> list[tuple[Quality, str]]:
+    """Return the proofs that a total of the group lacks."""
+    found = []
+    if proof.has_gap:
+        cause = "resctrlmond-witness was loaded again during the run, or its tables were full"
+        found.append((Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=cause)))
+    if proof.is_unseen:
+        cause = "resctrlmond-witness has not seen which RMID the group has"
+        found.append((Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=cause)))
+    if (outside_ns := proof.outside_ns - proof.entered_ns) > _SLACK_NS:
+        share = outside_ns / (outside_ns + proof.inside_ns)
+        why = Reason.USED_OUTSIDE.text(seconds=seconds_up_to(outside_ns), share=f"{100 * share:.1f} %")
+        found.append((Quality.LATE, why))
+    if group.strangers_ns > _SLACK_NS:
+        why = Reason.USED_BY_OTHERS.text(seconds=seconds_up_to(group.strangers_ns))
+        found.append((Quality.ESTIMATED, why))
+    return found
+
+
+def is_news(before: Workload, now: Workload) -> bool:
+    """Whether the record must have what the witness has shown since it was saved.
+
+    Amounts that grow are saved each time that they have doubled: each new one writes the record and sends a signal.
+    """
+    if before.proof is None or now.proof is None:
+        return False
+    known, new = before.proof, now.proof
+    if (known.has_gap, known.is_unseen) != (new.has_gap, new.is_unseen):
+        return True
+    amounts = [(known.outside_ns - known.entered_ns, new.outside_ns - new.entered_ns)]
+    amounts += [(old.strangers_ns, group.strangers_ns) for old, group in zip(before.groups, now.groups, strict=True)]
+    has_learnt = [group.ids for group in before.groups] != [group.ids for group in now.groups]
+    return has_learnt or any(amount > max(_SLACK_NS, 2 * old) for old, amount in amounts)

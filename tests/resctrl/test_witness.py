@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the files of the witness: those of the simulator, and texts that no program writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from resctrlmond.resctrl.errors import NotRead
+from resctrlmond.resctrl.processes import TICKS_PER_S
+from resctrlmond.resctrl.witness import Use, Watch, Witness
+
+STATUS = "format 1\nbegun 5\ngaps 2 1\nrows 3 65536\nmoves 4 4096\nkeep 3600000000000\ncgroup_moves 1\ntask_moves 1\n"
+SECOND = 10**9
+TASKS = f"7 7 {3 * SECOND} 0 4 900 600 0 11,1\n7 8 {3 * SECOND} 0 0 50 50 1 11,1,+\n"
+ENDED = "0 4 1000 2 77 11,1\n"
+MOVES = (
+    "2 write 9 500 2 30 0 7 7 sh 7\n"
+    "3 task 9 2 7 7 1 11 0 0 0 4 12\n"
+    "4 write 9 501 -3 30 1 7 7 sh ?9\n"
+    "6 write 9 502 - - 0 7 7 sh 7\n"
+    "1 task 8 0 7 7 1 11 0 0 0 9 12\n"
+)
+
+
+def witness(folder: Path, **texts: str) -> Witness:
+    """Return the witness with these files."""
+    for name, text in {"status": STATUS, "tasks": TASKS, "ended": ENDED, "moves": MOVES, **texts}.items():
+        (folder / name).write_text(text)
+    found = Witness.__new__(Witness)
+    found.folder = str(folder)
+    return found
+
+
+def test_watch_has_the_begin_and_all_gaps(tmp_path: Path) -> None:
+    assert witness(tmp_path).watch() == Watch(5, 3)
+
+
+def test_look_has_charged_time_and_the_rest_of_living_tasks(tmp_path: Path) -> None:
+    seen = witness(tmp_path).look()
+    assert list(seen.of_ids((0, 4))) == [Use((0, 4), 300, 1 << 63, (11, 1)), Use((0, 4), 1000, 77, (11, 1))]
+    assert len(list(seen.of_cgroups((11, 1)))) == 2, "each once"
+    assert seen.processes == {(7, 3 * TICKS_PER_S): (0, 4)}
+
+
+def test_ids_are_those_of_the_last_move_by_a_write_to_the_directory(tmp_path: Path) -> None:
+    found = witness(tmp_path)
+    assert found.ids_of(500) == (0, 4)
+    assert found.ids_of(501) is None, "refused"
+    assert found.ids_of(502) is None, "not ended"
+    assert found.ids_of(9) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        STATUS.replace("format 1", "format 2"),
+        STATUS.replace("task_moves 1", "task_moves 0"),
+        STATUS.replace("cgroup_moves 1", "cgroup_moves 0"),
+        STATUS.replace("gaps 2 1", "gaps x"),
+    ],
+)
+def test_witness_that_is_not_understood_is_not_one(tmp_path: Path, text: str) -> None:
+    with pytest.raises(NotRead):
+        witness(tmp_path, status=text).watch()
+
+
+def test_missing_file_is_reported(tmp_path: Path) -> None:
+    found = witness(tmp_path)
+    (tmp_path / "ended").unlink()
+    with pytest.raises(NotRead, match="ended"):
+        found.look()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["status", "tasks", "ended", "moves"]), st.data())
+def test_damaged_text_raises_the_typed_error_only(tmp_path: Path, name: str, data: st.DataObject) -> None:
+    good = {"status": STATUS, "tasks": TASKS, "ended": ENDED, "moves": MOVES}[name]
+    at, length = data.draw(st.integers(0, len(good))), data.draw(st.integers(0, 9))
+    text = good[:at] + data.draw(st.text(st.characters(codec="ascii"), max_size=9)) + good[at + length :]
+    found = witness(tmp_path, **{name: text})
+    try:
+        found.look()
+        found.ids_of(500)
+    except NotRead:
+        pass

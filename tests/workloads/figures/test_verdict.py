@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict on a run from what the witness has seen: exact only if nothing is missing and nothing is unknown."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlmond.resctrl.witness import Ids, Seen, Use, Watch
+from resctrlmond.workloads.figures.verdict import is_news, weighed, with_verdict
+from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.model.workload import Proof, Workload, replace
+from tests.workloads.builders import workload
+
+WATCH = Watch(begun_ns=5, gaps=0)
+OWN, CLASS_DEFAULT, ROOT = (0, 7), (0, 0), (1, 1)
+BASELINE_NS = 1_000
+# A container's control group, one below it, another container, and what is above all.
+HERE, BELOW, OTHER, TOP = 11, 12, 13, 1
+MS = 1_000_000
+
+
+def running(entered_ns: int = 0) -> Workload:
+    """Return a run whose control group is HERE, with a group that has the IDs OWN."""
+    proof = Proof(watch=WATCH, cgroups=(HERE,), entered_ns=entered_ns)
+    found = workload("web", nonce=1, inodes={"mon_L3_00": 12}, created_ns=BASELINE_NS, baseline=Quality.EXACT)
+    return replace(found.with_group(replace(found.first, ids=OWN)), proof=proof)
+
+
+def used(ids: Ids, ns: int, *cgroups: int, at_ns: int = BASELINE_NS + 1) -> Use:
+    """Return CPU time in a control group, by default after the baseline."""
+    return Use(ids, ns, at_ns, (*cgroups, TOP))
+
+
+def judged(of: Workload, *uses: Use, watch: Watch = WATCH) -> Workload:
+    """Return the workload as its totals are reported after a look."""
+    return with_verdict(weighed(of, Seen(watch, uses, {}), 2_000))
+
+
+def test_use_in_the_group_alone_is_exact() -> None:
+    found = judged(running(), used(OWN, 5_000 * MS, HERE), used(OWN, 3 * MS, BELOW, HERE))
+    assert found.worst_baseline is Quality.EXACT
+    assert found.proof is not None
+    assert found.proof.inside_ns == 5_003 * MS
+
+
+def test_use_outside_the_group_is_late_by_its_amount() -> None:
+    found = judged(running(), used(OWN, 750 * MS, HERE), used(CLASS_DEFAULT, 250 * MS, BELOW, HERE))
+    assert found.first.baseline is Quality.LATE
+    assert found.first.baseline_reasons == (
+        "tasks in its control groups used 0.250 s of CPU time outside the group, 25.0 % of their CPU time",
+    )
+
+
+def test_use_before_the_tasks_entered_is_not_missing() -> None:
+    uses = used(OWN, 750 * MS, HERE), used(CLASS_DEFAULT, 30 * MS, HERE)
+    assert judged(running(entered_ns=30 * MS), *uses).first.baseline is Quality.EXACT
+    assert judged(running(entered_ns=28 * MS), *uses).first.baseline is Quality.LATE
+
+
+def test_use_of_helpers_of_the_runtime_is_not_missing() -> None:
+    of = running()
+    assert of.proof is not None
+    of = replace(of, proof=replace(of.proof, helpers=(BELOW,)))
+    assert judged(of, used(CLASS_DEFAULT, 30 * MS, BELOW, HERE)).first.baseline is Quality.EXACT
+
+
+def test_use_of_others_in_the_group_is_estimated() -> None:
+    found = judged(running(), used(OWN, 750 * MS, HERE), used(OWN, 20 * MS, OTHER))
+    assert found.first.baseline is Quality.ESTIMATED
+    assert found.first.baseline_reasons == (
+        "tasks of other control groups used up to 0.020 s of CPU time in the group, and their use is counted",
+    )
+
+
+def test_use_of_the_rmid_before_the_baseline_is_history() -> None:
+    history = used(OWN, 9_000 * MS, OTHER, at_ns=BASELINE_NS - 1)
+    assert judged(running(), history).first.baseline is Quality.EXACT
+
+
+def test_use_of_others_elsewhere_does_not_matter() -> None:
+    assert judged(running(), used(ROOT, 9_000 * MS, OTHER)).first.baseline is Quality.EXACT
+
+
+def test_gap_is_not_exact() -> None:
+    for watch in (Watch(6, 0), Watch(5, 1)):
+        assert judged(running(), watch=watch).first.baseline is Quality.ESTIMATED
+
+
+def test_group_with_an_unknown_rmid_is_not_exact() -> None:
+    of = running()
+    assert judged(of.with_group(replace(of.first, ids=None))).first.baseline is Quality.ESTIMATED
+
+
+def test_run_without_a_witness_is_left_to_others() -> None:
+    of = replace(running(), proof=None)
+    assert judged(of, used(CLASS_DEFAULT, 9_000 * MS, HERE)) == of
+
+
+uses = st.lists(
+    st.builds(
+        used,
+        st.sampled_from([OWN, CLASS_DEFAULT, ROOT]),
+        st.integers(0, 10**12),
+        st.sampled_from([HERE, BELOW, OTHER]),
+        at_ns=st.integers(0, 2 * BASELINE_NS),
+    )
+)
+
+
+@given(uses, uses)
+def test_more_use_never_makes_a_verdict_better(some: list[Use], more: list[Use]) -> None:
+    ranks = list(Quality)
+    before, after = judged(running(), *some), judged(running(), *some, *more)
+    assert ranks.index(before.first.baseline) <= ranks.index(after.first.baseline)
+
+
+@given(uses)
+def test_verdict_is_news_when_it_is_not_in_the_record(some: list[Use]) -> None:
+    of = running()
+    now = weighed(of, Seen(WATCH, some, {}), 2_000)
+    if with_verdict(now).first.baseline is not with_verdict(of).first.baseline:
+        assert is_news(of, now)
+    assert not is_news(now, now)
+
+
+def test_record_keeps_the_proof() -> None:
+    of = judged(running(), used(CLASS_DEFAULT, 30 * MS, HERE))
+    assert msgspec.json.decode(msgspec.json.encode(of), type=Workload) == of
