@@ -138,15 +138,13 @@ class Daemon:
             if dbus is not None:
                 opened.push_async_callback(dbus.close)
             opened.push_async_callback(varlink.close)
-            listeners, is_own = self._varlink_sockets()
+            listeners = self._varlink_sockets()
             for listener in listeners:
                 await varlink.start(listener)
             # Before the connection to the bus, which takes time at boot: callers wait longer if they are notified.
             opened.push_async_callback(self._close_units)
             self._watch_units()
             await self._start_unit_server(opened)
-            if is_own:
-                await self._workers.run(Lane.UPKEEP, self._manager.maintenance.search_left_out)
             if dbus is not None:
                 await self._start_dbus(dbus)
             opened.push_async_callback(self._close_companions)
@@ -251,15 +249,14 @@ class Daemon:
             opened.push_async_callback(server.close)
             await server.start(listener)
 
-    def _varlink_sockets(self) -> tuple[list[socket.socket], bool]:
-        """Return the listening sockets, and whether the first is the daemon's own: nobody could connect before."""
+    def _varlink_sockets(self) -> list[socket.socket]:
+        """Return the listening sockets."""
         try:
             self._passed = sockets.passed_sockets()
         except ValueError as error:
             raise ResctrlError(str(error)) from error
         gid = self._setup.gid
-        given = self._passed.get("varlink")
-        listener = given or sockets.listen(self._live.config.varlink_socket, 0o660, gid)
+        listener = self._passed.get("varlink") or sockets.listen(self._live.config.varlink_socket, 0o660, gid)
         path = str(listener.getsockname())
         for other in self._live.config.reader_ids(gid) - {gid}:
             try:
@@ -270,8 +267,7 @@ class Daemon:
                 log.warning("members of the group of 'read_group' (%d) cannot connect to %s: %s", other, path, why)
         # The socket that systemd-report(1) reads. All interfaces but Unit can be called on each of them.
         report = self._passed.get("report")
-        listeners = [listener] if report is None else [listener, report]
-        return listeners, given is None
+        return [listener] if report is None else [listener, report]
 
     def _dbus_server(self) -> DBusServer | None:
         if not self._live.config.dbus:

@@ -11,8 +11,6 @@ from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.package_energy import DEFAULT_FOLDER, PackageEnergy
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.evidence.interference import Interference
-from resctrlmond.workloads.evidence.joined_processes import JoinedProcesses
-from resctrlmond.workloads.evidence.pod_times import PodTimes
 from resctrlmond.workloads.evidence.run_state import RunStates
 from resctrlmond.workloads.evidence.takeover import TakeOver
 from resctrlmond.workloads.evidence.witnessed import Proofs
@@ -74,11 +72,9 @@ class Manager:
             mark=mark,
             config=Reloadable(settings),
             quality=quality,
-            joined_processes=JoinedProcesses(runs),
             take_over=TakeOver(store),
             interference=interference,
             machine=machine,
-            pod_times=PodTimes(store.folder, runs),
             proofs=Proofs(tree),
         )
         store.sums = Sums(sums_path(store.folder), mark.boot_id, quality.final_totals)

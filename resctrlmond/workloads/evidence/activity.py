@@ -8,9 +8,6 @@ writes to resctrl are reported (``interference.py``).
 
 If all sweeps searched all workloads, an idle minute with 500 containers would take 7 times the CPU time; if no
 checkpoint was skipped, 1.9 times.
-
-For an exact pod, the CPU time of its control group is one of those that are compared: it includes that of containers
-that no call has named.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from resctrlmond.workloads.evidence.pod_times import cgroup_of_pod, is_exact_pod
 from resctrlmond.workloads.evidence.run_state import Activity
 from resctrlmond.workloads.model.workload import GroupState, Workload
 
@@ -41,8 +37,6 @@ def activity(workload: Workload, threads: Collection[int] | None) -> Activity | 
         if threads is None or len(threads) > _MAX_THREADS:
             return None
         paths += [f"/proc/{tid}/schedstat" for tid in sorted(threads)]
-    if is_exact_pod(workload) and (pod := cgroup_of_pod(workload)):
-        paths.append(os.path.join(pod, "cpu.stat"))
     found = tuple(map(_cpu_time, paths))
     return found if all(found) else None
 

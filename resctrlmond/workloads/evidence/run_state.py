@@ -76,9 +76,7 @@ class RunState(msgspec.Struct, eq=False):
     tries. ``returning`` is when a dormant member of a service ended, and since when (``clock.boot_ns``) its control
     group has tasks again. ``empty_since_ns`` is when an overflow workload lost its last member (``overflow.py``).
 
-    ``listing`` are the threads at the last inspection (``inspection.py``). ``cpu_times`` are, by member, when last
-    read: the CPU time (ns) of its control group, and the part that its init did not use (``joined_processes.py``).
-    ``timed_pod`` is the pod whose CPU time was read last (``pod_times.py``).
+    ``listing`` are the threads at the last inspection (``inspection.py``).
     """
 
     generation: int
@@ -94,8 +92,6 @@ class RunState(msgspec.Struct, eq=False):
     returning: tuple[str, int] = ("", 0)
     empty_since_ns: int | None = None
     listing: Listing | None = None
-    cpu_times: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
-    timed_pod: Workload | None = None
 
     @property
     def threads(self) -> frozenset[int] | None:

@@ -7,7 +7,6 @@ Only workloads of which each member has a control group of its own can be weighe
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator
 
@@ -16,11 +15,9 @@ from resctrlmond.resctrl.errors import LACKS, NotRead
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.resctrl.witness import Ids, Seen, Witness
-from resctrlmond.workloads.figures import verdict
+from resctrlmond.workloads.figures.verdict import unknown, weighed, with_cause
 from resctrlmond.workloads.model.clock import boot_ns
 from resctrlmond.workloads.model.workload import Group, Member, Proof, Workload, replace
-
-log = logging.getLogger(__name__)
 
 # CRI-O runs a monitor for each container, in a control group beside that of the container.
 _MONITOR = "crio-conmon-"
@@ -43,49 +40,60 @@ class Proofs:
             return str(error)
         return ""
 
-    def begin(self) -> Proof | None:
-        """Return the proof of a run that begins now; None without a witness."""
+    def begin(self) -> Proof:
+        """Return the proof of a run that begins now."""
         try:
             return Proof(watch=self._witness.watch())
         except NotRead:
-            return None
+            return Proof()
 
     def entered(self, workload: Workload, member: Member) -> Workload:
         """Return the workload with the control group of a member whose tasks have just been moved into the group.
 
-        The tasks must wait still. What the control group has used until now, was used outside.
+        The tasks must wait still. What the control group has used until now, was used outside. A service is known by
+        its commands, and its processes are not weighed.
         """
-        proof = workload.proof
-        if proof is None or not member.has_tasks:
+        if member.commands or not member.has_tasks:
             return workload
-        inode = cgroups.inode(member.cgroup) if member.cgroup else None
-        used_ns = cgroups.cpu_time_ns(member.cgroup) if member.cgroup else None
-        if inode is None or used_ns is None or member.commands or workload.nested.count:
-            return replace(workload, proof=None)
+        return replace(workload, proof=self._with_member(workload, member))
+
+    def _with_member(self, workload: Workload, member: Member) -> Proof:
+        proof = workload.proof
+        without = [known.id for known in workload.members if known.pid and not known.cgroup]
+        if not member.cgroup and not proof.cgroups:
+            return proof
+        if without:
+            return with_cause(proof, f"{without[0]} has no control group of its own")
+        inode, used_ns = cgroups.inode(member.cgroup), cgroups.cpu_time_ns(member.cgroup)
         pod = _pod_of(workload, member)
-        pod_inode = cgroups.inode(pod) if pod else None
-        if pod_inode is None:
-            if inode not in proof.cgroups:
-                proof = _with(proof, inode, used_ns)
-        elif pod_inode in proof.cgroups:
-            proof = replace(proof, entered_ns=proof.entered_ns + used_ns)
-        else:
-            proof = _with(proof, pod_inode, self._used_before(workload, pod_inode) or used_ns)
-        helpers = [*proof.helpers, *(_helpers(workload, pod, member) if pod else ())]
-        return replace(workload, proof=replace(proof, helpers=tuple(dict.fromkeys(helpers))))
+        home = inode if not pod else cgroups.inode(pod)
+        if proof.watch is None:
+            proof = with_cause(proof, "resctrlmond-witness had not been loaded when the run began")
+        elif workload.nested.count:
+            proof = with_cause(proof, "workloads are nested in it")
+        elif used_ns is None or home is None:
+            proof = with_cause(proof, f"the control group of {member.id} does not count CPU time, as in version 1")
+        if inode is None or home is None:
+            return proof
+        if home not in proof.cgroups:
+            used_ns = (self._used_before(workload, home) if pod else 0) or used_ns
+            proof = replace(proof, cgroups=(*proof.cgroups, home))
+        elif not pod:
+            return proof  # assigned again: what it has used since then is known
+        helpers = dict.fromkeys((*proof.helpers, *(_helpers(workload, pod, member) if pod else ())))
+        return replace(proof, entered_ns=proof.entered_ns + (used_ns or 0), helpers=tuple(helpers))
 
     def weighed(self, workload: Workload) -> Workload:
         """Return the workload with what the witness has seen of it until now."""
-        if workload.proof is None or workload.proof.has_gap:
+        if not workload.proof.cgroups or workload.proof.cause:
             return workload
         try:
             seen, at_ns = self._look()
-            return verdict.weighed(self._with_ids(workload, seen), seen, at_ns)
+            return weighed(self._with_ids(workload, seen), seen, at_ns)
         except NotRead as error:
             if error.errno in LACKS:
                 raise
-            log.info("%s: %s", workload.key, error)
-            return replace(workload, proof=replace(workload.proof, has_gap=True))
+            return unknown(workload, str(error))
 
     def _used_before(self, workload: Workload, pod: int) -> int:
         """Return the CPU time (ns) that the control group of a pod used until now, if that was in an earlier run."""
@@ -130,10 +138,6 @@ class Proofs:
             if known is not None and self._tree.membership(member.pid) == here:
                 return known
         return None
-
-
-def _with(proof: Proof, inode: int, used_ns: int) -> Proof:
-    return replace(proof, cgroups=(*proof.cgroups, inode), entered_ns=proof.entered_ns + used_ns)
 
 
 def _pod_of(workload: Workload, member: Member) -> str:

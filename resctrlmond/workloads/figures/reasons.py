@@ -103,36 +103,7 @@ class Reason(enum.Enum):
         "{member} has no control group of its own, so processes that join it from outside are not detected",
     )
     CANNOT_FIND_JOINERS = Quality.LATE, "processes that join {member} from outside are not detected: {error}"
-    ENDED_UNSEEN = (
-        Quality.LATE,
-        "{member} ended while resctrlmond was not running, so processes that had joined it from outside are not "
-        "detected",
-    )
     CANNOT_SEE_RETURN = Quality.LATE, "tasks that return to {member} are not detected: {error}"
-    UNCOUNTED_CGROUP = (
-        Quality.LATE,
-        "the control group of {member} does not count CPU time, as in version 1, so tasks that join it and end "
-        "between two checks are not detected",
-    )
-    REMOVED_CGROUP = (
-        Quality.LATE,
-        "control group {member} was removed, so tasks that ran in it between two checks are not detected",
-    )
-    RAN_UNSEEN = (
-        Quality.LATE,
-        "tasks ran and ended in control group {member} between two checks, and used {seconds} s of CPU time "
-        "outside the group",
-    )
-    JOINED_UNSEEN = (
-        Quality.LATE,
-        "processes that joined {member} from outside and ended used at least {seconds} s of CPU time: their use "
-        "is not counted",
-    )
-    OUTSIDE_CGROUP = (
-        Quality.LATE,
-        "processes of {member} used at least {seconds} s of CPU time outside its control group, which hides "
-        "processes that join it from outside and end",
-    )
 
     # The witness.
     USED_OUTSIDE = (
@@ -278,17 +249,6 @@ class Reason(enum.Enum):
         Quality.LATE,
         "{member} is not included: its Assign failed, so it may run outside the group ({error})",
     )
-    POD_RAN_UNSEEN = (
-        Quality.LATE,
-        "a container of the pod may have started outside the group and ended while resctrlmond was not running: the "
-        "control group of the pod used {seconds} s of CPU time more than the known containers that are still in it",
-    )
-    POD_REMOVED_UNSEEN = (
-        Quality.LATE,
-        "a container of the pod may have started outside the group and ended while resctrlmond was not running: the "
-        "control group of the pod was removed meanwhile",
-    )
-    CANNOT_FIND_CONTAINERS = Quality.LATE, "containers of the pod that run outside are not detected: {error}"
 
     # A group was lost, or could not be created.
     LOST = Quality.ESTIMATED, Quality.UNKNOWN, "{loss}; last read at {time}"
@@ -329,8 +289,3 @@ def ran_before(member: Member) -> str:
     count = member.descendants_outside
     descendants = "1 descendant" if count == 1 else f"{count} descendants"
     return f"{text}; {Reason.DESCENDANTS_OUTSIDE.text(descendants=descendants)}"
-
-
-def joined_unseen(member: Member, used_ns: int) -> str:
-    """Return the reason for CPU time of processes that were not started by the member's first process."""
-    return Reason.JOINED_UNSEEN.text(member=member.id, seconds=f"{used_ns / 1e9:.2f}")

@@ -8,6 +8,7 @@ time covers all of the run, and nothing has to be found while it happens.
 
 from __future__ import annotations
 
+from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.witness import Seen
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.states import Quality, seconds_up_to
@@ -17,17 +18,25 @@ from resctrlmond.workloads.model.workload import Group, Proof, Workload, replace
 _SLACK_NS = 1_000_000
 
 
+def with_cause(proof: Proof, cause: str) -> Proof:
+    """Return the proof that shows nothing from now on, and the first cause of that."""
+    return proof if proof.cause else replace(proof, cause=printable(cause))
+
+
+def unknown(workload: Workload, cause: str) -> Workload:
+    """Return the workload of which the witness shows nothing from now on, if it is known by its control groups."""
+    return replace(workload, proof=with_cause(workload.proof, cause)) if workload.proof.cgroups else workload
+
+
 def weighed(workload: Workload, seen: Seen, until_ns: int) -> Workload:
     """Return the workload with what the witness has seen of it until ``until_ns``, at least."""
     proof = workload.proof
-    if proof is None:
-        return workload
     if seen.watch != proof.watch:
-        return replace(workload, proof=replace(proof, has_gap=True))
+        return unknown(workload, "resctrlmond-witness was loaded again during the run, or its tables were full")
     groups = [group for group in workload.groups if group.inodes]
-    known = {group.ids for group in groups if group.ids is not None}
-    if proof.cgroups and any(group.ids is None for group in groups):
-        return replace(workload, proof=replace(proof, is_unseen=True))
+    known = {group.ids for group in groups}
+    if None in known:
+        return unknown(workload, "resctrlmond-witness has not seen which RMID the group has")
     inside_ns = outside_ns = 0
     for use in seen.of_cgroups(proof.cgroups):
         if use.ids in known:
@@ -36,7 +45,7 @@ def weighed(workload: Workload, seen: Seen, until_ns: int) -> Workload:
             outside_ns += use.cpu_ns
     for group in groups:
         workload = workload.with_group(replace(group, strangers_ns=_strangers_ns(group, proof, seen)))
-    proof = replace(proof, is_unseen=False, inside_ns=inside_ns, outside_ns=outside_ns, until_ns=until_ns)
+    proof = replace(proof, inside_ns=inside_ns, outside_ns=outside_ns, until_ns=until_ns)
     return replace(workload, proof=proof)
 
 
@@ -51,11 +60,8 @@ def _strangers_ns(group: Group, proof: Proof, seen: Seen) -> int:
 
 def with_verdict(workload: Workload) -> Workload:
     """Return the workload with baselines that are no better than what the witness has shown, and with the reasons."""
-    proof = workload.proof
-    if proof is None:
-        return workload
-    for group in workload.groups:
-        for quality, why in _failures(proof, group):
+    for group in workload.groups if workload.proof.cgroups or workload.proof.cause else ():
+        for quality, why in _failures(workload.proof, group):
             workload = workload.downgraded(group, quality, why)
     return workload
 
@@ -63,12 +69,8 @@ def with_verdict(workload: Workload) -> Workload:
 def _failures(proof: Proof, group: Group) -> list[tuple[Quality, str]]:
     """Return the proofs that a total of the group lacks."""
     found = []
-    if proof.has_gap:
-        cause = "resctrlmond-witness was loaded again during the run, or its tables were full"
-        found.append((Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=cause)))
-    if proof.is_unseen:
-        cause = "resctrlmond-witness has not seen which RMID the group has"
-        found.append((Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=cause)))
+    if proof.cause:
+        found.append((Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=proof.cause)))
     if (outside_ns := proof.outside_ns - proof.entered_ns) > _SLACK_NS:
         share = outside_ns / (outside_ns + proof.inside_ns)
         why = Reason.USED_OUTSIDE.text(seconds=seconds_up_to(outside_ns), share=f"{100 * share:.1f} %")
@@ -84,10 +86,8 @@ def is_news(before: Workload, now: Workload) -> bool:
 
     Amounts that grow are saved each time that they have doubled: each new one writes the record and sends a signal.
     """
-    if before.proof is None or now.proof is None:
-        return False
     known, new = before.proof, now.proof
-    if (known.has_gap, known.is_unseen) != (new.has_gap, new.is_unseen):
+    if known.cause != new.cause:
         return True
     amounts = [(known.outside_ns - known.entered_ns, new.outside_ns - new.entered_ns)]
     amounts += [(old.strangers_ns, group.strangers_ns) for old, group in zip(before.groups, now.groups, strict=True)]

@@ -10,8 +10,6 @@ import msgspec
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.evidence.callers import LeftCallers
 from resctrlmond.workloads.evidence.interference import Interference
-from resctrlmond.workloads.evidence.joined_processes import JoinedProcesses
-from resctrlmond.workloads.evidence.pod_times import PodTimes
 from resctrlmond.workloads.evidence.run_state import RunStates, Stamp
 from resctrlmond.workloads.evidence.takeover import TakeOver
 from resctrlmond.workloads.evidence.watched import WatchedMembers
@@ -32,9 +30,9 @@ class Memory(msgspec.Struct):
     """Facts that belong to no run, kept until the daemon ends.
 
     ``code`` is the stamp of the program (``quality_stamps.py``). ``excluded`` is the reason why a container of a pod
-    is not counted in the group of the pod, by the key of the pod, which may begin later; it lacks containers that
-    were started before ``since_ns`` (``clock.boot_ns``). ``taken_ns`` is when RMIDs were taken from units that no
-    waiting group has got yet (``rmid_transfer.py``).
+    is not counted in the group of the pod, by the key of the pod, which may begin later. ``since_ns`` is when the
+    daemon began (``clock.boot_ns``), and ``taken_ns`` is when RMIDs were taken from units that no waiting group has
+    got yet (``rmid_transfer.py``).
     """
 
     code: Stamp | None = None
@@ -73,11 +71,9 @@ class Context(msgspec.Struct, frozen=True):
     mark: Mark
     config: Reloadable
     quality: QualityFiles
-    joined_processes: JoinedProcesses
     take_over: TakeOver
     interference: Interference
     machine: Machine
-    pod_times: PodTimes
     proofs: Proofs
     callers: LeftCallers = msgspec.field(default_factory=LeftCallers)
     callbacks: Callbacks = msgspec.field(default_factory=Callbacks)

@@ -15,7 +15,6 @@ from resctrlmond.resctrl.errors import NoSuchProcess, ResctrlError, printable
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.evidence.pod_times import cgroup_of_pod
 from resctrlmond.workloads.figures import caveats
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups import counters, removal
@@ -25,7 +24,6 @@ from resctrlmond.workloads.groups.units import is_unit
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, Group, Member, State, Workload, replace
-from resctrlmond.workloads.profiles.requests import CONTAINERS
 from resctrlmond.workloads.records.store import Transaction
 
 log = logging.getLogger(__name__)
@@ -72,28 +70,14 @@ def record_ends(ctx: Context, txn: Transaction) -> Workload | None:
 def add_unseen_end(ctx: Context, txn: Transaction) -> None:
     """Add a caveat to a workload that ended while no daemon ran, because its end values are read too late.
 
-    Make it late if processes may have joined a container that ended then. For the start, before anything ends.
+    For the start, before anything ends.
     """
     workload = txn.find()
     if workload is None:
         return
-    if workload.state in (State.ACTIVE, State.IDLE):
-        workload = functools.reduce(_without_unseen_joined, workload.living, workload)
     if _has_ended_unseen(ctx, workload):
         workload = _with_late_end(ctx, workload, Reason.UNSEEN_END)
     txn.save(workload)
-
-
-def _without_unseen_joined(workload: Workload, member: Member) -> Workload:
-    """Make the group late if the member's init ended while no daemon ran: ``joined_processes`` needs that process.
-
-    The CPU time of a pod's control group shows it without the init (``pod_times``).
-    """
-    is_container = member.pid and member.cgroup and member.kind in CONTAINERS
-    is_searched = is_container and not cgroup_of_pod(workload)
-    if not is_searched or workload.group_of(member).baseline is not Quality.EXACT or runs(member):
-        return workload
-    return workload.with_late(member, Reason.ENDED_UNSEEN.text(member=member.id))
 
 
 def finish_again(ctx: Context, txn: Transaction) -> Workload:
@@ -128,9 +112,6 @@ def without_member(workload: Workload, member: Member, reason: str) -> Workload:
     if member.joining:
         # Its Assign failed and could not be undone, and nothing has moved it since then.
         workload = workload.with_late(member, Reason.NEVER_MOVED.text(member=member.id))
-    if not member.dormant:  # what a dormant control group uses from now on is compared with its entry
-        others = {name: used for name, used in workload.other_cpu_ns.items() if name != member.id}
-        workload = replace(workload, other_cpu_ns=others)
     is_active = workload.is_active and bool(workload.living)
     return replace(workload, idle_ns=boot_ns(), is_active=is_active)
 

@@ -12,6 +12,7 @@ from resctrlmond.resctrl.errors import (
     printable,
 )
 from resctrlmond.resctrl.tree import Found, GroupRef
+from resctrlmond.workloads.figures.verdict import unknown
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.errors import InvalidClass, NotWritten
 from resctrlmond.workloads.model.validation import valid_class
@@ -118,7 +119,7 @@ def relocated(
     """Save the workload with its group at another path, by ``Transaction.save`` or ``Transaction.restore``."""
     if ref.class_ != group.class_:
         # It has another CLOSID from now on, and what its tasks used with the one before would look like use outside.
-        workload = replace(workload, proof=None)
+        workload = unknown(workload, "its group was moved to another class")
     group = replace(group, class_=ref.class_, name=ref.name)
     try:
         relink(ctx, workload, group)

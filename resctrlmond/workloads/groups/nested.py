@@ -36,6 +36,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads.figures.accounting import Total, added, digits
 from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.figures.verdict import unknown
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.states import Quality, worst
@@ -96,8 +97,7 @@ def enter(ctx: Context, txn: Transaction) -> None:
                 nested = replace(
                     workload.nested, living=(*workload.nested.living, part), count=workload.nested.count + 1
                 )
-                # The witness does not know which use in its control groups is that of the nested one.
-                outer.save(replace(workload, nested=nested, proof=None))
+                outer.save(unknown(replace(workload, nested=nested), "workloads are nested in it"))
 
 
 def undo_enter(ctx: Context, txn: Transaction, *, has_run: bool) -> None:

@@ -107,7 +107,6 @@ def _wake(ctx: Context, txn: Transaction, must_wait: Callable[[Member], bool]) -
             txn.save(txn.workload.with_late(member, Reason.CANNOT_SEE_RETURN.text(member=member.id, error=error)))
             continue
         if not is_populated:
-            txn.save(ctx.joined_processes.look_at_empty(txn.workload, member))
             continue
         if must_wait(member):
             continue
@@ -257,10 +256,7 @@ def _sweep_and_record(ctx: Context, txn: Transaction, member: Member) -> None:
         txn.save(workload)
         return
     if (found := _with_outside(txn, member, moved)) is not None:
-        workload, member = found
-        with contextlib.suppress(NotRead):  # the next sweep looks again
-            workload = ctx.joined_processes.look(workload, member)
-        txn.save(workload)
+        txn.save(found[0])
 
 
 def _sweep_last_and_record(ctx: Context, txn: Transaction, member: Member) -> None:
@@ -274,12 +270,7 @@ def _sweep_last_and_record(ctx: Context, txn: Transaction, member: Member) -> No
         txn.save(workload.with_late(member, Reason.NOT_SWEPT_AT_END.text(member=member.id, error=error)))
         return
     if (found := _with_outside(txn, member, moved)) is not None:
-        workload, member = found
-        try:
-            workload = ctx.joined_processes.look(workload, member)
-        except NotRead as error:
-            workload = workload.with_late(member, Reason.NOT_SWEPT_AT_END.text(member=member.id, error=error))
-        txn.save(workload)
+        txn.save(found[0])
 
 
 def _with_error(txn: Transaction, member: Member, error: ResctrlError) -> tuple[Workload, Member]:

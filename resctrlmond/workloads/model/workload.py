@@ -177,17 +177,17 @@ class Nested(msgspec.Struct, frozen=True, omit_defaults=True):
 class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True):
     """A run whose tasks are known by their control groups, as the witness has seen it (``figures.verdict``).
 
-    ``watch``: since when it had counted without a gap when the run began. ``has_gap``: it has not done so since then.
-    ``is_unseen``: it does not know the RMID of a group. ``cgroups`` are the inode numbers of the control groups whose
-    tasks, also those below, are the workload's; ``helpers`` are control groups in them whose tasks belong to the
-    runtime, and are not counted. CPU times are in ns: ``entered_ns`` was used in ``cgroups`` before their tasks
-    entered the groups, and ``inside_ns`` and ``outside_ns`` with the RMIDs of the groups and with others until
-    ``until_ns`` (``clock.boot_ns``).
+    ``watch``: since when the witness had counted without a gap when the run began; None without a witness. ``cause``
+    is why it cannot show that the totals are exact, "" if it can. ``cgroups`` are the inode numbers of the control
+    groups whose tasks, also those below, are the workload's, () if the workload is not known by control groups, as a
+    process with its descendants. ``helpers`` are control groups in them whose tasks belong to the runtime, and are
+    not counted. CPU times are in ns: ``entered_ns`` was used in ``cgroups`` before their tasks entered the groups,
+    and ``inside_ns`` and ``outside_ns`` with the RMIDs of the groups and with others until ``until_ns``
+    (``clock.boot_ns``).
     """
 
-    watch: Watch
-    has_gap: bool = False
-    is_unseen: bool = False
+    watch: Watch | None = None
+    cause: str = ""
     cgroups: tuple[int, ...] = ()
     helpers: tuple[int, ...] = ()
     entered_ns: int = 0
@@ -267,10 +267,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     ``follows_class``: the workload has had no task yet, and its group goes to the class of the first one.
     ``is_active``: the workload has members. ``generation`` counts the runs under this key. ``prior_runs`` is what the
     runs before used if they were lost: a run that is lost keeps its claims and members, and as long as they live the
-    daemon starts another one. ``other_cpu_ns`` is, by member, the CPU time that its control group had used when the
-    member was assigned and that was not of its first process (see ``joined_processes``); of a member that is only a
-    control group, all CPU time of that. ``joined_ns`` is, by member, the CPU time of processes that joined it, as far
-    as the reason of its group states it. ``idle_ns`` is when the last member ended (``clock.boot_ns``).
+    daemon starts another one. ``idle_ns`` is when the last member ended (``clock.boot_ns``).
     ``attribute_owners`` is the owner that set an attribute, by the attribute's name. A higher ``priority`` gets a
     free RMID first. ``part_of`` are the keys of the workloads in which this one began, the nearest first. It is
     ``nested`` in those of them that list it. ``left_tasks``: tasks of it do not get into their groups at its end,
@@ -278,7 +275,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     of the pod or of the container, as with a member. ``events`` and ``keeps_files`` are those of its profile when the
     run began: only events that these globs select are shown in files and figures, and without ``keeps_files`` the
     files are removed at the end of the run. ``uncounted``: the run has ended, and the file of the sums lacks it
-    (``sums.py``). ``proof`` is None if there was no witness when the run began, or the witness cannot tell its tasks.
+    (``sums.py``).
     """
 
     key: str
@@ -296,15 +293,13 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     members: tuple[Member, ...] = ()
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
     attribute_owners: dict[str, str] = msgspec.field(default_factory=dict)
-    other_cpu_ns: dict[str, int] = msgspec.field(default_factory=dict)
-    joined_ns: dict[str, int] = msgspec.field(default_factory=dict)
     idle_ns: int = 0
     prior_runs: PriorRuns | None = None
     part_of: tuple[str, ...] = ()
     left_tasks: bool = False
     uncounted: bool = False
     nested: Nested = Nested()
-    proof: Proof | None = None
+    proof: Proof = Proof()
 
     # -- groups
 
@@ -447,14 +442,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
             members.append(member)
         ended = [other for other in members if not other.is_living]
         forgotten = {other.id for other in ended[:-MAX_ENDED_MEMBERS]}
-        if not forgotten:
-            return replace(self, members=tuple(members))
-        return replace(
-            self,
-            members=tuple(other for other in members if other.id not in forgotten),
-            other_cpu_ns={name: used for name, used in self.other_cpu_ns.items() if name not in forgotten},
-            joined_ns={name: used for name, used in self.joined_ns.items() if name not in forgotten},
-        )
+        return replace(self, members=tuple(other for other in members if other.id not in forgotten))
 
     # -- claims
 

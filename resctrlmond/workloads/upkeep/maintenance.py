@@ -34,13 +34,12 @@ from resctrlmond.workloads.groups import counters, ends, location, placement, re
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import lacking_counters, losses_in_a_row, resumes_after_s
 from resctrlmond.workloads.groups.runs import resume
-from resctrlmond.workloads.model.clock import boot_ns, seconds_since_ns
+from resctrlmond.workloads.model.clock import seconds_since_ns
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.workload import GroupState, State, Workload
 from resctrlmond.workloads.records.store import Transaction
 from resctrlmond.workloads.rmids import bandwidth_counters, overflow, rmid_queue
 from resctrlmond.workloads.upkeep.early_pruning import EarlyPruner
-from resctrlmond.workloads.verbs import excluded
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +75,6 @@ class Maintenance:
         self._all_unchanged_until = 0.0
         # The errors of work that is tried again, by key and kind of work. Some of it is about no run.
         self._failures: dict[tuple[str, str], str] = {}
-        # The keys of the pods in which containers that began during the start are still to be searched.
-        self._unsearched: set[str] = set()
         # When a tick began the work on a workload (time.monotonic()): a long tick that makes progress does not hang.
         self.last_progress = self._swept
         self.is_stopping = False
@@ -94,7 +91,6 @@ class Maintenance:
             self._swept_all = time.monotonic()
         self._forget_gone()
         self._forget_ended()
-        self._search_left_out()
         known = self._store.changes, self._ctx.watched.changes, settings.checkpoint_interval_s
         if is_sweep or known != self._all_unchanged or time.monotonic() >= self._all_unchanged_until:
             self._all_unchanged = None
@@ -179,16 +175,6 @@ class Maintenance:
                 # The recovery has just found the groups.
                 self._inspect(txn, self._ctx.interference.inspect_with_cpus)
 
-    def search_left_out(self) -> None:
-        """Make a pod late if one of its containers began while the recovery ran, and its hook had no socket to call.
-
-        To be called when hooks can call. It waits for no call: ticks search the pods that calls have locked. A pod
-        that begins later is searched for these containers by its first Assign.
-        """
-        self._ctx.memory.since_ns = boot_ns()
-        self._unsearched.update(workload.key for workload in self._store.unfinished())
-        self._search_left_out()
-
     def sweep(self, key: str) -> None:
         """Move tasks that joined the workload's members from outside into its groups."""
         with self._store.transaction(key) as txn:
@@ -209,17 +195,6 @@ class Maintenance:
         found = [f"{key}: {text}" for (key, _), text in sorted(self._failures.copy().items())]
         return list(dict.fromkeys(found))
 
-    def _search_left_out(self) -> None:
-        for key in sorted(self._unsearched):
-            with self._store.transaction_if_free(key) as txn:
-                if txn is None:
-                    continue
-                self._unsearched.discard(key)
-                try:
-                    excluded.mark_left_out(self._ctx, txn)
-                except (ResctrlError, OSError) as error:
-                    log.warning("%s: cannot save that a container of it is outside: %s", key, error)
-
     def _search(self, txn: Transaction) -> None:
         """Search for tasks outside the workload's groups, which were just found."""
         workload, run = txn.find(), self._runs.of(txn.key)
@@ -229,9 +204,8 @@ class Maintenance:
         run.sleeping = None
         placement.sweep(self._ctx, txn)
         self._inspect(txn, self._ctx.interference.inspect)
-        is_due_again = excluded.mark_unassigned(self._ctx, txn)
         has_found_all = txn.find() is workload and run.threads == threads
-        if workload is not None and before is not None and has_found_all and not is_due_again:
+        if workload is not None and before is not None and has_found_all:
             run.sleeping = workload, before
 
     def _inspect(self, txn: Transaction, inspect_groups: Inspect) -> None:
@@ -366,8 +340,6 @@ class Maintenance:
                     continue  # the next run of the key has begun
                 self._runs.forget(key)
                 self._ctx.callers.forget(key)
-                with contextlib.suppress(ResctrlError):
-                    self._ctx.pod_times.remove(key)
                 self._ctx.interference.forget(key)
 
     def _is_unchanged(self, workload: Workload, settings: Settings) -> bool:
@@ -414,8 +386,6 @@ class Maintenance:
         if recorded is not None and recorded.state in (State.ACTIVE, State.IDLE):
             self._checkpoint(txn, recorded, settings.checkpoint_interval_s)
             location.relink_stale(ctx, txn.workload)
-            if not ctx.pod_times.is_noted(txn.workload):
-                self._note_pod_time(txn)
             return txn.workload
         return None
 
@@ -497,15 +467,7 @@ class Maintenance:
                 has_slept = last is not None and last.workload is workload and last.activity == before
                 is_final = has_slept and not self._has_assigned_counters()
                 run.taken = TakenCheckpoint(workload, before, is_final)
-        self._note_pod_time(txn)
         run.checkpointed_at = now
-
-    def _note_pod_time(self, txn: Transaction) -> None:
-        """Keep the CPU time of the control group of an exact pod, for the next start."""
-        if txn.key not in self._unsearched:  # or it is compared with the last reading first
-            # Without this reading, the next start compares with an earlier one.
-            with contextlib.suppress(ResctrlError):
-                self._ctx.pod_times.note(txn.workload)
 
     def _has_assigned_counters(self) -> bool:
         """Whether groups can lose their bandwidth counters, which then restart from 0, and have exact totals.

@@ -89,13 +89,9 @@ class Recovery:
                 with self._reported(workload.key, problems), ctx.store.transaction(workload.key) as txn:
                     self._load(txn, folder)
             with self._reported(workload.key, problems), ctx.store.transaction(workload.key) as txn:
-                # Before an end that is recorded now.
-                excluded.mark_left_out(ctx, txn)
-            with self._reported(workload.key, problems), ctx.store.transaction(workload.key) as txn:
                 self._complete(txn)
         with self._reported(ctx.snapshots.groups, problems, lambda: True):  # the next start tries it again
             ctx.snapshots.remove_incomplete()
-            ctx.pod_times.prune()
         with self._reported(ctx.tree.path, problems):  # the next start tries it again
             ctx.machine.fold()
         return problems

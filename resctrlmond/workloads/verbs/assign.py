@@ -108,7 +108,7 @@ def assign_target(
     ctx: Context, txn: Transaction, target: Target, where: Membership | None, assignment: Assignment
 ) -> Assigned:
     """Put the target, whose first task is at ``where``, into the workload. See ``assign``."""
-    before = excluded.with_excluded(ctx, txn, continue_run(ctx, txn), target, assignment)
+    before = continue_run(ctx, txn)
     part_of = _outers(ctx, before, where, assignment)
     _check_free(ctx, before, target, None if part_of else where, assignment)
     if assignment.late is False and outside_of(ctx, before, target.children()):
@@ -133,25 +133,21 @@ def assign_target(
     origins: list[tuple[int, Origins]] = []
     try:
         if before is None:
-            # The first record has all that the moves need: the member, because a claim that brought no member may
-            # never end, and the CPU time that its control group used before.
+            # The first record has the member, because a claim that brought no member may never end.
             joining = replace(member, joining=True)
             workload = _joined(replace(new_run(ctx, txn, wanted), part_of=part_of), joining, assignment)
-            workload = ctx.joined_processes.begin(workload, joining, target.process)
             workload = start_run(ctx, txn, workload, may_wait=assignment.may_wait and not part_of, limit=limit)
             nested.enter(ctx, txn)
         else:
             if not assignment.may_wait:
                 check_has_rmid(before)
             member = _in_group(member, _group_for(ctx, txn, where, wanted, assignment))
-            workload = txn.workload if is_known else ctx.joined_processes.forget_member(txn.workload, member.id)
-            workload = _joined(workload, member, assignment)
+            workload = _joined(txn.workload, member, assignment)
         waits = workload.group_of(member).state is GroupState.PENDING
         outside = outside_of(ctx, workload, target.tasks.threads()) if waits else frozenset()
         joining = replace(member, joining=not waits, tasks_outside=len(outside))
-        workload = ctx.joined_processes.begin(workload.with_member(joining), joining, target.process)
         # On disk before the member's first task is moved. From its first task on a group stays in its class.
-        txn.save(replace(workload, follows_class=False), limit)
+        txn.save(replace(workload.with_member(joining), follows_class=False), limit)
         if waits:
             return Assigned(txn.workload, Moved(0, 0, not_moved=outside))
         moved = _move(ctx, txn, member, target, assignment, origins=origins)

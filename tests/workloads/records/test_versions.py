@@ -127,7 +127,6 @@ def test_every_field_is_read() -> None:
         members=(member,),
         attributes={"pod": "web-0"},
         attribute_owners={"pod": "oci"},
-        other_cpu_ns={"c1": 5},
         idle_ns=77,
         prior_runs=PriorRuns({"mbm_total_bytes": "12"}, "its group was lost", 2),
         part_of=("outer", "outermost"),

@@ -412,4 +412,3 @@ def test_units_that_have_left_the_shared_group_are_forgotten(units: Units, monke
     record = units.host.get(SHARED)
     known = {"c.service", "d.service", "run-3.service", "run-4.service"}
     assert {member.id for member in record.members} == known
-    assert record.other_cpu_ns.keys() <= known
