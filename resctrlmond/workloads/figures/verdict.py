@@ -35,7 +35,8 @@ def weighed(workload: Workload, seen: Seen, until_ns: int) -> Workload:
         return unknown(workload, "resctrlmond-witness was loaded again during the run, or its tables were full")
     groups = [group for group in workload.groups if group.inodes]
     known = {group.ids for group in groups}
-    if None in known:
+    # No task was moved into a group that no member counts in.
+    if any(workload.group_of(member).ids is None for member in workload.members if member.has_tasks):
         return unknown(workload, "resctrlmond-witness has not seen which RMID the group has")
     inside_ns = outside_ns = 0
     for use in seen.of_cgroups(proof.cgroups):

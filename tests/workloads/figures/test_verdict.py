@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from resctrlmond.resctrl.witness import Ids, Seen, Use, Watch
 from resctrlmond.workloads.figures.verdict import is_news, weighed, with_verdict
 from resctrlmond.workloads.model.states import Quality
-from resctrlmond.workloads.model.workload import Proof, Workload, replace
+from resctrlmond.workloads.model.workload import Member, Proof, Workload, replace
 from tests.workloads.builders import workload
 
 WATCH = Watch(begun_ns=5, gaps=0)
@@ -25,7 +25,8 @@ def running(entered_ns: int = 0) -> Workload:
     """Return a run whose control group is HERE, with a group that has the IDs OWN."""
     proof = Proof(watch=WATCH, cgroups=(HERE,), entered_ns=entered_ns)
     found = workload("web", nonce=1, inodes={"mon_L3_00": 12}, created_ns=BASELINE_NS, baseline=Quality.EXACT)
-    return replace(found.with_group(replace(found.first, ids=OWN)), proof=proof)
+    member = Member(id="c1", kind="container", owner="oci", pid=7, cgroup="/sys/fs/cgroup/c1")
+    return replace(found.with_group(replace(found.first, ids=OWN)).with_member(member), proof=proof)
 
 
 def used(ids: Ids, ns: int, *cgroups: int, at_ns: int = BASELINE_NS + 1) -> Use:
@@ -41,7 +42,6 @@ def judged(of: Workload, *uses: Use, watch: Watch = WATCH) -> Workload:
 def test_use_in_the_group_alone_is_exact() -> None:
     found = judged(running(), used(OWN, 5_000 * MS, HERE), used(OWN, 3 * MS, BELOW, HERE))
     assert found.worst_baseline is Quality.EXACT
-    assert found.proof is not None
     assert found.proof.inside_ns == 5_003 * MS
 
 
@@ -61,7 +61,6 @@ def test_use_before_the_tasks_entered_is_not_missing() -> None:
 
 def test_use_of_helpers_of_the_runtime_is_not_missing() -> None:
     of = running()
-    assert of.proof is not None
     of = replace(of, proof=replace(of.proof, helpers=(BELOW,)))
     assert judged(of, used(CLASS_DEFAULT, 30 * MS, BELOW, HERE)).first.baseline is Quality.EXACT
 
@@ -93,9 +92,14 @@ def test_group_with_an_unknown_rmid_is_not_exact() -> None:
     assert judged(of.with_group(replace(of.first, ids=None))).first.baseline is Quality.ESTIMATED
 
 
-def test_run_without_a_witness_is_left_to_others() -> None:
-    of = replace(running(), proof=None)
-    assert judged(of, used(CLASS_DEFAULT, 9_000 * MS, HERE)) == of
+def test_run_that_is_not_known_by_control_groups_is_left_to_others() -> None:
+    of = replace(running(), proof=Proof(watch=WATCH))
+    assert with_verdict(of) == of
+
+
+def test_run_without_a_witness_is_not_exact() -> None:
+    of = running()
+    assert with_verdict(replace(of, proof=replace(of.proof, cause="none ran"))).first.baseline is Quality.ESTIMATED
 
 
 uses = st.lists(
