@@ -61,6 +61,7 @@ struct cgroup_root {
 
 struct cgroup {
     struct cgroup_subsys_state self;
+    int level;
     struct kernfs_node *kn;
     struct cgroup_root *root;
 };
@@ -140,7 +141,7 @@ struct row {
     u64 cpu_ns;
     u64 tasks; /* that ended here */
     u64 changed;
-    u64 above[ANCESTORS + 1]; /* control groups from the parent upwards; 0 above the root */
+    u64 above[ANCESTORS]; /* control groups from the parent upwards; 0 above the root */
 };
 
 /* What was charged of the time of a task, and to which RMID it belonged then. */
@@ -267,21 +268,40 @@ static __always_inline struct account *get_account(struct task_struct *task)
     return account;
 }
 
+/* The control group of a task or, below ANCESTORS levels, the one above it on that level. NULL if it is too deep. */
+static __always_inline struct cgroup *get_cgroup(struct task_struct *task)
+{
+    struct cgroup_subsys_state *at = &task->cgroups->dfl_cgrp->self;
+
+    for (int i = 0; i < DEEPEST; i++) {
+        if (!at || at->cgroup->level <= ANCESTORS)
+            break;
+        at = at->parent;
+    }
+    return at && at->cgroup->level <= ANCESTORS ? at->cgroup : 0;
+}
+
 /* Charge time to the row of the task's control group and RMID. */
 static __always_inline void add(struct task_struct *task, u64 ns, u64 ended)
 {
-    struct cgroup *cgroup = task->cgroups->dfl_cgrp;
-    struct cgroup_subsys_state *above = &cgroup->self;
-    struct key key = {.cgroup = cgroup->kn->id};
     struct row new = {.cpu_ns = ns, .tasks = ended, .changed = bpf_ktime_get_boot_ns()};
+    struct cgroup *cgroup = get_cgroup(task);
+    struct cgroup_subsys_state *above;
+    struct key key = {};
     struct row *row;
     long error;
 
+    if (!cgroup) {
+        __sync_fetch_and_add(&lost_rows, 1);
+        return;
+    }
+    above = &cgroup->self;
+    key.cgroup = cgroup->kn->id;
     get_rmid(task, &key.rmid);
     row = bpf_map_lookup_elem(&sums, &key);
     if (!row) {
 #pragma unroll
-        for (int i = 0; i <= ANCESTORS; i++) {
+        for (int i = 0; i < ANCESTORS; i++) {
             above = above->parent;
             if (!above)
                 break;
@@ -625,18 +645,17 @@ int tasks(struct bpf_iter__task *context)
     charged = account ? account->charged : 0;
     used = task->se.sum_exec_runtime;
     get_rmid(task, &rmid);
-    cgroup = task->cgroups->dfl_cgrp;
+    cgroup = get_cgroup(task);
+    if (!cgroup)
+        return 0;
     BPF_SEQ_PRINTF(seq, "%d %d %llu %u %u %llu %llu %d %llu", task->tgid, task->pid, task->start_boottime,
                rmid.closid, rmid.rmid, used, charged, task->exit_state != 0, cgroup->kn->id);
     above = &cgroup->self;
-    for (int i = 0; i <= ANCESTORS; i++) {
+    for (int i = 0; i < ANCESTORS; i++) {
         above = above->parent;
         if (!above)
             break;
-        if (i < ANCESTORS)
-            BPF_SEQ_PRINTF(seq, ",%llu", above->cgroup->kn->id);
-        else
-            BPF_SEQ_PRINTF(seq, ",+");
+        BPF_SEQ_PRINTF(seq, ",%llu", above->cgroup->kn->id);
     }
     BPF_SEQ_PRINTF(seq, "\n");
     return 0;
@@ -654,13 +673,10 @@ int ended(struct bpf_iter__bpf_map_elem *context)
     BPF_SEQ_PRINTF(seq, "%u %u %llu %llu %llu %llu", key->rmid.closid, key->rmid.rmid, row->cpu_ns, row->tasks,
                row->changed, key->cgroup);
 #pragma unroll
-    for (int i = 0; i <= ANCESTORS; i++) {
+    for (int i = 0; i < ANCESTORS; i++) {
         if (!row->above[i])
             break;
-        if (i < ANCESTORS)
-            BPF_SEQ_PRINTF(seq, ",%llu", row->above[i]);
-        else
-            BPF_SEQ_PRINTF(seq, ",+");
+        BPF_SEQ_PRINTF(seq, ",%llu", row->above[i]);
     }
     BPF_SEQ_PRINTF(seq, "\n");
     return 0;

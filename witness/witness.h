@@ -8,8 +8,11 @@
 #define FORMAT 1
 #endif
 
-/* Control groups above the control group of a row. */
+/* Control groups above the control group of a row: use below that many levels is counted on that level. */
 #define ANCESTORS 16
+
+/* How many levels more a control group can have: the use of tasks that are deeper is a gap. */
+#define DEEPEST 128
 
 /* The bytes of a write that are kept. */
 #define TEXT 64

@@ -107,17 +107,18 @@ class Witness:
         except ValueError as error:
             raise self._not_understood("tasks or ended") from error
 
-    def ids_of(self, directory: int) -> Ids | None:
+    def ids_of(self, directory: int, since_ns: int) -> Ids | None:
         """Return the IDs that writes to the file ``tasks`` of a directory gave, by its inode number.
 
-        None if none of the last writes, which the witness knows, has moved a task there.
+        ``since_ns`` (ns since boot) is when the directory was created: inode numbers are given again. None if none of
+        the last writes, which the witness knows, has moved a task there.
         """
         writes: set[int] = set()
         given: dict[int, Ids] = {}
         try:
             for line in self._read("moves").splitlines():
-                number, kind, _, *rest = line.split()
-                if kind == "write" and int(rest[0]) == directory:
+                number, kind, at_ns, *rest = line.split()
+                if kind == "write" and int(rest[0]) == directory and int(at_ns) >= since_ns:
                     writes.add(int(number))
                 elif kind == "task":
                     given[int(rest[0])] = int(rest[7]), int(rest[8])
@@ -163,7 +164,7 @@ def _parse_ended(text: str) -> list[Use]:
 
 
 def _chain(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(",") if number != "+")
+    return tuple(map(int, text.split(",")))
 
 
 def _ticks(start_ns: int) -> int:

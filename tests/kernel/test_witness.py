@@ -354,18 +354,20 @@ def test_time_is_charged_to_the_control_group_that_a_task_leaves(witness: Witnes
 
 def test_control_group_that_was_removed_keeps_its_row_and_its_ancestors(witness: Witness) -> None:
     path, cgroup = witness.cgroup()
-    # A control group with 17 above it, of which the row has 16.
-    names = "/".join(f"level-{level}" for level in range(1, 17))
+    # The use in a control group on level 140 is counted on level 16.
+    names = [f"level-{level}" for level in range(2, 141)]
+    whole, counted = "/".join([path, *names]), "/".join([path, *names[:15]])
+    witness.out(f"mkdir -p {whole}")
     ids = witness.out(
-        f"mkdir -p {path}/{names}; p={path}/{names}; "
-        "while :; do stat -c %i $p; [ $p = /sys/fs/cgroup ] && break; p=${p%/*}; done"
+        f"p={counted}; while :; do stat -c %i $p; [ $p = /sys/fs/cgroup ] && break; p=${{p%/*}}; done"
     ).split()
-    witness.out(f"sh -c 'echo $$ >{path}/{names}/cgroup.procs; {WORK}'")
+    witness.out(f"sh -c 'echo $$ >{whole}/cgroup.procs; {WORK}'")
     witness.until(lambda: bool(witness.rows(ids[0])), "the row")
     witness.out(f"find {path} -depth -type d -exec rmdir {{}} +")
     (row,) = witness.rows(ids[0]).values()
-    assert ids[16] == cgroup
-    assert row.cgroups == (*ids[:17], "+")
+    assert len(ids) == 17
+    assert ids[15] == cgroup
+    assert row.cgroups == tuple(ids)
 
 
 def test_second_load_keeps_the_sums(witness: Witness) -> None:

@@ -15,7 +15,7 @@ from resctrlmond.resctrl.witness import Use, Watch, Witness
 
 STATUS = "format 1\nbegun 5\ngaps 2 1\nrows 3 65536\nmoves 4 4096\nkeep 3600000000000\ncgroup_moves 1\ntask_moves 1\n"
 SECOND = 10**9
-TASKS = f"7 7 {3 * SECOND} 0 4 900 600 0 11,1\n7 8 {3 * SECOND} 0 0 50 50 1 11,1,+\n"
+TASKS = f"7 7 {3 * SECOND} 0 4 900 600 0 11,1\n7 8 {3 * SECOND} 0 0 50 50 1 11,1\n"
 ENDED = "0 4 1000 2 77 11,1\n"
 MOVES = (
     "2 write 9 500 2 30 0 7 7 sh 7\n"
@@ -48,10 +48,11 @@ def test_look_has_charged_time_and_the_rest_of_living_tasks(tmp_path: Path) -> N
 
 def test_ids_are_those_of_the_last_move_by_a_write_to_the_directory(tmp_path: Path) -> None:
     found = witness(tmp_path)
-    assert found.ids_of(500) == (0, 4)
-    assert found.ids_of(501) is None, "refused"
-    assert found.ids_of(502) is None, "not ended"
-    assert found.ids_of(9) is None
+    assert found.ids_of(500, 9) == (0, 4)
+    assert found.ids_of(501, 9) is None, "refused"
+    assert found.ids_of(502, 9) is None, "not ended"
+    assert found.ids_of(9, 9) is None
+    assert found.ids_of(500, 10) is None, "of an earlier directory"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,6 @@ def test_damaged_text_raises_the_typed_error_only(tmp_path: Path, name: str, dat
     found = witness(tmp_path, **{name: text})
     try:
         found.look()
-        found.ids_of(500)
+        found.ids_of(500, 9)
     except NotRead:
         pass

@@ -129,7 +129,7 @@ class Proofs:
     def _ids_of(self, workload: Workload, group: Group, seen: Seen) -> Ids | None:
         """Return the CLOSID and RMID of a group: that of a move into it, or that of a process that is in it."""
         found = self._tree.find(group.ref)
-        ids = self._witness.ids_of(found.inode) if found is not None else None
+        ids = self._witness.ids_of(found.inode, group.created_ns) if found is not None else None
         if ids is not None:
             return ids
         here = Membership(group.class_, group.name)
