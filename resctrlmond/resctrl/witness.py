@@ -110,21 +110,28 @@ class Witness:
     def ids_of(self, directory: int, since_ns: int) -> Ids | None:
         """Return the IDs that writes to the file ``tasks`` of a directory gave, by its inode number.
 
-        ``since_ns`` (ns since boot) is when the directory was created: inode numbers are given again. None if none of
-        the last writes, which the witness knows, has moved a task there.
+        ``since_ns`` (ns since boot) is when the directory was created: inode numbers are given again. None if no
+        write since then has moved a task there. Raises NotRead if writes may have, and are not in the file any more.
         """
         writes: set[int] = set()
+        oldest = 1, 0
         given: dict[int, Ids] = {}
         try:
-            for line in self._read("moves").splitlines():
-                number, kind, at_ns, *rest = line.split()
+            lines = [line.split() for line in self._read("moves").splitlines()]
+            if lines:
+                oldest = min((int(number), int(at_ns)) for number, _, at_ns, *_ in lines)
+            for number, kind, at_ns, *rest in lines:
                 if kind == "write" and int(rest[0]) == directory and int(at_ns) >= since_ns:
                     writes.add(int(number))
                 elif kind == "task":
                     given[int(rest[0])] = int(rest[7]), int(rest[8])
         except (ValueError, LookupError) as error:
             raise self._not_understood("moves") from error
-        return next((given[write] for write in sorted(writes & given.keys(), reverse=True)), None)
+        if found := writes & given.keys():
+            return given[max(found)]
+        if oldest[0] > 1 and oldest[1] >= since_ns:
+            raise NotRead("does not have the moves into the group any more", path=self._path("moves"))
+        return None
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)

@@ -55,6 +55,14 @@ def test_ids_are_those_of_the_last_move_by_a_write_to_the_directory(tmp_path: Pa
     assert found.ids_of(500, 10) is None, "of an earlier directory"
 
 
+def test_moves_that_were_overwritten_leave_the_ids_unknown(tmp_path: Path) -> None:
+    found = witness(tmp_path, moves=MOVES.replace("1 task 8 0", "2 task 9 0").replace("2 write", "7 write"))
+    with pytest.raises(NotRead, match="does not have the moves"):
+        found.ids_of(9, 9)
+    assert found.ids_of(9, 10) is None, "all are of before"
+    assert witness(tmp_path, moves="").ids_of(9, 9) is None
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -15,7 +15,7 @@ from resctrlmond.resctrl.errors import LACKS, NotRead
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.resctrl.witness import Ids, Seen, Witness
-from resctrlmond.workloads.figures.verdict import unknown, weighed, with_cause
+from resctrlmond.workloads.figures.verdict import unknown, use_of, weighed, with_cause
 from resctrlmond.workloads.model.clock import boot_ns
 from resctrlmond.workloads.model.workload import Group, Member, Proof, Workload, replace
 
@@ -64,29 +64,50 @@ class Proofs:
             return proof
         if without:
             return with_cause(proof, f"{without[0]} has no control group of its own")
-        inode, used_ns = cgroups.inode(member.cgroup), cgroups.cpu_time_ns(member.cgroup)
-        pod = _pod_of(workload, member)
+        inode, pod = cgroups.inode(member.cgroup), _pod_of(workload, member)
         home = inode if not pod else cgroups.inode(pod)
         if proof.watch is None:
             proof = with_cause(proof, "resctrlmond-witness had not been loaded when the run began")
         elif workload.nested.count:
             proof = with_cause(proof, "workloads are nested in it")
-        elif used_ns is None or home is None:
+        elif inode is None or home is None:
+            proof = with_cause(proof, f"the control group of {member.id} was removed")
+        elif cgroups.cpu_time_ns(member.cgroup) is None:
             proof = with_cause(proof, f"the control group of {member.id} does not count CPU time, as in version 1")
-        if inode is None or home is None:
-            return proof
-        if home not in proof.cgroups:
-            used_ns = (self._used_before(workload, home) if pod else 0) or used_ns
-            proof = replace(proof, cgroups=(*proof.cgroups, home))
-        elif not pod:
+        if inode is None or home is None or inode in proof.entered:
             return proof  # assigned again: what it has used since then is known
         helpers = dict.fromkeys((*proof.helpers, *(_helpers(workload, pod, member) if pod else ())))
-        return replace(proof, entered_ns=proof.entered_ns + (used_ns or 0), helpers=tuple(helpers))
+        proof = replace(proof, helpers=tuple(helpers), entered=(*proof.entered, inode))
+        # The control group of a pod has what its earlier runs used.
+        is_again = bool(pod) and home not in proof.cgroups and workload.generation > 1
+        if home not in proof.cgroups:
+            proof = replace(proof, cgroups=(*proof.cgroups, home))
+        return proof if proof.cause else self._with_use_before(workload, proof, home if is_again else inode)
+
+    def _with_use_before(self, workload: Workload, proof: Proof, cgroup: int) -> Proof:
+        """Return the proof with what the control group has used until now with other RMIDs than those of the groups.
+
+        The RMID may have been that of an earlier group with tasks there.
+        """
+        try:
+            seen, _ = self._look()
+            known = {group.ids for group in self._with_ids(workload, seen).groups}
+        except NotRead as error:
+            if error.errno in LACKS:
+                raise
+            return with_cause(proof, str(error))
+        _, outside_ns = use_of(proof, [cgroup], known, seen)
+        return replace(proof, entered_ns=proof.entered_ns + outside_ns)
 
     def weighed(self, workload: Workload) -> Workload:
         """Return the workload with what the witness has seen of it until now."""
         if not workload.proof.cgroups or workload.proof.cause:
             return workload
+        for member in workload.living:
+            # Its tasks may run in another one with the same path.
+            is_service = member.cgroup and not member.pid and not member.commands
+            if is_service and cgroups.inode(member.cgroup) not in workload.proof.entered:
+                return unknown(workload, f"the control group of {member.id} was removed")
         try:
             seen, at_ns = self._look()
             return weighed(self._with_ids(workload, seen), seen, at_ns)
@@ -94,15 +115,6 @@ class Proofs:
             if error.errno in LACKS:
                 raise
             return unknown(workload, str(error))
-
-    def _used_before(self, workload: Workload, pod: int) -> int:
-        """Return the CPU time (ns) that the control group of a pod used until now, if that was in an earlier run."""
-        if workload.generation == 1:
-            return 0
-        try:
-            return sum(use.cpu_ns for use in self._look()[0].of_cgroups([pod]))
-        except NotRead:
-            return 0
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
@@ -121,23 +133,23 @@ class Proofs:
         return self._witness.look(), at_ns
 
     def _with_ids(self, workload: Workload, seen: Seen) -> Workload:
+        """Return the workload with the IDs of its groups, None of those that no task has entered. Raises NotRead."""
+        counting = {workload.group_of(member).folder for member in workload.members if member.has_tasks}
         for group in workload.existing_groups:
-            if group.ids is None and (ids := self._ids_of(workload, group, seen)) is not None:
-                workload = workload.with_group(replace(group, ids=ids))
+            if group.ids is None and group.folder in counting:
+                workload = workload.with_group(replace(group, ids=self._ids_of(workload, group, seen)))
         return workload
 
     def _ids_of(self, workload: Workload, group: Group, seen: Seen) -> Ids | None:
-        """Return the CLOSID and RMID of a group: that of a move into it, or that of a process that is in it."""
-        found = self._tree.find(group.ref)
-        ids = self._witness.ids_of(found.inode, group.created_ns) if found is not None else None
-        if ids is not None:
-            return ids
+        """Return the CLOSID and RMID of a group: that of a process that is in it, or that of a move into it."""
         here = Membership(group.class_, group.name)
         for member in workload.living:
             known = seen.processes.get((member.pid, member.start_time))
             if known is not None and self._tree.membership(member.pid) == here:
                 return known
-        return None
+        if (found := self._tree.find(group.ref)) is None:
+            raise NotRead("does not exist, so its RMID is not known", path=self._tree.full_path(group.ref))
+        return self._witness.ids_of(found.inode, group.created_ns)
 
 
 def _pod_of(workload: Workload, member: Member) -> str:

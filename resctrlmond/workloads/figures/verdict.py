@@ -8,8 +8,10 @@ time covers all of the run, and nothing has to be found while it happens.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.resctrl.witness import Seen
+from resctrlmond.resctrl.witness import Ids, Seen
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.states import Quality, seconds_up_to
 from resctrlmond.workloads.model.workload import Group, Proof, Workload, replace
@@ -35,19 +37,25 @@ def weighed(workload: Workload, seen: Seen, until_ns: int) -> Workload:
         return unknown(workload, "resctrlmond-witness was loaded again during the run, or its tables were full")
     groups = [group for group in workload.groups if group.inodes]
     known = {group.ids for group in groups}
-    # No task was moved into a group that no member counts in.
-    if any(workload.group_of(member).ids is None for member in workload.members if member.has_tasks):
-        return unknown(workload, "resctrlmond-witness has not seen which RMID the group has")
+    inside_ns, outside_ns = use_of(proof, proof.cgroups, known, seen)
+    # The witness drops rows of removed control groups if its table is nearly full.
+    outside_ns = max(outside_ns, proof.outside_ns)
+    for group in groups:
+        strangers_ns = max(group.strangers_ns, _strangers_ns(group, proof, seen))
+        workload = workload.with_group(replace(group, strangers_ns=strangers_ns))
+    proof = replace(proof, inside_ns=inside_ns, outside_ns=outside_ns, until_ns=until_ns)
+    return replace(workload, proof=proof)
+
+
+def use_of(proof: Proof, cgroups: Iterable[int], known: Collection[Ids | None], seen: Seen) -> tuple[int, int]:
+    """Return the CPU time (ns) that was used in these control groups with the known IDs, and with others."""
     inside_ns = outside_ns = 0
-    for use in seen.of_cgroups(proof.cgroups):
+    for use in seen.of_cgroups(cgroups):
         if use.ids in known:
             inside_ns += use.cpu_ns
         elif not any(above in proof.helpers for above in use.cgroups):
             outside_ns += use.cpu_ns
-    for group in groups:
-        workload = workload.with_group(replace(group, strangers_ns=_strangers_ns(group, proof, seen)))
-    proof = replace(proof, inside_ns=inside_ns, outside_ns=outside_ns, until_ns=until_ns)
-    return replace(workload, proof=proof)
+    return inside_ns, outside_ns
 
 
 def _strangers_ns(group: Group, proof: Proof, seen: Seen) -> int:

@@ -180,15 +180,16 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     ``watch``: since when the witness had counted without a gap when the run began; None without a witness. ``cause``
     is why it cannot show that the totals are exact, "" if it can. ``cgroups`` are the inode numbers of the control
     groups whose tasks, also those below, are the workload's, () if the workload is not known by control groups, as a
-    process with its descendants. ``helpers`` are control groups in them whose tasks belong to the runtime, and are
-    not counted. CPU times are in ns: ``entered_ns`` was used in ``cgroups`` before their tasks entered the groups,
-    and ``inside_ns`` and ``outside_ns`` with the RMIDs of the groups and with others until ``until_ns``
-    (``clock.boot_ns``).
+    process with its descendants. ``entered`` are the control groups of members in them, and ``helpers`` those whose
+    tasks belong to the runtime, and are not counted. CPU times are in ns: ``entered_ns`` was used in ``entered``
+    before their tasks entered the groups, and ``inside_ns`` and ``outside_ns`` with the RMIDs of the groups and with
+    others until ``until_ns`` (``clock.boot_ns``).
     """
 
     watch: Watch | None = None
     cause: str = ""
     cgroups: tuple[int, ...] = ()
+    entered: tuple[int, ...] = ()
     helpers: tuple[int, ...] = ()
     entered_ns: int = 0
     inside_ns: int = 0
@@ -216,8 +217,8 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     ``inodes`` are those of the domains' directories at the baseline, by domain; there are none before it.
     ``transactions`` is what the bandwidth events counted then (``Tree.bandwidth_configuration``). ``created_ns`` and
     ``completed_ns`` are ``created_at`` and ``completed_at`` in ns since boot (``clock.boot_ns``): durations and the
-    order of the RMID queue are computed from these. ``ids`` are its CLOSID and RMID, None if not known, and
-    ``strangers_ns`` is the CPU time that tasks of others used with them, see ``Proof``.
+    order of the RMID queue are computed from these. ``ids`` are its CLOSID and RMID, None if no task has entered it,
+    and ``strangers_ns`` is the CPU time that tasks of others used with them, see ``Proof``.
     """
 
     folder: str = ""

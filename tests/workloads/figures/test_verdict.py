@@ -87,9 +87,17 @@ def test_gap_is_not_exact() -> None:
         assert judged(running(), watch=watch).first.baseline is Quality.ESTIMATED
 
 
-def test_group_with_an_unknown_rmid_is_not_exact() -> None:
+def test_use_before_a_task_has_entered_the_group_is_late() -> None:
     of = running()
-    assert judged(of.with_group(replace(of.first, ids=None))).first.baseline is Quality.ESTIMATED
+    of = of.with_group(replace(of.first, ids=None))
+    assert judged(of).first.baseline is Quality.EXACT
+    assert judged(of, used(OWN, 30 * MS, HERE)).first.baseline is Quality.LATE
+
+
+def test_rows_that_the_witness_has_dropped_make_no_verdict_better() -> None:
+    uses = used(CLASS_DEFAULT, 30 * MS, HERE), used(OWN, 9 * MS, OTHER)
+    before = weighed(running(), Seen(WATCH, uses, {}), 2_000)
+    assert judged(before).first.baseline_reasons == with_verdict(before).first.baseline_reasons
 
 
 def test_run_that_is_not_known_by_control_groups_is_left_to_others() -> None:
