@@ -103,11 +103,6 @@ class Proofs:
         """Return the workload with what the witness has seen of it until now."""
         if not workload.proof.cgroups or workload.proof.cause:
             return workload
-        for member in workload.living:
-            # Its tasks may run in another one with the same path.
-            is_service = member.cgroup and not member.pid and not member.commands
-            if is_service and cgroups.inode(member.cgroup) not in workload.proof.entered:
-                return unknown(workload, f"the control group of {member.id} was removed")
         try:
             seen, at_ns = self._look()
             return weighed(self._with_ids(workload, seen), seen, at_ns)

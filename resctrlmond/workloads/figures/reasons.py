@@ -104,6 +104,10 @@ class Reason(enum.Enum):
     )
     CANNOT_FIND_JOINERS = Quality.LATE, "processes that join {member} from outside are not detected: {error}"
     CANNOT_SEE_RETURN = Quality.LATE, "tasks that return to {member} are not detected: {error}"
+    REMOVED_CGROUP = (
+        Quality.LATE,
+        "control group {member} was removed, so tasks that ran in it between two checks are not detected",
+    )
 
     # The witness.
     USED_OUTSIDE = (

@@ -31,6 +31,7 @@ from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.clock import boot_ns, seconds_since_ns, utc_now
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Group, GroupState, Member, State, Workload, replace
 from resctrlmond.workloads.records.store import Transaction
 
@@ -107,6 +108,7 @@ def _wake(ctx: Context, txn: Transaction, must_wait: Callable[[Member], bool]) -
             txn.save(txn.workload.with_late(member, Reason.CANNOT_SEE_RETURN.text(member=member.id, error=error)))
             continue
         if not is_populated:
+            _mark_removed(txn, member)
             continue
         if must_wait(member):
             continue
@@ -118,6 +120,16 @@ def _wake(ctx: Context, txn: Transaction, must_wait: Callable[[Member], bool]) -
         text = "%s: control group %s has tasks again; they are moved into the group, and the baseline is late"
         log.info(text, txn.key, printable(member.cgroup))
         _sweep_and_record(ctx, txn, back)
+
+
+def _mark_removed(txn: Transaction, member: Member) -> None:
+    """Make a group late if a member's control group is not the one that is weighed: another may have had tasks."""
+    workload, entered = txn.workload, txn.workload.proof.entered
+    is_weighed = bool(entered) and not member.pid and not member.commands
+    if not is_weighed or workload.group_of(member).baseline is not Quality.EXACT:
+        return
+    if cgroups.inode(member.cgroup) not in entered:
+        txn.save(workload.with_late(member, Reason.REMOVED_CGROUP.text(member=member.id)))
 
 
 def _has_waited(ctx: Context, txn: Transaction, member: Member) -> bool:
@@ -245,6 +257,7 @@ def move_into_groups(
 
 def _sweep_and_record(ctx: Context, txn: Transaction, member: Member) -> None:
     try:
+        _mark_removed(txn, member)
         moved = _sweep_member(ctx, txn, member)
     except NoSuchProcess:
         return  # its end is about to be recorded
@@ -262,6 +275,7 @@ def _sweep_and_record(ctx: Context, txn: Transaction, member: Member) -> None:
 def _sweep_last_and_record(ctx: Context, txn: Transaction, member: Member) -> None:
     """Sweep a member whose workload ends now, so an error makes it late."""
     try:
+        _mark_removed(txn, member)
         moved = _sweep_member(ctx, txn, member, leaves_callers=False)
     except NoSuchProcess:
         return  # its end is about to be recorded

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -20,8 +21,9 @@ from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.members import remove_member
+from resctrlmond.workloads.verbs.read import read
 from resctrlmond.workloads.verbs.release import release
-from tests.workloads.conftest import Host, join
+from tests.workloads.conftest import Host, join, own_host, when_all_stand
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 KEY = "unit.service"
@@ -199,10 +201,9 @@ def test_a_task_that_ran_and_ended_in_an_empty_control_group_makes_it_late(
         service(host, cgroup)
     else:
         host.manager.maintenance.tick()
-    record = host.get(KEY)
-    assert record.first.baseline is Quality.LATE
-    (reason,) = record.first.baseline_reasons
-    assert "ran and ended" in reason
+    totals = read(host.ctx, KEY)[2]
+    assert {total.quality for total in totals} == {Quality.LATE}
+    assert "of CPU time outside the group, 100.0 % of their CPU time" in totals[0].reason
 
 
 def test_an_empty_control_group_in_which_nothing_runs_stays_exact(host: Host, cgroup: str) -> None:
@@ -216,12 +217,40 @@ def test_an_empty_control_group_in_which_nothing_runs_stays_exact(host: Host, cg
     assert {total.quality for total in totals} == {Quality.EXACT}
 
 
-def test_a_removed_control_group_in_which_tasks_may_have_run_is_late(host: Host, cgroup: str) -> None:
+@pytest.mark.parametrize("found_by", ["tick", "release", "release after a tick"])
+@pytest.mark.parametrize("is_created_again", [True, False])
+def test_a_removed_control_group_in_which_tasks_may_have_run_is_late(
+    host: Host, cgroup: str, is_created_again: bool, found_by: str
+) -> None:
+    """Its path had another control group meanwhile, of which nothing is known."""
     service(host, cgroup)
-    run_in(cgroup)
+    if found_by != "release":
+        host.manager.maintenance.tick()
     os.rmdir(cgroup)
-    host.manager.maintenance.tick()
-    record = host.get(KEY)
-    assert record.first.baseline is Quality.LATE
-    (reason,) = record.first.baseline_reasons
-    assert reason.startswith(f"control group {os.path.basename(cgroup)} was removed, so tasks that ran in it")
+    os.mkdir(cgroup)
+    run_in(cgroup)
+    if not is_created_again:
+        os.rmdir(cgroup)
+    if found_by == "tick":
+        host.manager.maintenance.tick()
+        (reason,) = host.get(KEY).first.baseline_reasons
+        assert reason.startswith(f"control group {os.path.basename(cgroup)} was removed, so tasks that ran in it")
+    assert {total.quality for total in release(host.ctx, KEY, owner="admin").totals} == {Quality.LATE}
+
+
+def test_a_task_that_ran_and_ended_in_an_empty_control_group_after_a_wait_for_an_rmid(
+    tmp_path: Path, cgroup: str
+) -> None:
+    """The member had not entered the group at its Assign."""
+    with own_host(tmp_path, "intel-rdt", 2) as host:
+        foreign = host.make_foreign("foreign")
+        service(host, cgroup)
+        assert host.get(KEY).state is State.PENDING
+        os.rmdir(host.tree.full_path(foreign))
+        when_all_stand(host, KEY)
+        for _ in range(2):
+            host.manager.maintenance.tick()
+        run_in(cgroup)
+        host.manager.maintenance.tick()
+        assert Quality.EXACT not in {total.quality for total in read(host.ctx, KEY)[2]}
+        assert Quality.EXACT not in {total.quality for total in release(host.ctx, KEY, owner="admin").totals}
