@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from resctrlmond.resctrl import kernel_files
 from resctrlmond.resctrl.errors import NotRead, not_read
-from resctrlmond.resctrl.processes import TICKS_PER_S
 from resctrlmond.resctrl.tree import Tree
 
 FOLDER = "/sys/fs/bpf/resctrlmond"
@@ -45,14 +44,10 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Seen:
-    """A look at the witness. ``processes`` are the IDs of living processes, by number and start time.
+    """A look at the witness."""
 
-    The start time is in clock ticks since boot, as in ``Process.start_time``.
-    """
-
-    def __init__(self, watch: Watch, uses: Iterable[Use], processes: Mapping[tuple[int, int], Ids]) -> None:
+    def __init__(self, watch: Watch, uses: Iterable[Use]) -> None:
         self.watch = watch
-        self.processes = processes
         self._of_ids: dict[Ids, list[Use]] = {}
         self._of_cgroup: dict[int, list[Use]] = {}
         for use in uses:
@@ -102,8 +97,7 @@ class Witness:
         # Read last: if a use was refused, the gap is known.
         watch = self.watch()
         try:
-            processes, uses = _parse_tasks(tasks)
-            return Seen(watch, [*uses, *_parse_ended(ended)], processes)
+            return Seen(watch, [*_parse_tasks(tasks), *_parse_ended(ended)])
         except ValueError as error:
             raise self._not_understood("tasks or ended") from error
 
@@ -147,18 +141,15 @@ class Witness:
         return NotRead("is not in the format of resctrlmond-witness(8)", path=self._path(name))
 
 
-def _parse_tasks(text: str) -> tuple[dict[tuple[int, int], Ids], list[Use]]:
-    """Return the IDs of the processes, and the CPU time that is not in the file "ended" yet. Raises ValueError."""
-    processes, uses = {}, []
+def _parse_tasks(text: str) -> list[Use]:
+    """Return the CPU time of living tasks that is not in the file "ended" yet. Raises ValueError."""
+    uses = []
     for line in text.splitlines():
-        tgid, tid, start, closid, rmid, cpu_ns, charged_ns, _, cgroups = line.split()
-        ids = int(closid), int(rmid)
-        if tgid == tid:
-            processes[int(tgid), _ticks(int(start))] = ids
+        _, _, _, closid, rmid, cpu_ns, charged_ns, _, cgroups = line.split()
         if (rest := int(cpu_ns) - int(charged_ns)) > 0:
             # A living task may use more at any moment.
-            uses.append(Use(ids, rest, 1 << 63, _chain(cgroups)))
-    return processes, uses
+            uses.append(Use((int(closid), int(rmid)), rest, 1 << 63, _chain(cgroups)))
+    return uses
 
 
 def _parse_ended(text: str) -> list[Use]:
@@ -172,7 +163,3 @@ def _parse_ended(text: str) -> list[Use]:
 
 def _chain(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
-
-
-def _ticks(start_ns: int) -> int:
-    return start_ns * TICKS_PER_S // 10**9

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resctrlmond.resctrl.errors import NotRead
-from resctrlmond.resctrl.processes import TICKS_PER_S
 from resctrlmond.resctrl.witness import Use, Watch, Witness
 
 STATUS = "format 1\nbegun 5\ngaps 2 1\nrows 3 65536\nmoves 4 4096\nkeep 3600000000000\ncgroup_moves 1\ntask_moves 1\n"
@@ -43,7 +42,6 @@ def test_look_has_charged_time_and_the_rest_of_living_tasks(tmp_path: Path) -> N
     seen = witness(tmp_path).look()
     assert list(seen.of_ids((0, 4))) == [Use((0, 4), 300, 1 << 63, (11, 1)), Use((0, 4), 1000, 77, (11, 1))]
     assert len(list(seen.of_cgroups((11, 1)))) == 2, "each once"
-    assert seen.processes == {(7, 3 * TICKS_PER_S): (0, 4)}
 
 
 def test_ids_are_those_of_the_last_move_by_a_write_to_the_directory(tmp_path: Path) -> None:

@@ -6,13 +6,11 @@ Only workloads of which each member has a control group of its own can be weighe
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import LACKS, NotRead
-from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.resctrl.witness import Ids, Seen, Witness
 from resctrlmond.workloads.figures.verdict import unknown, use_of, weighed, with_cause
@@ -29,7 +27,6 @@ class Proofs:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._witness = Witness(tree)
-        self._shared: tuple[Seen, int] | None = None
 
     @property
     def trouble(self) -> str:
@@ -53,17 +50,12 @@ class Proofs:
         The tasks must wait still. What the control group has used until now, was used outside. A service is known by
         its commands, and its processes are not weighed.
         """
-        if member.commands or not member.has_tasks:
-            return workload
-        return replace(workload, proof=self._with_member(workload, member))
-
-    def _with_member(self, workload: Workload, member: Member) -> Proof:
         proof = workload.proof
+        if member.commands or not member.has_tasks or not (member.cgroup or proof.cgroups):
+            return workload
         without = [known.id for known in workload.members if known.pid and not known.cgroup]
-        if not member.cgroup and not proof.cgroups:
-            return proof
         if without:
-            return with_cause(proof, f"{without[0]} has no control group of its own")
+            return replace(workload, proof=with_cause(proof, f"{without[0]} has no control group of its own"))
         inode, pod = cgroups.inode(member.cgroup), _pod_of(workload, member)
         home = inode if not pod else cgroups.inode(pod)
         if proof.watch is None:
@@ -75,73 +67,58 @@ class Proofs:
         elif cgroups.cpu_time_ns(member.cgroup) is None:
             proof = with_cause(proof, f"the control group of {member.id} does not count CPU time, as in version 1")
         if inode is None or home is None or inode in proof.entered:
-            return proof  # assigned again: what it has used since then is known
+            return replace(workload, proof=proof)  # assigned again: what it has used since then is known
         helpers = dict.fromkeys((*proof.helpers, *(_helpers(workload, pod, member) if pod else ())))
         proof = replace(proof, helpers=tuple(helpers), entered=(*proof.entered, inode))
         # The control group of a pod has what its earlier runs used.
         is_again = bool(pod) and home not in proof.cgroups and workload.generation > 1
         if home not in proof.cgroups:
             proof = replace(proof, cgroups=(*proof.cgroups, home))
-        return proof if proof.cause else self._with_use_before(workload, proof, home if is_again else inode)
+        workload = replace(workload, proof=proof)
+        return workload if proof.cause else self._with_use_before(workload, home if is_again else inode)
 
-    def _with_use_before(self, workload: Workload, proof: Proof, cgroup: int) -> Proof:
-        """Return the proof with what the control group has used until now with other RMIDs than those of the groups.
+    def _with_use_before(self, workload: Workload, cgroup: int) -> Workload:
+        """Return the workload with what the control group has used until now with RMIDs of no group of the workload.
 
-        The RMID may have been that of an earlier group with tasks there.
+        Tasks there may have used one of these RMIDs when it was that of an earlier group.
         """
         try:
-            seen, _ = self._look()
-            known = {group.ids for group in self._with_ids(workload, seen).groups}
+            workload = self._with_ids(workload)
+            seen, _ = self.look()
         except NotRead as error:
             if error.errno in LACKS:
                 raise
-            return with_cause(proof, str(error))
-        _, outside_ns = use_of(proof, [cgroup], known, seen)
-        return replace(proof, entered_ns=proof.entered_ns + outside_ns)
+            return unknown(workload, str(error))
+        proof = workload.proof
+        _, outside_ns = use_of(proof, [cgroup], {group.ids for group in workload.groups}, seen)
+        return replace(workload, proof=replace(proof, entered_ns=proof.entered_ns + outside_ns))
 
-    def weighed(self, workload: Workload) -> Workload:
-        """Return the workload with what the witness has seen of it until now."""
+    def weighed(self, workload: Workload, look: tuple[Seen, int] | None = None) -> Workload:
+        """Return the workload with what the witness has seen of it until now, or until a look."""
         if not workload.proof.cgroups or workload.proof.cause:
             return workload
         try:
-            seen, at_ns = self._look()
-            return weighed(self._with_ids(workload, seen), seen, at_ns)
+            seen, at_ns = look or self.look()
+            return weighed(self._with_ids(workload), seen, at_ns)
         except NotRead as error:
             if error.errno in LACKS:
                 raise
             return unknown(workload, str(error))
 
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
-        """Look once for all workloads that the block weighs, now."""
-        with contextlib.suppress(NotRead):  # then each workload looks, and states why it cannot
-            self._shared = self._look()
-        try:
-            yield
-        finally:
-            self._shared = None
-
-    def _look(self) -> tuple[Seen, int]:
-        if self._shared is not None:
-            return self._shared
+    def look(self) -> tuple[Seen, int]:
+        """Look at the witness, and return the time before that (``clock.boot_ns``). Raises NotRead."""
         at_ns = boot_ns()
         return self._witness.look(), at_ns
 
-    def _with_ids(self, workload: Workload, seen: Seen) -> Workload:
+    def _with_ids(self, workload: Workload) -> Workload:
         """Return the workload with the IDs of its groups, None of those that no task has entered. Raises NotRead."""
         counting = {workload.group_of(member).folder for member in workload.members if member.has_tasks}
         for group in workload.existing_groups:
             if group.ids is None and group.folder in counting:
-                workload = workload.with_group(replace(group, ids=self._ids_of(workload, group, seen)))
+                workload = workload.with_group(replace(group, ids=self._ids_of(group)))
         return workload
 
-    def _ids_of(self, workload: Workload, group: Group, seen: Seen) -> Ids | None:
-        """Return the CLOSID and RMID of a group: that of a process that is in it, or that of a move into it."""
-        here = Membership(group.class_, group.name)
-        for member in workload.living:
-            known = seen.processes.get((member.pid, member.start_time))
-            if known is not None and self._tree.membership(member.pid) == here:
-                return known
+    def _ids_of(self, group: Group) -> Ids | None:
         if (found := self._tree.find(group.ref)) is None:
             raise NotRead("does not exist, so its RMID is not known", path=self._tree.full_path(group.ref))
         return self._witness.ids_of(found.inode, group.created_ns)

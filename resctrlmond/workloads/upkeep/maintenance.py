@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from resctrlmond.resctrl.bandwidth import Mode
-from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
+from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, NotRead, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.evidence.activity import activity
 from resctrlmond.workloads.evidence.interference import Inspect
@@ -146,13 +146,15 @@ class Maintenance:
 
     def _weigh(self) -> None:
         """Record what the witness has seen of the workloads. Live figures ask it each time."""
-        with self._ctx.proofs.shared():
-            for workload in self._store.unfinished():
-                with self._guarded(workload.key, "weighing"):
-                    if is_news(workload, self._ctx.proofs.weighed(workload)):
-                        with self._store.transaction_if_free(workload.key) as txn:
-                            if txn is not None and txn.find() is not None:
-                                txn.save(self._ctx.proofs.weighed(txn.workload))
+        proofs, look = self._ctx.proofs, None
+        with contextlib.suppress(NotRead):  # then each workload looks, and states why it cannot
+            look = proofs.look()
+        for workload in self._store.unfinished():
+            with self._guarded(workload.key, "weighing"):
+                if is_news(workload, proofs.weighed(workload, look)):
+                    with self._store.transaction_if_free(workload.key) as txn:
+                        if txn is not None and txn.find() is not None:
+                            txn.save(proofs.weighed(txn.workload))
 
     def react(self) -> float:
         """Downgrade workloads after writes of other programs to resctrl; see ``Interference.react``."""

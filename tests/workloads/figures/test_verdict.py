@@ -36,7 +36,7 @@ def used(ids: Ids, ns: int, *cgroups: int, at_ns: int = BASELINE_NS + 1) -> Use:
 
 def judged(of: Workload, *uses: Use, watch: Watch = WATCH) -> Workload:
     """Return the workload as its totals are reported after a look."""
-    return with_verdict(weighed(of, Seen(watch, uses, {}), 2_000))
+    return with_verdict(weighed(of, Seen(watch, uses), 2_000))
 
 
 def test_use_in_the_group_alone_is_exact() -> None:
@@ -96,7 +96,7 @@ def test_use_before_a_task_has_entered_the_group_is_late() -> None:
 
 def test_rows_that_the_witness_has_dropped_make_no_verdict_better() -> None:
     uses = used(CLASS_DEFAULT, 30 * MS, HERE), used(OWN, 9 * MS, OTHER)
-    before = weighed(running(), Seen(WATCH, uses, {}), 2_000)
+    before = weighed(running(), Seen(WATCH, uses), 2_000)
     assert judged(before).first.baseline_reasons == with_verdict(before).first.baseline_reasons
 
 
@@ -131,7 +131,7 @@ def test_more_use_never_makes_a_verdict_better(some: list[Use], more: list[Use])
 @given(uses)
 def test_verdict_is_news_when_it_is_not_in_the_record(some: list[Use]) -> None:
     of = running()
-    now = weighed(of, Seen(WATCH, some, {}), 2_000)
+    now = weighed(of, Seen(WATCH, some), 2_000)
     if with_verdict(now).first.baseline is not with_verdict(of).first.baseline:
         assert is_news(of, now)
     assert not is_news(now, now)
