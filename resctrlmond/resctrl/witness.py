@@ -88,12 +88,15 @@ class Witness:
             raise NotRead("does not see all moves of tasks on this kernel", path=self._path("status"))
         return watch
 
-    def look(self) -> Seen:
-        """Return what the witness has seen until now.
+    def look(self, cgroup: int | None = None) -> Seen:
+        """Return what the witness has seen until now, or only what it has seen in this control group and below.
 
         A task that ends during the call may be counted twice, never not at all.
         """
-        tasks, ended = self._read("tasks"), self._read("ended")
+        tasks, ended = self._read("tasks").splitlines(), self._read("ended").splitlines()
+        if cgroup is not None:
+            # To parse all takes longer than an Assign. The digits may be part of another number.
+            tasks, ended = ([line for line in lines if str(cgroup) in line] for lines in (tasks, ended))
         # Read last: if a use was refused, the gap is known.
         watch = self.watch()
         try:
@@ -141,10 +144,10 @@ class Witness:
         return NotRead("is not in the format of resctrlmond-witness(8)", path=self._path(name))
 
 
-def _parse_tasks(text: str) -> list[Use]:
+def _parse_tasks(lines: Iterable[str]) -> list[Use]:
     """Return the CPU time of living tasks that is not in the file "ended" yet. Raises ValueError."""
     uses = []
-    for line in text.splitlines():
+    for line in lines:
         _, _, _, closid, rmid, cpu_ns, charged_ns, _, cgroups = line.split()
         if (rest := int(cpu_ns) - int(charged_ns)) > 0:
             # A living task may use more at any moment.
@@ -152,10 +155,10 @@ def _parse_tasks(text: str) -> list[Use]:
     return uses
 
 
-def _parse_ended(text: str) -> list[Use]:
+def _parse_ended(lines: Iterable[str]) -> list[Use]:
     """Return the CPU time in the file "ended". Raises ValueError."""
     uses = []
-    for line in text.splitlines():
+    for line in lines:
         closid, rmid, cpu_ns, _, changed, cgroups = line.split()
         uses.append(Use((int(closid), int(rmid)), int(cpu_ns), int(changed), _chain(cgroups)))
     return uses

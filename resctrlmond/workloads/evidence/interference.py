@@ -5,6 +5,7 @@ A total is exact only if every task of the workload was in its group all the tim
 program can break this by a write to resctrl, so the daemon watches all of resctrl with inotify:
 
 - A write to the tasks or cpus file of a workload's group makes the group estimated.
+- The witness shows what became of the tasks of workloads that it weighs (``verdict.is_weighed``); for others:
 - A write to any tasks file may have moved a task out of a workload's group. All workloads are inspected, and a group
   that a task has left becomes late (``inspection.py``).
 - A write to a file by which bandwidth counters are reset makes the bandwidth of the group, or of all groups,
@@ -42,6 +43,7 @@ from resctrlmond.workloads.evidence.inspection import Inspector
 from resctrlmond.workloads.evidence.run_state import RunStates
 from resctrlmond.workloads.figures import caveats
 from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.figures.verdict import is_weighed
 from resctrlmond.workloads.model.mark import Mark
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Group, State, Workload
@@ -244,7 +246,9 @@ class Interference:
         self._inspect(txn, workload)
 
     def _inspect(self, txn: Transaction, workload: Workload) -> None:
-        txn.save(self._inspector.inspect(workload, self._store.nested_memberships(workload)))
+        if not is_weighed(workload):
+            workload = self._inspector.inspect(workload, self._store.nested_memberships(workload))
+        txn.save(workload)
 
     def forget(self, key: str) -> None:
         """Drop the evidence about a workload that has ended."""
@@ -440,7 +444,9 @@ class Interference:
         for directory, what in _files(written):
             if (owner := self._owner(directory)) is not None:
                 key, nonce = owner
-                self._downgrades.add({key: frozenset({nonce})}, Reason.WRITTEN.text(file=what))
+                workload = self._store.get(key)
+                if what != "tasks" or workload is None or not is_weighed(workload):
+                    self._downgrades.add({key: frozenset({nonce})}, Reason.WRITTEN.text(file=what))
         self._process_resets(written)
         for directory in sorted(written.created):
             self._arrivals.begin_empty(directory)
@@ -496,7 +502,7 @@ class Interference:
     def _groups_that_may_lose_tasks_to(self, directory: str) -> Groups:
         """Return the groups whose tasks a write to the directory can move. A group accepts only tasks of its class.
 
-        A workload without a member has never had a task.
+        A workload without a member has never had a task. The witness shows what becomes of those that it weighs.
         """
         membership = membership_of(directory)
         return {
@@ -506,7 +512,7 @@ class Interference:
                 if not membership.group or group.class_ == membership.class_
             )
             for workload in self._store.unfinished()
-            if workload.existing_groups and workload.members
+            if workload.existing_groups and workload.members and not is_weighed(workload)
         }
 
     def _list_written(self) -> None:
@@ -531,7 +537,11 @@ class Interference:
         """Find which of these tasks belong to workloads, and inspect these workloads soon. Raises NotRead."""
         # A runtime moves the process of an observed container out of the workload in which the runtime runs.
         living = self._store.unfinished() if arrivals else []
-        workloads = [workload for workload in living if workload.existing_groups and not workload.is_observed]
+        workloads = [
+            workload
+            for workload in living
+            if workload.existing_groups and not workload.is_observed and not is_weighed(workload)
+        ]
         of_cgroup = {member.cgroup: workload for workload in workloads for member in workload.living if member.cgroup}
         of_process = {
             (member.pid, member.start_time): workload

@@ -84,10 +84,8 @@ class Proofs:
         """
         try:
             workload = self._with_ids(workload)
-            seen, _ = self.look()
+            seen = self._witness.look(cgroup)
         except NotRead as error:
-            if error.errno in LACKS:
-                raise
             return unknown(workload, str(error))
         proof = workload.proof
         _, outside_ns = use_of(proof, [cgroup], {group.ids for group in workload.groups}, seen)

@@ -30,6 +30,11 @@ def unknown(workload: Workload, cause: str) -> Workload:
     return replace(workload, proof=with_cause(workload.proof, cause)) if workload.proof.cgroups else workload
 
 
+def is_weighed(workload: Workload) -> bool:
+    """Whether the witness shows where the tasks of the workload ran, so that nothing else has to be found out."""
+    return bool(workload.proof.cgroups) and not workload.proof.cause
+
+
 def weighed(workload: Workload, seen: Seen, until_ns: int) -> Workload:
     """Return the workload with what the witness has seen of it until ``until_ns``, at least."""
     proof = workload.proof

@@ -203,7 +203,12 @@ def write_baseline(
     ctx: Context, txn: Transaction, group: Group, quality: Quality, why_late: Sequence[str] = ()
 ) -> Group:
     """Read the begin values, and write and save them. Return the group, in state CREATED."""
-    return txn.save_group(with_baseline(ctx, txn.workload, group, quality, why_late))
+    workload = txn.workload
+    if not group.folder:
+        # Before the first task of the run can be in the group.
+        workload = replace(workload, proof=ctx.proofs.begin())
+    group = with_baseline(ctx, workload, group, quality, why_late)
+    return txn.save(workload.with_group(group)).group(group.folder) or group
 
 
 def with_baseline(

@@ -15,6 +15,7 @@ from resctrlmond.resctrl.errors import (
     ResctrlError,
 )
 from resctrlmond.workloads.figures.checkpoint import readings_of
+from resctrlmond.workloads.figures.verdict import with_verdict
 from resctrlmond.workloads.groups import counters, location, nested
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.machine.pools import REMOVED_BY_OTHERS
@@ -138,9 +139,10 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
     group, is_written = ctx.interference.after_last_reading(txn, group)
     txn.save(ctx.proofs.weighed(txn.workload))
     group = txn.workload.group(group.folder) or group
-    if group.baseline not in (Quality.EXACT, Quality.LATE):
-        # Only now, the writes of other programs are known. A task that came since the reading may have ended.
-        ctx.machine.ending(txn.workload, group, has_new_tasks=is_written)
+    reported = with_verdict(txn.workload).group(group.folder) or group
+    if reported.baseline not in (Quality.EXACT, Quality.LATE):
+        # Only now, the tasks of others are known. One that came since the reading may have ended.
+        ctx.machine.ending(txn.workload, reported, has_new_tasks=is_written or bool(group.strangers_ns))
     # In one file first, because the group may be removed before each value is in a file of its own. A domain that
     # went offline has its last value there too.
     last = readings_of(ctx.snapshots.checkpoint(subfolder, now, readings, group.inodes))

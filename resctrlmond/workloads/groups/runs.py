@@ -65,7 +65,6 @@ def new_run(ctx: Context, txn: Transaction, class_: str, *, follows_class: bool 
         groups=(Group(class_=class_, name=name),),
         follows_class=follows_class,
         generation=ended.generation + 1 if ended else 1,
-        proof=ctx.proofs.begin(),
     )
 
 
