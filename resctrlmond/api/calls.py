@@ -28,7 +28,7 @@ from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.members import add_member, remove_member
 from resctrlmond.workloads.verbs.move import move
-from resctrlmond.workloads.verbs.read import get, nested_totals, read
+from resctrlmond.workloads.verbs.read import nested_totals, read, with_proofs
 from resctrlmond.workloads.verbs.release import reconcile, release
 
 
@@ -199,8 +199,9 @@ def pod_pages(manager: Manager, _request: types.NoParameters) -> Iterator[types.
     return pages(pods_of(sandboxes, list(_workloads(manager))), page)
 
 
-def run_get(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.WorkloadReply:
-    return types.WorkloadReply(workload=reported(manager, get(manager.context, request.key)))
+def run_get(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.GetReply:
+    workload, proofs = with_proofs(manager.context, request.key)
+    return types.GetReply(workload=reported(manager, workload), proofs=list(map(translate.proof, proofs)))
 
 
 def run_read(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.ReadReply:

@@ -17,6 +17,7 @@ from resctrlmond.resctrl.bandwidth import Bandwidth
 from resctrlmond.resctrl.tree import Found
 from resctrlmond.workloads.figures import accounting
 from resctrlmond.workloads.figures.caveats import together
+from resctrlmond.workloads.figures.statements import Statement
 from resctrlmond.workloads.machine import pools
 from resctrlmond.workloads.model.latency import BOUNDS_US, Latencies
 from resctrlmond.workloads.model.states import NameKind, Quality, worst
@@ -82,6 +83,11 @@ _MEMBER_FIELDS = tuple(name for name in types.Member.__struct_fields__ if name !
 def member(of: Member) -> types.Member:
     """Convert a member of a workload."""
     return types.Member(snapshot_folder=of.folder, **{name: getattr(of, name) for name in _MEMBER_FIELDS})
+
+
+def proof(of: Statement) -> types.Proof:
+    """Convert what is known of a proof."""
+    return types.Proof(kind=of.kind, shown=of.shown, text=text(of.text))
 
 
 def foreign(found: Found) -> types.Foreign:

@@ -17,7 +17,16 @@ import msgspec
 from resctrlmond.resctrl.kinds import Kind, Mode, Status
 from resctrlmond.workloads.model.changes import ChangeKind, ContainerState
 from resctrlmond.workloads.model.reports import Facts, Report, Sandbox
-from resctrlmond.workloads.model.states import CallKind, CompanionState, EndRule, NameKind, Pool, Quality, State
+from resctrlmond.workloads.model.states import (
+    CallKind,
+    CompanionState,
+    EndRule,
+    NameKind,
+    Pool,
+    ProofKind,
+    Quality,
+    State,
+)
 
 # The index of a file descriptor among those that come with a message: int in varlink, h over D-Bus.
 DescriptorIndex = Annotated[int, msgspec.Meta(extra={"dbus": "h"})]
@@ -220,6 +229,17 @@ class Workload(Reply, frozen=True, kw_only=True):
     """When the begin values were read."""
     completed_at: str | None = None
     """When the end values were read."""
+
+
+class Proof(Reply, frozen=True, kw_only=True):
+    """One of the proofs on which the quality of a workload rests, as far as it is known."""
+
+    kind: ProofKind
+    """The proof."""
+    shown: bool
+    """Whether it is shown. If it is not, the text states what is missing."""
+    text: str
+    """What was seen, with its bounds and the time."""
 
 
 class Foreign(Reply, frozen=True, kw_only=True):
@@ -716,6 +736,17 @@ class WorkloadReply(Reply, frozen=True, kw_only=True):
     """The answer of a verb on one workload."""
 
     workload: Workload
+
+
+class GetReply(Reply, frozen=True, kw_only=True):
+    """The answer of Get."""
+
+    workload: Workload
+    """The workload."""
+    proofs: list[Proof] = msgspec.field(default_factory=list)
+    """The proofs on which its quality rests, as far as they are known now: _entered_ for each member, and one of each
+    other kind.
+    """
 
 
 class AssignReply(Reply, frozen=True, kw_only=True):

@@ -313,12 +313,12 @@ from then on.
     ),
     Verb(
         signatures.GET,
-        Lane.RECORDS,
+        Lane.COUNTERS,
         Access.READ,
         calls.run_get,
         errors=(InvalidKey, NoSuchWorkload),
         description="""
-Return one workload.
+Return one workload, with the proofs on which its quality rests. The witness is asked for this.
 """,
     ),
     Verb(

@@ -173,7 +173,7 @@ def test_dbus_methods_and_properties_are_denied_without_the_right(
             errors = await errors_of(DBUS_CLIENT, host.address, [call for _, call in calls], groups)
             for (access, call), error in zip(calls, errors, strict=True):
                 assert (error not in DENIED) == is_allowed(access, groups), (call, error)
-            assert (await client.call("Get", "s", "seen"))["state"] == "idle"
+            assert (await client.call("Get", "s", "seen"))[0]["state"] == "idle"
             assert host.levels == ["info"]
 
     asyncio.run(run())

@@ -16,6 +16,7 @@ import dbus_fast.aio
 import pytest
 from dbus_fast import Variant
 
+from resctrlmond.workloads.model.states import ProofKind
 from resctrlmond.workloads.upkeep.tree_status import TreeStatus
 from resctrlmond.workloads.verbs.create import create
 from tests.api.private_bus import (
@@ -54,7 +55,9 @@ def test_life_of_a_workload(host: BusHost, process: subprocess.Popen[bytes]) -> 
             # The process ran before the call, so the baseline is late.
             assert (done["workload"]["baseline"], done["descendantsOutside"]) == ("late", 0)
             assert done["workload"]["members"][0]["cpuTimeBeforeNs"] > 0
-            assert await client.call("Get", "s", "web.service") == done["workload"]
+            workload, proofs = await client.call("Get", "s", "web.service")
+            assert workload == done["workload"]
+            assert [proof["kind"] for proof in proofs] == [*map(str, ProofKind)]
             read = await client.call("Read", "s", "web.service")
             assert read["readings"] and read["totals"]
             assert all(
@@ -232,7 +235,7 @@ def test_nul_in_a_claim_does_not_close_the_connection(host: BusHost) -> None:
         async with host.serving() as server, Client(host.address) as client:
             record = await asyncio.to_thread(create, host.manager.context, "nul", owner="cli")
             save(host.manager.context.store, record.with_claim("a\0b", "now"))
-            assert (await client.call("Get", "s", "nul"))["claims"][1]["owner"] == "a\ufffdb"
+            assert (await client.call("Get", "s", "nul"))[0]["claims"][1]["owner"] == "a\ufffdb"
             assert await client.call(
                 "Get", "ss", WORKLOAD, "Claims", path=f"{ROOT}/workload/nul", interface=PROPERTIES
             )
@@ -249,7 +252,7 @@ def test_properties(host: BusHost, process: subprocess.Popen[bytes]) -> None:
             found = await client.call("GetAll", "s", WORKLOAD, **target)
             assert found["Key"] == "1-p"
             assert found["State"] == "active"
-            group = await client.call("Get", "s", "1-p")
+            group, _ = await client.call("Get", "s", "1-p")
             assert found["Members"] == group["members"]
             assert [member["id"] for member in group["members"]] == [f"pid-{process.pid}"]
             assert found["Claims"] == group["claims"]
@@ -375,7 +378,7 @@ def test_caller_that_expects_no_reply_gets_none(host: BusHost) -> None:
                     )
                 )
             assert await eventually(lambda: host.manager.context.store.get("quiet") is not None)
-            assert (await client.call("Get", "s", "quiet"))["key"] == "quiet"
+            assert (await client.call("Get", "s", "quiet"))[0]["key"] == "quiet"
             assert len(replies) == 1
 
     asyncio.run(run())

@@ -64,7 +64,7 @@ def test_other_users_have_no_access_and_the_group_can_only_read(host: BusHost) -
             for arguments in WRITES:
                 with pytest.raises(BusctlError, match=DENIED):
                     await host.busctl(*arguments, uid=NOBODY, groups=(READERS,))
-            assert (await client.call("Get", "s", "seen"))["state"] == "idle"
+            assert (await client.call("Get", "s", "seen"))[0]["state"] == "idle"
 
     asyncio.run(run())
 

@@ -164,7 +164,7 @@ def test_server_reconnects_after_a_restart_of_the_bus(host: BusHost, caplog: pyt
             host.bus.start()
             assert await eventually(lambda: server.connected)
             async with Client(host.address) as client:
-                assert (await client.call("Get", "s", "stays"))["key"] == "stays"
+                assert (await client.call("Get", "s", "stays"))[0]["key"] == "stays"
 
     asyncio.run(run())
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

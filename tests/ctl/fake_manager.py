@@ -27,7 +27,7 @@ from resctrlmond.api.varlink.server import Interface, Method, Server, VarlinkErr
 from resctrlmond.resctrl.counters import Kind, Status
 from resctrlmond.resctrl.processes import pidfd_numbers
 from resctrlmond.workloads.model.pods import Report, ReportedSandbox
-from resctrlmond.workloads.model.states import FOLLOW, Quality
+from resctrlmond.workloads.model.states import FOLLOW, ProofKind, Quality
 from resctrlmond.workloads.model.workload import EndRule, State
 
 INTERFACE = "org.resctrlmon.Manager"
@@ -73,6 +73,11 @@ TOTALS = [
         quality=Quality.UNKNOWN,
         reason="mon_L3_00 read 'Unavailable' at the end",
     ),
+]
+
+PROOFS = [
+    types.Proof(kind=ProofKind.ENTERED, shown=True, text="the first task of c1 was in the group before it ran"),
+    types.Proof(kind=ProofKind.CLOSED, shown=False, text="c1 has no control group of its own"),
 ]
 
 ONLY_CACHE = [types.Capacity(resource="L3_MON", rmids=64, events=("llc_occupancy",))]
@@ -254,8 +259,8 @@ class FakeManager:
         self.workloads[request.key] = workload
         return types.WorkloadReply(workload=workload)
 
-    def get(self, request: types.KeyRequest) -> types.WorkloadReply:
-        return types.WorkloadReply(workload=self._find(request.key))
+    def get(self, request: types.KeyRequest) -> types.GetReply:
+        return types.GetReply(workload=self._find(request.key), proofs=PROOFS)
 
     def read(self, request: types.KeyRequest) -> types.ReadReply:
         time.sleep(self.answer_takes_s)

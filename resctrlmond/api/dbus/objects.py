@@ -180,9 +180,10 @@ class Objects:
             raise DBusError(UNKNOWN_INTERFACE, f"{call.path} has no interface {interface}")
         wanted = [interface] if interface else own
         if names.WORKLOAD in wanted:
-            reply = await self._service.call(VERBS["Get"], types.KeyRequest(key=_key(call.path)), caller)
-            assert isinstance(reply, types.WorkloadReply)
-            return workload_properties(reply.workload)
+            workload = await self._service.run(
+                caller, Lane.RECORDS, _workload, self._service.manager, _key(call.path)
+            )
+            return workload_properties(workload)
         return self._log_properties() if names.LOG_CONTROL in wanted else {}
 
     def _set(self, call: Message) -> None:
@@ -252,6 +253,10 @@ def workload_properties(workload: types.Workload, fields: Iterable[str] | None =
 def workloads_by_key(manager: Manager, workloads: Iterable[Workload]) -> dict[str, types.Workload]:
     """Return workloads by key, as the interfaces report them. Reads files, so do not call it in the event loop."""
     return {workload.key: reported(manager, workload) for workload in workloads}
+
+
+def _workload(manager: Manager, key: str) -> types.Workload:
+    return reported(manager, get(manager.context, key))
 
 
 def _managed(manager: Manager) -> dict[str, dict[str, dict[str, Variant]]]:

@@ -17,7 +17,7 @@ from resctrlmond.workloads.model.states import Quality, seconds_up_to
 from resctrlmond.workloads.model.workload import Group, Proof, Workload, replace
 
 # The time since the last tick of a task that is moved while it runs, and the rounding of cpu.stat.
-_SLACK_NS = 1_000_000
+SLACK_NS = 1_000_000
 
 
 def with_cause(proof: Proof, cause: str) -> Proof:
@@ -85,11 +85,11 @@ def _failures(proof: Proof, group: Group) -> list[tuple[Quality, str]]:
     found = []
     if proof.cause:
         found.append((Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=proof.cause)))
-    if (outside_ns := proof.outside_ns - proof.entered_ns) > _SLACK_NS:
+    if (outside_ns := proof.outside_ns - proof.entered_ns) > SLACK_NS:
         share = outside_ns / (outside_ns + proof.inside_ns)
         why = Reason.USED_OUTSIDE.text(seconds=seconds_up_to(outside_ns), share=f"{100 * share:.1f} %")
         found.append((Quality.LATE, why))
-    if group.strangers_ns > _SLACK_NS:
+    if group.strangers_ns > SLACK_NS:
         why = Reason.USED_BY_OTHERS.text(seconds=seconds_up_to(group.strangers_ns))
         found.append((Quality.ESTIMATED, why))
     return found
@@ -106,4 +106,4 @@ def is_news(before: Workload, now: Workload) -> bool:
     amounts = [(known.outside_ns - known.entered_ns, new.outside_ns - new.entered_ns)]
     amounts += [(old.strangers_ns, group.strangers_ns) for old, group in zip(before.groups, now.groups, strict=True)]
     has_learnt = [group.ids for group in before.groups] != [group.ids for group in now.groups]
-    return has_learnt or any(amount > max(_SLACK_NS, 2 * old) for old, amount in amounts)
+    return has_learnt or any(amount > max(SLACK_NS, 2 * old) for old, amount in amounts)

@@ -117,6 +117,21 @@ class Quality(enum.StrEnum):
     """There is no number."""
 
 
+class ProofKind(enum.StrEnum):
+    """A proof on which the quality of a workload rests; see *QUALITY* in *resctrlmond*(7)."""
+
+    ENTERED = "entered"
+    """The first task of a member was in the group before it ran, because its caller waited."""
+    CLOSED = "closed"
+    """No task of the control groups of the workload has used CPU time outside its groups since then."""
+    ALONE = "alone"
+    """No other task has used CPU time with the RMIDs of its groups."""
+    READ = "read"
+    """Every counter had a number at the begin, and at the last reading or at the end."""
+    WATCHED = "watched"
+    """*resctrlmond-witness*(8) has counted without a gap since the begin. *closed* and *alone* rest on it."""
+
+
 # From best to worst, as declared: a sum has the quality of its worst part.
 _RANKS = {quality: rank for rank, quality in enumerate(Quality)}
 

@@ -14,7 +14,7 @@ from resctrlmond.workloads.figures.accounting import Total, added, totals
 from resctrlmond.workloads.figures.checkpoint import Checkpoint
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.states import Quality, worst
-from resctrlmond.workloads.model.workload import Group, GroupState, PriorRuns, Workload
+from resctrlmond.workloads.model.workload import Group, GroupState, PriorRuns, Proof, Workload, replace
 from resctrlmond.workloads.records.snapshot import Snapshots
 
 
@@ -76,6 +76,16 @@ def used(
 def shown(workload: Workload, found: Iterable[Total]) -> list[Total]:
     """Return the totals without those of events that the workload's profile leaves out."""
     return [total for total in found if workload.shows(total.event.name)]
+
+
+def by_counters(snapshots: Snapshots, workload: Workload) -> list[Total]:
+    """Return the totals up to the last readings on disk, with the quality that they have by their counters alone."""
+    groups = (
+        group if group.baseline is Quality.UNKNOWN else replace(group, baseline=Quality.EXACT, baseline_reasons=())
+        for group in workload.groups
+    )
+    of_counters = replace(workload, groups=tuple(groups), members=(), proof=Proof())
+    return shown(workload, used(snapshots, of_counters, {}, up_to_last=True))
 
 
 def summed(of_groups: Iterable[Iterable[Reading]]) -> list[Reading]:

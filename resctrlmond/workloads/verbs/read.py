@@ -11,15 +11,16 @@ from collections.abc import Iterable, Iterator
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.workloads.figures.accounting import Total
+from resctrlmond.workloads.figures.statements import Statement, statements
 from resctrlmond.workloads.groups import counters, nested, units
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.model.clock import utc_now
+from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.errors import NoSuchWorkload
 from resctrlmond.workloads.model.states import NameKind
 from resctrlmond.workloads.model.validation import canonical_key
 from resctrlmond.workloads.model.workload import State, Workload, replace
 from resctrlmond.workloads.records.sums import Sums, SumsUse
-from resctrlmond.workloads.records.totals import shown, summed
+from resctrlmond.workloads.records.totals import by_counters, shown, summed
 from resctrlmond.workloads.records.usage import SharedPass, Usage
 
 _ENDED = {state for state in State if state.is_over} | {State.ENDING}
@@ -28,6 +29,26 @@ _ENDED = {state for state in State if state.is_over} | {State.ENDING}
 def get(ctx: Context, key: str) -> Workload:
     """Return the workload. Raises NoSuchWorkload, InvalidKey."""
     return ctx.store.known(canonical_key(key))
+
+
+def with_proofs(ctx: Context, key: str) -> tuple[Workload, list[Statement]]:
+    """Return the workload with what the witness has seen of it until now, and what its proofs show.
+
+    Raises NoSuchWorkload, InvalidKey.
+    """
+    workload = get(ctx, key)
+    if workload.existing_groups and workload.state not in _ENDED:
+        seen = workload
+        with contextlib.suppress(ResctrlError):  # then the statements have the time at which it was asked last
+            seen = ctx.proofs.weighed(workload)
+        # At the end, tasks leave the group: what was seen after that is not of this run.
+        workload = get(ctx, key)
+        if workload.state not in _ENDED and workload.generation == seen.generation:
+            workload = seen
+    counted: list[Total] = []
+    with contextlib.suppress(ResctrlError, OSError):  # such as files that are removed at this moment
+        counted = by_counters(ctx.snapshots, workload)
+    return workload, list(statements(workload, counted, boot_ns()))
 
 
 def read(ctx: Context, key: str) -> tuple[Workload, list[Reading], list[Total]]:

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State the five proofs on which the quality of a workload rests (``ProofKind``), with what was seen, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from resctrlmond.workloads.figures.accounting import Total
+from resctrlmond.workloads.figures.reasons import Reason, ran_before
+from resctrlmond.workloads.figures.verdict import SLACK_NS
+from resctrlmond.workloads.model.states import ProofKind, Quality, seconds_up_to
+from resctrlmond.workloads.model.workload import Member, Proof, Workload
+
+_OWN_CHECKS = "only the checks of resctrlmond apply (inotify, and a search of the control groups every 5 s)"
+# The reasons that are recorded of a member that is late, beside that for which it ran before.
+_LATE = (
+    Reason.NOT_AWAITED,
+    Reason.KILLED_WHILE_JOINING,
+    Reason.NEVER_MOVED,
+    Reason.ENDED_OUTSIDE,
+    Reason.RAN_BETWEEN,
+    Reason.RAN_OUTSIDE,
+    Reason.OUTSIDE_UNTIL_AGAIN,
+    Reason.WERE_OUTSIDE,
+)
+
+
+class Statement(msgspec.Struct, frozen=True):
+    """Whether a proof is shown, and what was seen, or what is missing."""
+
+    kind: ProofKind
+    shown: bool
+    text: str
+
+
+def statements(workload: Workload, counted: Sequence[Total], now_ns: int) -> Iterator[Statement]:
+    """Yield a statement of each proof, and of the first one for each member.
+
+    ``counted`` are the totals with the quality that they have by their counters alone. ``now_ns`` is the present
+    (``clock.boot_ns``).
+    """
+    yield from _entered(workload)
+    if missing := _missing(workload):
+        text = f"the witness does not show it: {missing}; {_OWN_CHECKS}"
+        yield Statement(ProofKind.CLOSED, shown=False, text=text)
+        yield Statement(ProofKind.ALONE, shown=False, text=text)
+    else:
+        yield _closed(workload.proof, now_ns)
+        yield _alone(workload, now_ns)
+    yield _read(workload, counted)
+    yield _watched(workload)
+
+
+def _entered(workload: Workload) -> Iterator[Statement]:
+    found = [(member, _outside_before(workload, member)) for member in workload.members if member.has_tasks]
+    if not found:
+        yield Statement(ProofKind.ENTERED, shown=False, text="no task has been put into its groups")
+    entered_ns = workload.proof.entered_ns
+    before = f"; until then, {seconds_up_to(entered_ns)} s of CPU time were used in the control groups"
+    # The time is that of all members.
+    first = next((member for member, missing in found if not missing), None) if entered_ns else None
+    for member, missing in found:
+        text = missing or f"the first task of {member.id} was in the group before it ran"
+        yield Statement(ProofKind.ENTERED, not missing, text + (before if member is first else ""))
+
+
+def _outside_before(workload: Workload, member: Member) -> str:
+    """Return why tasks of the member may have run before they were in the group; "" if they have not."""
+    if not workload.group_of(member).inodes:
+        return f"{member.id} is in no group yet"
+    if member.joining:
+        return Reason.JOINING.text(member=member.id)
+    if not member.late:
+        return Reason.WERE_OUTSIDE.text(member=member.id) if member.tasks_outside else ""
+    whys = [ran_before(member), *(reason.text(member=member.id) for reason in _LATE)]
+    known = [why for why in whys if why in workload.group_of(member).baseline_reasons]
+    # The first reasons are kept. A member is also late if a task that joined it had run.
+    return "; ".join(known) or f"{member.id}, or a task that joined it, ran before it was put into the group"
+
+
+def _missing(workload: Workload) -> str:
+    """Return why the witness shows nothing about the tasks of the workload; "" if it does."""
+    if workload.proof.cause:
+        return workload.proof.cause
+    if not workload.proof.cgroups:
+        return _without_cgroups(workload)
+    return "" if workload.proof.until_ns else "it has not been asked yet"
+
+
+def _without_cgroups(workload: Workload) -> str:
+    """Return why the tasks of the workload are not known by control groups."""
+    if workload.is_observed:
+        return "another program owns the group"
+    for member in workload.members:
+        if member.commands:
+            return f"{member.id} is a service, which is known by its commands"
+        if member.has_tasks and not member.cgroup:
+            return f"{member.id} has no control group of its own"
+    return "no task has been put into its groups"
+
+
+def _closed(proof: Proof, now_ns: int) -> Statement:
+    outside_ns = max(0, proof.outside_ns - proof.entered_ns)
+    share = outside_ns / ((outside_ns + proof.inside_ns) or 1)
+    text = (
+        f"since then, tasks in its control groups used {_seconds(proof.inside_ns)} s of CPU time in its groups and "
+        f"{seconds_up_to(outside_ns)} s outside ({100 * share:.1f} %), {_until(proof, now_ns)}"
+    )
+    return Statement(ProofKind.CLOSED, outside_ns <= SLACK_NS, text)
+
+
+def _alone(workload: Workload, now_ns: int) -> Statement:
+    groups = [group for group in workload.groups if group.ids is not None and group.inodes]
+    ids = ", ".join(f"CLOSID {group.ids[0]} and RMID {group.ids[1]}" for group in groups if group.ids is not None)
+    used, until = seconds_up_to(sum(group.strangers_ns for group in groups)), _until(workload.proof, now_ns)
+    text = (
+        f"tasks of other control groups used up to {used} s of CPU time with {ids}" if ids else "no task has entered"
+    )
+    shown = all(group.strangers_ns <= SLACK_NS for group in groups)
+    return Statement(ProofKind.ALONE, shown, f"{text}, {until}")
+
+
+def _read(workload: Workload, counted: Sequence[Total]) -> Statement:
+    if not counted:
+        return Statement(ProofKind.READ, shown=False, text="no counter has been read")
+    events: dict[str, list[str]] = {}
+    for total in counted:
+        if total.quality is not Quality.EXACT:
+            events.setdefault(total.reason, []).append(total.event.name)
+    if events:
+        text = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in events.items())
+        return Statement(ProofKind.READ, shown=False, text=text)
+    last = "at the end" if workload.state.is_over else "at the last reading"
+    return Statement(ProofKind.READ, shown=True, text=f"every counter had a number at the begin and {last}")
+
+
+def _watched(workload: Workload) -> Statement:
+    watch, missing = workload.proof.watch, _missing(workload)
+    if watch is None or missing:
+        text = f"not known: {missing}" if watch else "resctrlmond-witness had not been loaded when the run began"
+        return Statement(ProofKind.WATCHED, shown=False, text=text)
+    text = f"resctrlmond-witness has counted without a gap since {_seconds(watch.begun_ns)} s after boot"
+    if workload.first.created_ns:
+        text += f"; the group was created {_seconds(workload.first.created_ns)} s after boot"
+    return Statement(ProofKind.WATCHED, shown=True, text=text)
+
+
+def _until(proof: Proof, now_ns: int) -> str:
+    ago = seconds_up_to(max(0, now_ns - proof.until_ns))
+    return f"as seen {ago} s ago ({_seconds(proof.until_ns)} s after boot)"
+
+
+def _seconds(ns: int) -> str:
+    """Return a lower bound (ns) in seconds, with three digits, rounded down."""
+    return f"{ns // 10**9}.{ns // 10**6 % 1000:03}"
