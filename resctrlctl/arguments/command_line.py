@@ -102,6 +102,8 @@ def _check_combination(args: argparse.Namespace) -> None:
         _check_list(args)
     if args.verb == "show" and args.value and not args.property:
         args.parser.error("argument --value: needs -p NAME")
+    if args.verb == "show" and args.why and (args.property or args.root is not None):
+        args.parser.error(f"argument --why: not allowed with {'-p/--property' if args.property else '--root'}")
     if args.verb == "show" and args.property and args.json != "off":
         args.parser.error("argument -p/--property: not allowed with --json")
     if args.verb == "assign" and args.tree and args.pid is None:

@@ -291,6 +291,7 @@ def _show(verb: argparse.ArgumentParser) -> None:
     text = f"{_WORKLOAD}; or a class (/ is the root), or the name or path of a foreign group"
     verb.add_argument("key", metavar="NAME", nargs="+", help=text)
     verb.add_argument("--raw", action="store_true", help="show the counters of each domain too")
+    verb.add_argument("--why", action="store_true", help="show the proofs on which the quality rests too")
     verb.add_argument(
         "-p",
         "--property",

@@ -67,7 +67,7 @@ _resctrlctl() {
         [watch]='--change --filter'
         [record]='--output --delay --count --parquet --filter'
         [plot]='--html'
-        [show]='--raw --property --value --root'
+        [show]='--raw --why --property --value --root'
         [status]=''
         [doctor]=''
         [classes]='--root'

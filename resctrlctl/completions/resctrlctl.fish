@@ -218,6 +218,7 @@ complete -c resctrlctl -n '__resctrlctl_is plot' -l html -rF -d 'write a page wi
 complete -c resctrlctl -n '__resctrlctl_is plot 0' -F
 complete -c resctrlctl -n '__resctrlctl_is plot' -k -a '(__resctrlctl_workloads --all)'
 complete -c resctrlctl -n '__resctrlctl_is show' -l raw -d 'show the counters of each domain too'
+complete -c resctrlctl -n '__resctrlctl_is show' -l why -d 'show the proofs on which the quality rests too'
 complete -c resctrlctl -n '__resctrlctl_is show' -s p -l property -x -d 'print only these properties, as NAME=VALUE, such as core_energy'
 complete -c resctrlctl -n '__resctrlctl_is show' -l value -d 'with -p: print only the values'
 complete -c resctrlctl -n '__resctrlctl_is show' -l root -xa '(__fish_complete_directories)' -d 'read the resctrl filesystem (or simulator) at PATH, without asking resctrlmond'

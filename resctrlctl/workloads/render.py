@@ -34,12 +34,14 @@ from resctrlmond.api.types import (
     Counters,
     DomainUse,
     Foreign,
+    GetReply,
     Latency,
     Level,
     ListPodsReply,
     ListReply,
     Member,
     Pod,
+    Proof,
     ReadAllReply,
     Reading,
     ReadReply,
@@ -79,6 +81,11 @@ _POD_COLUMNS = (
     Column("KEY"),
     Column("NOTE", is_note=True),
 )
+_PROOF_COLUMNS = (
+    Column("PROOF"),
+    Column("SHOWN"),
+    Column("WHAT WAS SEEN", is_note=True),
+)
 _READING_COLUMNS = (
     Column("DOMAIN"),
     Column("EVENT"),
@@ -109,6 +116,7 @@ NOT_SHOWN: dict[type[msgspec.Struct], dict[str, str]] = {
     Counters: {},
     DomainUse: {"reason": "with the total of the event"},
     Foreign: {},
+    GetReply: {"workload": "with the reply of Read"},
     Level: {"event": "selects a column", "unit": "that of the column", "value": "only of llc_occupancy"},
     Usage: {"levels": "the column LLC", "read_at": "the end of AGE", "domains": "top --by domain"},
     ListReply: {"workloads": "their keys, with --quiet"},
@@ -134,6 +142,7 @@ NOT_SHOWN: dict[type[msgspec.Struct], dict[str, str]] = {
         "dormant": "rarely needed",
         "profile_source": "profiles explain",
     },
+    Proof: {},
     Pod: {"labels": "too long for a table", "sandboxes": "rarely needed"},
     Reading: {"status": "the text has the kernel's word for it", "nested": "for programs that add up domains"},
     Report: {},
@@ -247,8 +256,8 @@ def render_pods(reply: ListPodsReply) -> list[Block]:
     return [Table(_POD_COLUMNS, tuple(rows), footer)]
 
 
-def render_workload(reply: ReadReply, *, is_raw: bool = False) -> list[Block]:
-    """Render ``show``: the workload, what it used, the details and, with ``is_raw``, its counters."""
+def render_workload(reply: ReadReply, proofs: Sequence[Proof] = (), *, is_raw: bool = False) -> list[Block]:
+    """Render ``show``: the workload, what it used, its proofs, the details and, with ``is_raw``, its counters."""
     head, details = _workload_sheets(reply)
     blocks: list[Block] = [head, *_use_tables(reply)]
     if reply.domains and _divide(reply.domains, reply.totals):
@@ -257,6 +266,8 @@ def render_workload(reply: ReadReply, *, is_raw: bool = False) -> list[Block]:
         footer = f"Since {format_time(reply.workload.created_at)} only." if reply.workload.loss else ""
         blocks.append(Table(_DOMAIN_COLUMNS, tuple(_domain_row(use, seconds) for use in reply.domains), footer))
     blocks += _reasons([*reply.totals, *(reply.nested or ())])
+    if proofs:
+        blocks.append(Table(_PROOF_COLUMNS, tuple(map(_proof_row, proofs))))
     if details.fields:
         blocks.append(details)
     if is_raw and reply.readings:
@@ -518,6 +529,11 @@ def late_text(member: Member) -> str:
         f", for up to {seconds_up_to(member.cpu_time_before_ns)} s of CPU time" if member.cpu_time_before_ns else ""
     )
     return f"was already running when it was put into the group{used}"
+
+
+def _proof_row(proof: Proof) -> Row:
+    cells = (str(proof.kind), "yes" if proof.shown else "no", format_message(proof.text))
+    return Row(cells, Tone.NORMAL if proof.shown else Tone.WARNING)
 
 
 def _reading_row(reading: Reading) -> Row:

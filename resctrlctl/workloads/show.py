@@ -16,11 +16,18 @@ from resctrlctl.workloads.render import render_workload
 from resctrlctl.workloads.selectors import call_for
 from resctrlctl.workloads.source import Source
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD, USAGE
-from resctrlmond.api.types import ReadReply
+from resctrlmond.api.types import Proof, ReadReply
 from resctrlmond.resctrl.errors import ResctrlError, printable
 
 if TYPE_CHECKING:
     from resctrlctl.workloads.directories import ClassReport, ForeignReport
+
+
+class ProvenReply(ReadReply, frozen=True, kw_only=True):
+    """A workload with its counters, and with the proofs on which its quality rests, as ``Get`` returns them."""
+
+    proofs: list[Proof]
+
 
 Report: TypeAlias = "ReadReply | ForeignReport | ClassReport"
 
@@ -35,6 +42,8 @@ def show(args: argparse.Namespace, output: Output) -> int:
     for key in args.key:
         try:
             reports = _read(source, key, with_rates=with_rates)
+            if args.why:
+                reports = [_with_proofs(source, report) for report in reports]
         except CommandError as error:
             print_error(str(error))
             result = result or error.status
@@ -50,12 +59,19 @@ def show(args: argparse.Namespace, output: Output) -> int:
                 output.print_line("")
             printed = True
             if isinstance(report, ReadReply):
-                output.print_blocks(render_workload(report, is_raw=args.raw))
+                proofs = report.proofs if isinstance(report, ProvenReply) else ()
+                output.print_blocks(render_workload(report, proofs, is_raw=args.raw))
             else:
                 from resctrlctl.workloads import render_directory  # noqa: PLC0415 - see _read_directories()
 
                 output.print_blocks(render_directory.blocks(report, output.width))
     return result
+
+
+def _with_proofs(source: Source, report: Report) -> Report:
+    if not isinstance(report, ReadReply):
+        return report
+    return ProvenReply(**msgspec.structs.asdict(report), proofs=source.proofs(report.workload.key))
 
 
 def properties(report: Report) -> dict[str, str]:

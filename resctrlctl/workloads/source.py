@@ -9,16 +9,18 @@ import shlex
 from typing import TYPE_CHECKING
 
 from resctrlctl.base.defaults import SOCKET
-from resctrlctl.base.errors import DaemonDown
+from resctrlctl.base.errors import CommandError, DaemonDown
 from resctrlctl.connection.daemon import daemon_of
 from resctrlctl.screen.output import Output
 from resctrlmond.api import signatures
+from resctrlmond.api.exit_codes import NOT_RUNNING
 from resctrlmond.api.types import (
     Foreign,
     ForeignRequest,
     KeyRequest,
     ListPodsReply,
     ListReply,
+    Proof,
     ReadAllRequest,
     ReadForeignReply,
     ReadReply,
@@ -111,6 +113,12 @@ class Source:
             except DaemonDown as error:
                 self._view = self._fall_back(error)
         return self._view.read(key)
+
+    def proofs(self, key: str) -> list[Proof]:
+        """Return the proofs on which the quality of a workload rests. Raises CommandError without the daemon."""
+        if self._view is not None:
+            raise CommandError("only resctrlmond knows the proofs: start it to use --why", NOT_RUNNING)
+        return self._daemon.call(f"show {key!r}", signatures.GET, KeyRequest(key=key)).proofs
 
     def read_foreign(self, foreign: Foreign) -> ReadForeignReply:
         """Return a foreign group with its counters."""

@@ -27,6 +27,7 @@ from tests.ctl.samples import Samples, present
 # For each method whose reply resctrlctl prints: a command line that calls it.
 COMMANDS = {
     "Read": ["show", "--raw", "k"],
+    "Get": ["show", "--why", "k"],
     "List": ["list", "--all"],
     "ReadAll": ["list", "--columns", ",".join(FIELDS)],
     "ListPods": ["list", "--pods"],
@@ -75,6 +76,7 @@ def output_of(
 
     assert environment["TZ"] == "UTC"
     manager.foreign.append(types.Foreign(class_="", name="foreign", path="/foreign"))
+    manager.add("k")
     return run
 
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -27,6 +27,8 @@ from resctrlmond.client import Client
 from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.sim.control.client import Control
+from resctrlmond.workloads.model.states import ProofKind
 from tests.ctl.conftest import ROOT, Ctl, command
 from tests.daemon.conftest import cgroup_root
 from tests.wait import wait_until
@@ -667,6 +669,102 @@ def cgroup(worker: subprocess.Popen[str]) -> Iterator[Path]:
         for line in (path / "cgroup.procs").read_text().split():
             (path.parent / "cgroup.procs").write_text(line)
         path.rmdir()
+
+
+@pytest.fixture
+def container(host: Host) -> Iterator[Callable[[str], Path]]:
+    """A function that assigns a container before it runs, and returns its control group."""
+    started: list[tuple[str, Path, subprocess.Popen[str]]] = []
+
+    def start(key: str) -> Path:
+        path = cgroup_root() / f"resctrlmond-{os.getpid()}-{key}"
+        path.mkdir()
+        # Without a child: the simulator may miss the last use of a task that ends, and charges it to no group.
+        code = f"input()\n{BURN}\ntime.sleep(600)"
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True)
+        started.append((key, path, process))
+        wait_until(lambda: processes.stat_fields(process.pid)[0] == b"S")  # it reads
+        (path / "cgroup.procs").write_text(str(process.pid))
+        request = types.AssignRequest(
+            key=key, pid=process.pid, own_cgroup=str(path), kind="container", member="c1", claim="test", late=False
+        )
+        with contextlib.closing(Client(host.socket)) as client:
+            client.call("org.resctrlmon.Manager.Assign", request, reply=types.AssignReply)
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        return path
+
+    yield start
+    for key, path, process in started:
+        host.ctl("release", key, "--claim", "test")
+        for pid in (path / "cgroup.procs").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+        process.wait()
+        assert process.stdin
+        process.stdin.close()
+        path.rmdir()
+
+
+def why(host: Host, key: str) -> tuple[set[str], dict[str, tuple[bool, str]]]:
+    """Return the qualities of the totals of a workload, and its proofs by their kind."""
+    found = json.loads(host.ctl("show", "--why", "-j", key).stdout)
+    proofs = {proof["kind"]: (proof["shown"], proof["text"]) for proof in found["proofs"]}
+    return {total["quality"] for total in found["totals"]}, proofs
+
+
+def inside(proofs: dict[str, tuple[bool, str]]) -> float:
+    """Return the CPU time (s) that the proof of a closed workload has inside its groups."""
+    found = re.search(r"used ([0-9.]+) s of CPU time in its groups", proofs["closed"][1])
+    assert found, proofs
+    return float(found[1])
+
+
+def test_show_why_of_an_exact_container(host: Host, container: Callable[[str], Path]) -> None:
+    container("proven")
+    wait_until(lambda: inside(why(host, "proven")[1]) > 0)
+    qualities, proofs = why(host, "proven")
+    assert qualities == {"exact"}, proofs
+    assert [kind for kind, (shown, _) in proofs.items() if shown] == [*map(str, ProofKind)], proofs
+    assert proofs["entered"][1].startswith("the first task of c1 was in the group before it ran")
+    assert re.search(r" and 0\.00[01] s outside \(0\.[0-3] %\), as seen [0-9.]+ s ago", proofs["closed"][1]), proofs
+    assert re.search(
+        r"\nclosed +yes +since then, tasks in its control groups", host.ctl("show", "--why", "proven").stdout
+    )
+
+
+def test_show_why_of_a_late_container_has_the_time_of_an_exec_session(
+    host: Host, container: Callable[[str], Path]
+) -> None:
+    path = container("session")
+    burn = f"import os\nopen({str(path / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n{BURN}"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    qualities, proofs = why(host, "session")
+    assert qualities == {"late"}
+    # "entered" depends on whether a search found the process while it ran.
+    assert (proofs["closed"][0], proofs["alone"][0], proofs["watched"][0]) == (False, True, True), proofs
+    outside = re.search(r" and ([0-9.]+) s outside ", proofs["closed"][1])
+    assert outside
+    assert 0.001 < float(outside[1]) < 1  # until a search found it
+    assert f"used {outside[1]} s of CPU time outside the group" in host.ctl("show", "session").stdout
+
+
+def test_show_why_of_a_command_names_the_missing_control_group(host: Host) -> None:
+    assert host.ctl("run", "--key", "plain", "--", "true").returncode == 0
+    qualities, proofs = why(host, "plain")
+    assert qualities == {"exact"}
+    assert [kind for kind, (shown, _) in proofs.items() if shown] == ["entered", "read"]
+    assert "has no control group of its own; only the checks of resctrlmond apply" in proofs["closed"][1]
+    assert proofs["read"][1].endswith("at the end")
+
+
+def test_show_why_of_an_estimated_container(host: Host, container: Callable[[str], Path]) -> None:
+    container("unseen")
+    Control(str(host.top / "resctrl")).set_witness(restart=True)
+    qualities, proofs = why(host, "unseen")
+    assert qualities == {"estimated"}
+    assert [kind for kind, (shown, _) in proofs.items() if shown] == ["entered", "read"]
+    assert "was loaded again during the run" in proofs["watched"][1]
 
 
 def energy_of(done: subprocess.CompletedProcess[str]) -> tuple[Decimal, str, str]:

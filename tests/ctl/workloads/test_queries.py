@@ -24,7 +24,7 @@ from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, State
 from tests.ctl.conftest import Ctl, command
-from tests.ctl.fake_manager import LATER, NOW, READINGS, TOTALS, FakeManager, error
+from tests.ctl.fake_manager import LATER, NOW, PROOFS, READINGS, TOTALS, FakeManager, error
 
 POD = "6ca11e00-5ad0-4c0b-9f0e-0123456789ab"
 
@@ -500,3 +500,27 @@ def test_unit_that_is_not_watched_is_listed_and_explained(manager: FakeManager, 
         "source": "rule at /etc/quiet.yaml:3",
         "reason": reason,
     }
+
+
+def test_show_why_prints_the_proofs(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("k")
+    table = (
+        "PROOF    SHOWN  WHAT WAS SEEN\n"
+        "entered  yes    the first task of c1 was in the group before it ran\n"
+        "closed   no     c1 has no control group of its own\n"
+    )
+    shown = ctl("show", "--why", "k").stdout
+    assert table in shown
+    assert ctl("show", "k").stdout == shown.replace(f"{table}\n", "")
+    found = json.loads(ctl("show", "--why", "-j", "k").stdout)
+    assert found.pop("proofs") == [
+        {"kind": "entered", "shown": True, "text": PROOFS[0].text},
+        {"kind": "closed", "shown": False, "text": PROOFS[1].text},
+    ]
+    assert found == json.loads(ctl("show", "-j", "k").stdout)
+
+
+@pytest.mark.parametrize(("option", "word"), [("-p", "key"), ("--root", "/")])
+def test_show_why_is_refused_where_it_would_be_ignored(ctl: Ctl, option: str, word: str) -> None:
+    done = ctl("show", "--why", option, word, "k")
+    assert (done.returncode, "argument --why: not allowed with" in done.stderr) == (2, True)
