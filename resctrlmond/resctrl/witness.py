@@ -48,16 +48,16 @@ class Seen:
 
     def __init__(self, watch: Watch, uses: Iterable[Use]) -> None:
         self.watch = watch
-        self._of_ids: dict[Ids, list[Use]] = {}
+        self._of_rmid: dict[int, list[Use]] = {}
         self._of_cgroup: dict[int, list[Use]] = {}
         for use in uses:
-            self._of_ids.setdefault(use.ids, []).append(use)
+            self._of_rmid.setdefault(use.ids[1], []).append(use)
             for cgroup in use.cgroups:
                 self._of_cgroup.setdefault(cgroup, []).append(use)
 
-    def of_ids(self, ids: Ids | None) -> Sequence[Use]:
-        """Return all use with these IDs."""
-        return self._of_ids.get(ids, ()) if ids is not None else ()
+    def of_rmid(self, rmid: int | None) -> Sequence[Use]:
+        """Return all use with an RMID, in any class."""
+        return self._of_rmid.get(rmid, ()) if rmid is not None else ()
 
     def of_cgroups(self, cgroups: Iterable[int]) -> Iterable[Use]:
         """Return all use in these control groups and below, each once."""

@@ -40,7 +40,7 @@ def test_watch_has_the_begin_and_all_gaps(tmp_path: Path) -> None:
 
 def test_look_has_charged_time_and_the_rest_of_living_tasks(tmp_path: Path) -> None:
     seen = witness(tmp_path).look()
-    assert list(seen.of_ids((0, 4))) == [Use((0, 4), 300, 1 << 63, (11, 1)), Use((0, 4), 1000, 77, (11, 1))]
+    assert list(seen.of_rmid(4)) == [Use((0, 4), 300, 1 << 63, (11, 1)), Use((0, 4), 1000, 77, (11, 1))]
     assert len(list(seen.of_cgroups((11, 1)))) == 2, "each once"
 
 

@@ -21,6 +21,10 @@ from resctrlmond.workloads.model.workload import Group, Member, Proof, Workload,
 _MONITOR = "crio-conmon-"
 
 
+# What the witness had seen, and the time before the look (``clock.boot_ns``).
+Look = tuple[Seen, int]
+
+
 class Proofs:
     """The proofs of runs, from the witness of a tree."""
 
@@ -88,23 +92,29 @@ class Proofs:
         except NotRead as error:
             return unknown(workload, str(error))
         proof = workload.proof
-        _, outside_ns = use_of(proof, [cgroup], {group.ids for group in workload.groups}, seen)
+        _, outside_ns = use_of(proof, [cgroup], workload.groups, seen)
         return replace(workload, proof=replace(proof, entered_ns=proof.entered_ns + outside_ns))
 
-    def weighed(self, workload: Workload, look: tuple[Seen, int] | None = None) -> Workload:
+    def weighed(self, workload: Workload, look: Look | None = None) -> Workload:
         """Return the workload with what the witness has seen of it until now, or until a look."""
         if not workload.proof.cgroups or workload.proof.cause:
             return workload
         try:
-            seen, at_ns = look or self.look()
+            seen, at_ns = look or self._look()
             return weighed(self._with_ids(workload), seen, at_ns)
         except NotRead as error:
             if error.errno in LACKS:
                 raise
             return unknown(workload, str(error))
 
-    def look(self) -> tuple[Seen, int]:
-        """Look at the witness, and return the time before that (``clock.boot_ns``). Raises NotRead."""
+    def look(self) -> Look | None:
+        """Look at the witness for several workloads; None if that fails: then the look at each states why."""
+        try:
+            return self._look()
+        except NotRead:
+            return None
+
+    def _look(self) -> Look:
         at_ns = boot_ns()
         return self._witness.look(), at_ns
 

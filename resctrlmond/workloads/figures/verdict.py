@@ -41,8 +41,7 @@ def weighed(workload: Workload, seen: Seen, until_ns: int) -> Workload:
     if seen.watch != proof.watch:
         return unknown(workload, "resctrlmond-witness was loaded again during the run, or its tables were full")
     groups = [group for group in workload.groups if group.inodes]
-    known = {group.ids for group in groups}
-    inside_ns, outside_ns = use_of(proof, proof.cgroups, known, seen)
+    inside_ns, outside_ns = use_of(proof, proof.cgroups, groups, seen)
     # The witness drops rows of removed control groups if its table is nearly full.
     outside_ns = max(outside_ns, proof.outside_ns)
     for group in groups:
@@ -52,15 +51,20 @@ def weighed(workload: Workload, seen: Seen, until_ns: int) -> Workload:
     return replace(workload, proof=proof)
 
 
-def use_of(proof: Proof, cgroups: Iterable[int], known: Collection[Ids | None], seen: Seen) -> tuple[int, int]:
-    """Return the CPU time (ns) that was used in these control groups with the known IDs, and with others."""
+def use_of(proof: Proof, cgroups: Iterable[int], groups: Collection[Group], seen: Seen) -> tuple[int, int]:
+    """Return the CPU time (ns) that was used in these control groups with the IDs of the groups, and with others."""
     inside_ns = outside_ns = 0
     for use in seen.of_cgroups(cgroups):
-        if use.ids in known:
+        if any(_has_ids(group, use.ids) for group in groups):
             inside_ns += use.cpu_ns
         elif not any(above in proof.helpers for above in use.cgroups):
             outside_ns += use.cpu_ns
     return inside_ns, outside_ns
+
+
+def _has_ids(group: Group, ids: Ids) -> bool:
+    """Whether these are the IDs of the group. In another class it has another CLOSID, and keeps its RMID."""
+    return group.ids == ids or (group.changed_class and group.ids is not None and group.ids[1] == ids[1])
 
 
 def _strangers_ns(group: Group, proof: Proof, seen: Seen) -> int:
@@ -68,7 +72,9 @@ def _strangers_ns(group: Group, proof: Proof, seen: Seen) -> int:
     own = set(proof.cgroups)
     # The kernel gives RMIDs again: what was charged last before the baseline is history.
     return sum(
-        use.cpu_ns for use in seen.of_ids(group.ids) if use.at_ns > group.created_ns and own.isdisjoint(use.cgroups)
+        use.cpu_ns
+        for use in seen.of_rmid(group.ids[1] if group.ids is not None else None)
+        if _has_ids(group, use.ids) and use.at_ns > group.created_ns and own.isdisjoint(use.cgroups)
     )
 
 
@@ -98,7 +104,7 @@ def _failures(proof: Proof, group: Group) -> list[tuple[Quality, str]]:
 def is_news(before: Workload, now: Workload) -> bool:
     """Whether the record must have what the witness has shown since it was saved.
 
-    Amounts that grow are saved each time that they have doubled: each new one writes the record and sends a signal.
+    Amounts that change the verdict are saved, and again each time that they have doubled: each save sends a signal.
     """
     known, new = before.proof, now.proof
     if known.cause != new.cause:
@@ -106,4 +112,4 @@ def is_news(before: Workload, now: Workload) -> bool:
     amounts = [(known.outside_ns - known.entered_ns, new.outside_ns - new.entered_ns)]
     amounts += [(old.strangers_ns, group.strangers_ns) for old, group in zip(before.groups, now.groups, strict=True)]
     has_learnt = [group.ids for group in before.groups] != [group.ids for group in now.groups]
-    return has_learnt or any(amount > max(SLACK_NS, 2 * old) for old, amount in amounts)
+    return has_learnt or any(amount > SLACK_NS and not SLACK_NS < old >= amount / 2 for old, amount in amounts)

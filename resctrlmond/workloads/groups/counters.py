@@ -133,8 +133,6 @@ def totals(ctx: Context, workload: Workload, live: Live) -> list[Total]:
     for group in workload.groups:
         if (subfolder := workload.subfolder(group)) in live:
             workload = workload.with_group(with_caveats(ctx, group, live[subfolder].readings))
-    if live:
-        workload = ctx.proofs.weighed(workload)
     found = used(ctx.snapshots, workload, live)
     if live:
         ctx.quality.witness(workload, live, found)
@@ -143,7 +141,8 @@ def totals(ctx: Context, workload: Workload, live: Live) -> list[Total]:
 
 def own_now(ctx: Context, workload: Workload) -> list[Total]:
     """Return the totals of a workload until now, without its nested workloads. Raises NoSuchGroup, NotRead."""
-    return totals(ctx, workload, readings(ctx, workload))
+    live = readings(ctx, workload)
+    return totals(ctx, ctx.proofs.weighed(workload) if live else workload, live)
 
 
 def _has_ends(ctx: Context, workload: Workload) -> bool:

@@ -12,7 +12,6 @@ from resctrlmond.resctrl.errors import (
     printable,
 )
 from resctrlmond.resctrl.tree import Found, GroupRef
-from resctrlmond.workloads.figures.verdict import unknown
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.errors import InvalidClass, NotWritten
 from resctrlmond.workloads.model.validation import valid_class
@@ -117,10 +116,8 @@ def relocated(
     ctx: Context, workload: Workload, group: Group, ref: GroupRef, save: Callable[[Workload], Workload]
 ) -> Group:
     """Save the workload with its group at another path, by ``Transaction.save`` or ``Transaction.restore``."""
-    if ref.class_ != group.class_:
-        # It has another CLOSID from now on, and what its tasks used with the one before would look like use outside.
-        workload = unknown(workload, "its group was moved to another class")
-    group = replace(group, class_=ref.class_, name=ref.name)
+    changed_class = group.changed_class or ref.class_ != group.class_
+    group = replace(group, class_=ref.class_, name=ref.name, changed_class=changed_class)
     try:
         relink(ctx, workload, group)
     finally:

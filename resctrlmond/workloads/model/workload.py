@@ -217,8 +217,9 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     ``inodes`` are those of the domains' directories at the baseline, by domain; there are none before it.
     ``transactions`` is what the bandwidth events counted then (``Tree.bandwidth_configuration``). ``created_ns`` and
     ``completed_ns`` are ``created_at`` and ``completed_at`` in ns since boot (``clock.boot_ns``): durations and the
-    order of the RMID queue are computed from these. ``ids`` are its CLOSID and RMID, None if no task has entered it,
-    and ``strangers_ns`` is the CPU time that tasks of others used with them, see ``Proof``.
+    order of the RMID queue are computed from these. ``ids`` are its CLOSID and RMID, None if no task has entered it.
+    ``changed_class``: it was moved to another class, with another CLOSID. ``strangers_ns`` is the CPU time that tasks
+    of others used with its IDs, see ``Proof``.
     """
 
     folder: str = ""
@@ -242,6 +243,7 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     completed_at: str = ""
     completed_ns: int = 0
     ids: Ids | None = None
+    changed_class: bool = False
     strangers_ns: int = 0
 
     @property

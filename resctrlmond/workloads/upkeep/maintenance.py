@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from resctrlmond.resctrl.bandwidth import Mode
-from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, NotRead, ResctrlError
+from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.evidence.activity import activity
 from resctrlmond.workloads.evidence.interference import Inspect
@@ -146,9 +146,8 @@ class Maintenance:
 
     def _weigh(self) -> None:
         """Record what the witness has seen of the workloads. Live figures ask it each time."""
-        proofs, look = self._ctx.proofs, None
-        with contextlib.suppress(NotRead):  # then each workload looks, and states why it cannot
-            look = proofs.look()
+        proofs = self._ctx.proofs
+        look = proofs.look()
         for workload in self._store.unfinished():
             with self._guarded(workload.key, "weighing"):
                 if is_news(workload, proofs.weighed(workload, look)):

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator
 
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
+from resctrlmond.workloads.evidence.witnessed import Look
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.statements import Statement, statements
+from resctrlmond.workloads.figures.verdict import is_news
 from resctrlmond.workloads.groups import counters, nested, units
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
@@ -74,10 +76,13 @@ def nested_totals(ctx: Context, workload: Workload, own: Iterable[Total]) -> lis
     return shown(workload, found)
 
 
-def usage_of(ctx: Context, key: str) -> Usage:
-    """Return the use of a workload, or the reason for which it cannot be read. Raises NoSuchWorkload."""
+def usage_of(ctx: Context, key: str, look: Look | None = None) -> Usage:
+    """Return the use of a workload, or the reason for which it cannot be read. Raises NoSuchWorkload.
+
+    ``look``: what the witness has seen, if not until now.
+    """
     try:
-        running = _read_running(ctx, key)
+        running = _read_running(ctx, key, look)
         if running is not None:
             workload, readings, totals = running
             read_at = utc_now() if workload.existing_groups else ""
@@ -100,10 +105,14 @@ def current_totals(ctx: Context, workload: Workload) -> list[Total]:
     except (NoSuchGroup, NotMounted):
         readings = {}
     workload = nested.with_ended(ctx.snapshots, ctx.store.get, workload)
+    if readings:
+        workload = ctx.proofs.weighed(workload)
     return counters.totals(ctx, workload, readings)
 
 
-def _read_running(ctx: Context, key: str) -> tuple[Workload, list[Reading], list[Total]] | None:
+def _read_running(
+    ctx: Context, key: str, look: Look | None = None
+) -> tuple[Workload, list[Reading], list[Total]] | None:
     """Return the workload with the counters that it shows, and the totals of all events.
 
     None if it is over or ends now. Raises NoSuchWorkload.
@@ -115,7 +124,7 @@ def _read_running(ctx: Context, key: str) -> tuple[Workload, list[Reading], list
             now = ctx.store.known(key)
             if [group.nonce for group in now.existing_groups] != [group.nonce for group in workload.existing_groups]:
                 continue
-            now = nested.with_ended(ctx.snapshots, ctx.store.get, now)
+            now = ctx.proofs.weighed(nested.with_ended(ctx.snapshots, ctx.store.get, now), look)
             shown_values = summed(live.readings for live in readings.values())
             values = [reading for reading in shown_values if now.shows(reading.event)]
             found = now, values, counters.totals(ctx, now, readings)
@@ -182,12 +191,20 @@ class Usages:
 
     def _read_each(self) -> Iterator[Usage]:
         """Read all workloads that are not over. One that cannot be read keeps no other from being read."""
+        proofs, found = self._ctx.proofs, []
+        look = proofs.look()
         for workload in self._ctx.store.unfinished():
             if not workload.state.is_over:
                 with contextlib.suppress(NoSuchWorkload):  # its record was removed meanwhile
-                    usage = usage_of(self._ctx, workload.key)
-                    if not usage.workload.state.is_over:
-                        yield usage
+                    found.append(usage_of(self._ctx, workload.key, look))
+        # What the witness has seen until the last counter was read, decides on all.
+        look = proofs.look()
+        for usage in found:
+            with contextlib.suppress(NoSuchWorkload):
+                is_old = is_news(usage.workload, proofs.weighed(usage.workload, look))
+                now = usage_of(self._ctx, usage.workload.key) if is_old else usage
+                if not now.workload.state.is_over:
+                    yield now
 
     def _read_ended(self) -> Iterable[Usage]:
         """Return the use of all workloads that are over. Their files are read once while callers ask for them."""

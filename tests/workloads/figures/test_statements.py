@@ -36,7 +36,7 @@ def stated(of: Workload, counted: Sequence[Total] = (), now_ns: int = 12 * S) ->
 
 def seen(*some: Use, watch: Watch = WATCH, of: Workload | None = None) -> Workload:
     """Return a run with a member, as the witness has seen it 10 s after the boot."""
-    return weighed(of or running(30 * MS), Seen(watch, some, {}), 10 * S)
+    return weighed(of or running(30 * MS), Seen(watch, some), 10 * S)
 
 
 def test_all_proofs_of_an_exact_run_are_shown() -> None:

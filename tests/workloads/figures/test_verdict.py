@@ -140,3 +140,12 @@ def test_verdict_is_news_when_it_is_not_in_the_record(some: list[Use]) -> None:
 def test_record_keeps_the_proof() -> None:
     of = judged(running(), used(CLASS_DEFAULT, 30 * MS, HERE))
     assert msgspec.json.decode(msgspec.json.encode(of), type=Workload) == of
+
+
+def test_group_keeps_its_rmid_in_another_class() -> None:
+    of = running()
+    in_two = used(OWN, 5_000 * MS, HERE), used((3, OWN[1]), 5_000 * MS, HERE)
+    assert judged(of, *in_two).first.baseline is Quality.LATE
+    moved = of.with_group(replace(of.first, changed_class=True))
+    assert judged(moved, *in_two).first.baseline is Quality.EXACT
+    assert judged(moved, used((3, OWN[1]), 20 * MS, OTHER)).first.baseline is Quality.ESTIMATED
