@@ -143,7 +143,7 @@ def test_container_without_a_call_makes_its_pod_late(host: Host) -> None:
     host.run(f"rmdir {CGROUPS}{folder}")
 
 
-def test_two_writes_of_another_program_are_no_doubt_about_others(host: Host) -> None:
+def test_container_beside_writes_of_another_program_stays_exact(host: Host) -> None:
     """A foreign program's moves of its own tasks leave the containers of the host exact."""
     container = Container(host, "beside")
     host.run(f"mkdir {TREE}/mon_groups/theirs")

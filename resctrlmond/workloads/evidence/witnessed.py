@@ -21,7 +21,7 @@ from resctrlmond.workloads.model.workload import Group, Member, Proof, Workload,
 _MONITOR = "crio-conmon-"
 
 
-# What the witness had seen, and the time before the look (``clock.boot_ns``).
+# All that the witness had seen, and the time before the look (``clock.boot_ns``).
 Look = tuple[Seen, int]
 
 

@@ -197,7 +197,7 @@ class Usages:
             if not workload.state.is_over:
                 with contextlib.suppress(NoSuchWorkload):  # its record was removed meanwhile
                     found.append(usage_of(self._ctx, workload.key, look))
-        # What the witness has seen until the last counter was read, decides on all.
+        # Another look, after the last counter was read, decides on all.
         look = proofs.look()
         for usage in found:
             with contextlib.suppress(NoSuchWorkload):

@@ -242,7 +242,7 @@ def test_process_that_is_in_the_container_at_the_release_and_not_in_its_group_is
 
 
 def test_new_run_in_the_control_group_of_the_last_one_detects_joiners(host: Host, init: Init) -> None:
-    """What the last run used hid as much use by processes that joined, and the total was exact."""
+    """Use in the last run hid as much use of processes that joined, and the total was exact."""
     assign_init(host, init)
     init.do("burn(0.6)")
     assert released(host) == (Quality.EXACT, "")
@@ -258,7 +258,7 @@ def test_new_run_in_the_control_group_of_the_last_one_detects_joiners(host: Host
 
 
 def test_new_run_with_the_rmid_of_the_last_one_detects_joiners(tmp_path: Path, init: Init) -> None:
-    """What the last run used is in the row of the witness that the new one continues."""
+    """The new run continues the row of the witness that has the use in the last one."""
     with own_host(tmp_path, "intel-rdt", 6) as host:
         known: set[Ids | None] = set()
         while True:
@@ -320,7 +320,7 @@ def test_process_that_joined_a_container_that_had_used_nothing_is_late(
 
 
 def test_container_that_is_assigned_again_hides_no_joiner(host: Host, init: Init) -> None:
-    """What its own tasks have used in the group is not what they used before they entered it."""
+    """Use of its own tasks in the group is not use before they entered it."""
     assign_init(host, init)
     init.do("burn(0.6)")
     assign_init(host, init)
@@ -390,7 +390,7 @@ def test_use_of_a_containers_own_processes_is_exact(host: Host, init: Init, own:
 
 
 def test_session_that_was_moved_in_counts_from_then_on(host: Host, init: Init, cgroup: str) -> None:
-    """What it used before is missing, and what it uses in the group is not."""
+    """Use before is missing, and use in the group is not."""
     assign_init(host, init)
     joined = Init(cgroup)
     try:
