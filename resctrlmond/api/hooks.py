@@ -93,10 +93,12 @@ def _assign(ctx: Context, state: State, caller: Caller) -> RunReply:
         member=container.member,
         kind=container.kind,
         own_cgroup=own,
-        # The runtime starts the program of the container's init after the hook has ended.
-        late=False,
+        # The runtime starts the program of the init after the hook has ended. Runtimes of virtual machines
+        # call the hook for a process that runs.
+        late=False if state.status in ("creating", "created") else None,
         is_awaited=caller.waits,
         pod_cgroup=pod,
+        sandbox=container.sandbox,
         attributes=container.attributes,
         is_from_runtime=True,
         facts=facts_of(state, container),

@@ -36,9 +36,11 @@ _IMAGE = ("io.kubernetes.cri-o.ImageName", "io.kubernetes.cri.image-name")
 # "sandbox" or "container": CRI-O, containerd. Podman does not set it.
 _CONTAINER_TYPE = ("io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri.container-type")
 
+# The id of the container that keeps the namespaces of the pod: CRI-O, containerd.
+_SANDBOX = ("io.kubernetes.cri-o.SandboxID", "io.kubernetes.cri.sandbox-id")
 
 # All annotations that are used, beside those that name a profile.
-_USED = frozenset({*_POD_UID, *_IMAGE, *_CONTAINER_TYPE, *podman.ANNOTATIONS}.union(*_ATTRIBUTES.values()))
+_USED = frozenset({*_POD_UID, *_IMAGE, *_CONTAINER_TYPE, *_SANDBOX, *podman.ANNOTATIONS}.union(*_ATTRIBUTES.values()))
 
 
 class InvalidOciState(ResctrlError):
@@ -62,13 +64,15 @@ class State(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class OciContainer(msgspec.Struct, frozen=True):
     """A container of an OCI state: the key of its workload, its id as a member of it, and its attributes.
 
-    ``kind`` is "sandbox" for the container that only keeps the namespaces of a pod (infra, pause).
+    ``kind`` is "sandbox" for the container that only keeps the namespaces of a pod (infra, pause), whose id is
+    ``sandbox``, "" if the container is in no pod.
     """
 
     key: str
     member: str
     kind: Literal["container", "sandbox"]
     attributes: dict[str, str]
+    sandbox: str = ""
 
 
 _decoder = msgspec.json.Decoder(State)
@@ -119,7 +123,7 @@ def container_of(state: State) -> OciContainer:
     values["bundle"] = state.bundle
     attributes = {attribute: attribute_value(value) for attribute, value in values.items() if value}
     sandbox = _first(state, _CONTAINER_TYPE)[1] == "sandbox"
-    return OciContainer(key, state.id, "sandbox" if sandbox else "container", attributes)
+    return OciContainer(key, state.id, "sandbox" if sandbox else "container", attributes, _first(state, _SANDBOX)[1])
 
 
 def claimed_container(state: State) -> tuple[OciContainer, str]:

@@ -17,7 +17,7 @@ from resctrlmond.sim.kernel.tree import Caller, Directory
 NAME = ".witness"
 GROUP = "resctrlmon"
 ROWS, MOVES, KEEP_SECONDS = 65_536, 4096, 3600
-ANCESTORS = 16  # control groups above that of a row
+ANCESTORS = 16  # control groups above that of a row: what is used further below is counted on that level
 # After the report of an exit, the kernel frees the memory of the task (do_exit() in kernel/exit.c). No report has the
 # CPU time of that. It is at most TAIL_NS and this part of the task's time.
 TAIL_NS, TAIL_PART, MOST_TAIL_NS = 10**6, 8, 10**7
@@ -85,6 +85,7 @@ class Witness:
 
     def add(self, ids: Ids, cgroups: Cgroups, ns: int, ended: int = 0) -> None:
         """Add CPU time and ended tasks to a row; count a gap if there is no room for a new one."""
+        cgroups = cgroups[-ANCESTORS - 1 :]
         row = self._rows.get((ids, cgroups[0]))
         if row is None:
             if len(self._rows) >= self.capacity:
@@ -192,14 +193,17 @@ class Witness:
         made.is_hidden = True
 
         def add(name: str, show: Callable[[], str]) -> None:
+            factory.file(made, name, 0o440, show, None)
+
+        def after_look(show: Callable[[], str]) -> Callable[[], str]:
             def show_now() -> str:
                 look()
                 return show()
 
-            factory.file(made, name, 0o440, show_now, None)
+            return show_now
 
-        add("tasks", lambda: "".join(self._tasks(tasks)))
-        add("ended", self._ended)
+        add("tasks", after_look(lambda: "".join(self._tasks(tasks))))
+        add("ended", after_look(self._ended))
         add("moves", lambda: "".join(line() for line in self._moves))
         add("status", self._status)
         return made
@@ -234,7 +238,7 @@ class Witness:
 
 
 def _path(cgroups: Cgroups) -> str:
-    return ",".join(map(str, cgroups[: ANCESTORS + 1])) + ",+" * (len(cgroups) > ANCESTORS + 1)
+    return ",".join(map(str, cgroups[-ANCESTORS - 1 :]))
 
 
 def _word(text: bytes, most: int) -> str:

@@ -6,6 +6,7 @@ Only workloads of which each member has a control group of its own can be weighe
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -16,6 +17,8 @@ from resctrlmond.resctrl.witness import Ids, Seen, Witness
 from resctrlmond.workloads.figures.verdict import unknown, use_of, weighed, with_cause
 from resctrlmond.workloads.model.clock import boot_ns
 from resctrlmond.workloads.model.workload import Group, Member, Proof, Workload, replace
+
+log = logging.getLogger(__name__)
 
 # CRI-O runs a monitor for each container, in a control group beside that of the container.
 _MONITOR = "crio-conmon-"
@@ -45,12 +48,14 @@ class Proofs:
         """Return the proof of a run that begins now."""
         try:
             return Proof(watch=self._witness.watch())
-        except NotRead:
+        except NotRead as error:
+            log.debug("no witness: %s", error)
             return Proof()
 
-    def entered(self, workload: Workload, member: Member) -> Workload:
+    def entered(self, workload: Workload, member: Member, sandbox: str = "") -> Workload:
         """Return the workload with the control group of a member whose tasks have just been moved into the group.
 
+        ``sandbox`` is the id of the container that keeps the namespaces of the pod, if it is known.
         The tasks must wait still. What the control group has used until now, was used outside. A service is known by
         its commands, and its processes are not weighed.
         """
@@ -72,7 +77,7 @@ class Proofs:
             proof = with_cause(proof, f"the control group of {member.id} does not count CPU time, as in version 1")
         if inode is None or home is None or inode in proof.entered:
             return replace(workload, proof=proof)  # assigned again: what it has used since then is known
-        helpers = dict.fromkeys((*proof.helpers, *(_helpers(workload, pod, member) if pod else ())))
+        helpers = dict.fromkeys((*proof.helpers, *(_helpers(workload, pod, member, sandbox) if pod else ())))
         proof = replace(proof, helpers=tuple(helpers), entered=(*proof.entered, inode))
         # The control group of a pod has what its earlier runs used.
         is_again = bool(pod) and home not in proof.cgroups and workload.generation > 1
@@ -145,13 +150,14 @@ def _pod_of(workload: Workload, member: Member) -> str:
     return ""
 
 
-def _helpers(workload: Workload, pod: str, member: Member) -> Iterator[int]:
+def _helpers(workload: Workload, pod: str, member: Member, sandbox: str) -> Iterator[int]:
     """Yield the control groups in that of a pod whose tasks are the runtime's: monitors, and a sandbox that is idle.
 
     The process of a sandbox (pause) waits for its end, and uses nothing but its own start.
     """
     inside = {known.cgroup for known in (*workload.members, member) if known.cgroup}
     idle = [known.id for known in workload.members if known.kind == "sandbox" and not known.cgroup]
+    idle += [sandbox] if sandbox else []
     try:
         names = os.listdir(pod)
     except OSError:

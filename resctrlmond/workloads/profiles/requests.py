@@ -38,9 +38,10 @@ class Assignment:
     """The request of Assign.
 
     Exactly one of ``pid``, ``pidfd`` and ``cgroup`` is given. ``own_cgroup`` is the control group that holds the
-    process and nothing else, ``pod_cgroup`` the one whose removal ends the pod; "" if there is none. ``late``:
-    whether the process has executed user code. False is the caller's statement that it has not; with None, and for
-    each control group, the daemon finds out. ``is_awaited`` returns whether the caller still waits for the reply, and
+    process and nothing else, ``pod_cgroup`` the one whose removal ends the pod; "" if there is none. ``sandbox`` is
+    the id of the container that keeps the namespaces of the pod, "" if it is not known. ``late``: whether the process
+    has executed user code. False is the caller's statement that it has not; with None, and for each control group,
+    the daemon finds out. ``is_awaited`` returns whether the caller still waits for the reply, and
     so still holds the process. ``include_descendants``: with a pid, also all its descendants. ``class_`` FOLLOW takes
     the class where the process is. ``may_wait``: if no RMID is free, the group is pending, and gets one in the order
     of ``priority`` (None: unchanged, 0 at first). ``ends`` is the rule by which the claim of ``owner`` ends (None:
@@ -70,6 +71,7 @@ class Assignment:
     is_awaited: Callable[[], bool] = field(default=lambda: True, compare=False)
     include_descendants: bool = False
     pod_cgroup: str = ""
+    sandbox: str = ""
     attributes: Mapping[str, str] = field(default_factory=dict)
     may_wait: bool = True
     priority: int | None = None

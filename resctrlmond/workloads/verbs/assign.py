@@ -164,7 +164,8 @@ def assign_target(
         member, why = _with_lateness(
             ctx, txn.workload, member, target, assignment, moved_again=moved.moved if is_known else None
         )
-        workload = ctx.proofs.entered(replace(txn.workload.with_member(member), is_active=True), member)
+        workload = replace(txn.workload.with_member(member), is_active=True)
+        workload = ctx.proofs.entered(workload, member, assignment.sandbox)
         if member.late or member.tasks_outside or why:
             stayed = Reason.WERE_OUTSIDE.text(member=member.id) if member.tasks_outside else ""
             workload = workload.with_late(member, why or stayed)
