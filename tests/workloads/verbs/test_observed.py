@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -300,7 +301,7 @@ def test_workload_that_a_container_is_moved_out_of_is_not_exact(
 ) -> None:
     """Its runtime runs in the workload: ``resctrlctl run podman run``, or a container that starts containers.
 
-    The container is found by its parent, or by its control group.
+    The container is found by its parent, or by its use in the control group of the workload.
     """
     inner = os.path.join(cgroup, "payload")
     os.mkdir(inner)
@@ -316,16 +317,34 @@ def test_workload_that_a_container_is_moved_out_of_is_not_exact(
         interference._inspect_not_before = float("inf")  # a pause after an inspection
         while host.manager.maintenance.react() and interference._attribution.has_open:
             time.sleep(0.01)
+        if found_by == "orphan":
+            run_in(inner, host.tree.full_path(ref))
         os.kill(child, signal.SIGKILL)
         wait_until_gone(child)
         interference._inspect_not_before = 0
         react(host)
+        totals = read(host.ctx, "outer")[2]
+        assert {total.quality for total in totals} == {Quality.LATE}
         why = "another program moved tasks out of the group, and what they use outside is not counted"
-        assert host.get("outer").first.baseline_reasons == (why,)
+        assert (why if found_by == "fork" else "of CPU time outside the group") in totals[0].reason
         assert host.tree.find(ref) is not None
     finally:
         wait_until(lambda: not cgroups.is_populated(inner))
         os.rmdir(inner)
+
+
+def run_in(cgroup: str, group: str) -> None:
+    """Use CPU time in a control group and a monitoring group, and end."""
+    code = """
+import os, sys, time
+for path in sys.argv[1:]:
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+end = time.process_time() + 0.2
+while time.process_time() < end:
+    pass
+"""
+    subprocess.run([sys.executable, "-c", code, f"{cgroup}/cgroup.procs", f"{group}/tasks"], check=True)
 
 
 def test_observed_group_is_found_again_after_a_restart(host: Host, process: Start) -> None:
