@@ -116,6 +116,14 @@ class Node:
         given: dict[str, Any] = {"id": an_id(), "pod_sandbox_id": pod.id, "name": "app", "state": 3, "pid": pid}
         return nri_pb2.Container(**given | fields)
 
+    def running(self, pod: nri_pb2.PodSandbox, **fields: Any) -> nri_pb2.Container:
+        """Return a container with a process in a control group of its own."""
+        container = self.container(pod, self.process(), **fields)
+        own = os.path.join(self._containers(), container.id)
+        os.makedirs(own)
+        Path(own, "cgroup.procs").write_text(str(container.pid))
+        return container
+
     def start_container(
         self, plugin: Plugin, pod: nri_pb2.PodSandbox, *, has_group: bool = False, **fields: Any
     ) -> nri_pb2.Container:
@@ -125,10 +133,7 @@ class Node:
         """
         container = self.container(pod, 0, state=1, name=fields.get("name", "app"))
         plugin.send_event(Event.POST_CREATE_CONTAINER, pod, container)
-        container = self.container(pod, self.process(), id=container.id, state=1, **fields)
-        own = os.path.join(self._containers(), container.id)
-        os.makedirs(own)
-        Path(own, "cgroup.procs").write_text(str(container.pid))
+        container = self.running(pod, id=container.id, state=1, **fields)
         if has_group:
             group = self.machine.top / "resctrl" / "mon_groups" / container.id
             group.mkdir()

@@ -111,7 +111,7 @@ def test_list_of_a_new_connection_replaces_the_known_containers(node: Node) -> N
         kept = node.start_container(plugin, pod)
         ended = node.start_container(plugin, pod)
         node.start_container(plugin, gone)
-    running = node.container(pod, node.process())
+    running = node.running(pod)
     stopped = node.container(pod, node.process(), state=4)
     kept.state, ended.state = 3, 4
     with node.connected() as plugin:
