@@ -282,7 +282,7 @@ def run_status(manager: Manager, _request: types.NoParameters, _caller: Caller) 
     unmounted = str(seen.unmounted) if seen.unmounted else ""
     lacking = lacking_sentence(lacking.workload.key for lacking in plan.lacking_counters(workloads))
     inexact = f"no figure of this simulation is exact: {seen.inexact}" if seen.inexact else ""
-    alerts = (*manager.alerts.values(), seen.hangs, unmounted, lacking, inexact)
+    alerts = (*manager.alerts.values(), seen.hangs, unmounted, lacking, inexact, seen.unwitnessed)
     problems = [*manager.problems, *filter(None, alerts)]
     return types.StatusReply(
         version=__version__,

@@ -13,6 +13,7 @@ from resctrlmond.resctrl.errors import NotRead, not_read
 from resctrlmond.resctrl.tree import Tree
 
 FOLDER = "/sys/fs/bpf/resctrlmond"
+STATE = "/run/resctrlmond/witness/state"
 # In a simulation, which lists no such directory.
 SIMULATED_FOLDER = ".witness"
 FORMAT = 1
@@ -87,6 +88,15 @@ class Witness:
         if not is_whole:
             raise NotRead("does not see all moves of tasks on this kernel", path=self._path("status"))
         return watch
+
+    def why_unavailable(self) -> str:
+        """Return why the witness could not be loaded, as its loader has written; "" if it does not say."""
+        try:
+            lines = kernel_files.read(STATE).decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        words = dict(line.partition(" ")[::2] for line in lines)
+        return words.get("detail", "") if words.get("state") == "unavailable" else ""
 
     def look(self, cgroup: int | None = None) -> Seen:
         """Return what the witness has seen until now, or only what it has seen in this control group and below.

@@ -80,7 +80,7 @@ class Manager:
         store.sums = Sums(sums_path(store.folder), mark.boot_id, quality.final_totals)
         self.maintenance = Maintenance(self.context)
         self.recovery = Recovery(self.context)
-        self.watcher = TreeWatcher(tree, mark.gid, store.refs)
+        self.watcher = TreeWatcher(tree, mark.gid, store.refs, self.context.proofs)
         self.usages = Usages(self.context, store.sums)
         self.machine = SharedPass(machine.read)
         self.exposures = Exposures(

@@ -38,6 +38,24 @@ def test_watch_has_the_begin_and_all_gaps(tmp_path: Path) -> None:
     assert witness(tmp_path).watch() == Watch(5, 3)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("state unavailable\nreason no-btf\ndetail the kernel has no BTF\n", "the kernel has no BTF"),
+        ("state loaded\n", ""),
+        ("", ""),
+    ],
+)
+def test_loader_states_why_there_is_no_witness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
+    found = witness(tmp_path)
+    monkeypatch.setattr("resctrlmond.resctrl.witness.STATE", str(tmp_path / "state"))
+    assert found.why_unavailable() == ""
+    (tmp_path / "state").write_text(text)
+    assert found.why_unavailable() == why
+
+
 def test_look_has_charged_time_and_the_rest_of_living_tasks(tmp_path: Path) -> None:
     seen = witness(tmp_path).look()
     assert list(seen.of_rmid(4)) == [Use((0, 4), 300, 1 << 63, (11, 1)), Use((0, 4), 1000, 77, (11, 1))]

@@ -37,11 +37,13 @@ class Proofs:
 
     @property
     def trouble(self) -> str:
-        """Why the witness cannot be asked; "" if it can."""
+        """A text for the administrator if the witness cannot be asked; "" if it can."""
         try:
             self._witness.watch()
         except NotRead as error:
-            return str(error)
+            why = self._witness.why_unavailable() or error
+            what = f"no new run of a container, pod or control group is exact without resctrlmond-witness: {why}"
+            return f"{what}. Load it: systemctl start resctrlmond-witness.service"
         return ""
 
     def begin(self) -> Proof:

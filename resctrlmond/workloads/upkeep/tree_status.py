@@ -12,6 +12,7 @@ from resctrlmond.resctrl.bandwidth import Bandwidth
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError, not_read
 from resctrlmond.resctrl.tree import Capacity, Found, GroupRef, Tree
+from resctrlmond.workloads.evidence.witnessed import Proofs
 from resctrlmond.workloads.model.clock import utc_now
 
 # Reading hundreds of groups takes milliseconds, and the kernel holds its mutex for tens of milliseconds at most.
@@ -24,7 +25,8 @@ class TreeStatus(msgspec.Struct, frozen=True):
     ``used`` is the number of RMIDs in use, ``foreign`` has each group without the daemon's mark, except in the place
     of a workload's group whose loss is not recorded yet. ``capacity`` and ``bandwidth`` describe the counters of the
     hardware. ``unmounted`` is the reason for an empty status. ``hangs`` is the reason for an old status: the kernel
-    has not answered since. ``inexact`` is the reason for which the values of a simulation cannot be exact.
+    has not answered since. ``inexact`` is the reason for which the values of a simulation cannot be exact, and
+    ``unwitnessed`` states why the witness cannot be asked.
     """
 
     time: str
@@ -36,6 +38,7 @@ class TreeStatus(msgspec.Struct, frozen=True):
     unmounted: NotMounted | None = None
     hangs: str = ""
     inexact: str = ""
+    unwitnessed: str = ""
 
 
 class _Look(msgspec.Struct):
@@ -53,9 +56,15 @@ class TreeWatcher:
     """
 
     def __init__(
-        self, tree: Tree, gid: int, own: Callable[[], Container[GroupRef]], patience_s: float = PATIENCE_S
+        self,
+        tree: Tree,
+        gid: int,
+        own: Callable[[], Container[GroupRef]],
+        proofs: Proofs,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._tree = tree
+        self._proofs = proofs
         self._own = own
         self._gid = gid
         self._patience_s = patience_s
@@ -121,4 +130,5 @@ class TreeWatcher:
         foreign = tuple(found for found in others if found is not None and found.gid != self._gid)
         # Each class (including the root class) and each monitoring group uses an RMID.
         used = len(classes) + len(groups)
-        return TreeStatus(time, used, foreign, classes, capacity, bandwidth, inexact=self._tree.inexact())
+        inexact, unwitnessed = self._tree.inexact(), self._proofs.trouble
+        return TreeStatus(time, used, foreign, classes, capacity, bandwidth, inexact=inexact, unwitnessed=unwitnessed)
