@@ -245,7 +245,7 @@ def pod(move_to_cgroup: MoveToCgroup, init: StartProcess) -> Any:
 
     def start(id_: str) -> subprocess.Popen[bytes]:
         child = init()
-        # The start of its interpreter is no CPU time of the container.
+        # The start of its interpreter is not use of the container.
         wait_until(lambda: "pipe" in Path(f"/proc/{child.pid}/wchan").read_text())
         move_to_cgroup(f"profiles-{os.getpid()}-pod{UID.replace('-', '_')}.slice/crio-{id_}.scope", child.pid)
         return child

@@ -119,7 +119,7 @@ def session(cgroup: str, seconds: float) -> None:
 
 def count(host: Host) -> None:
     """Let the simulation count the use in control groups that are about to be removed, as the kernel does."""
-    Path(host.mountpoint, ".witness", "status").read_text()
+    Path(host.mountpoint, ".witness", "ended").read_text()
 
 
 def assign_init(host: Host, init: Init) -> None:
@@ -758,3 +758,17 @@ def test_pod_that_is_late_already_has_both_reasons(host: Host, pod: Pod) -> None
     assert quality is Quality.LATE
     assert why in reasons
     assert "of CPU time outside the group" in reasons
+
+
+def test_status_states_why_there_is_no_witness(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = tmp_path / "state"
+    state.write_text("state unavailable\nreason no-btf\ndetail the kernel has no BTF\n")
+    monkeypatch.setattr("resctrlmond.resctrl.witness.STATE", str(state))
+    assert host.manager.watcher.look().unwitnessed == ""
+    monkeypatch.setattr("resctrlmond.resctrl.witness.SIMULATED_FOLDER", "gone")
+    host.restart()
+    text = host.manager.watcher.look().unwitnessed
+    assert text.startswith("no new run of a container, pod or control group is exact without resctrlmond-witness: ")
+    assert "the kernel has no BTF. Load it: " in text
+    state.unlink()
+    assert "No such file" in host.manager.watcher.look().unwitnessed
