@@ -218,6 +218,7 @@ struct {
 } ring SEC(".maps");
 
 u64 lost_rows; /* charges for which the table had no place */
+u64 lost_moves; /* writes that succeeded although a task that they named was not found */
 u64 lost_accounts; /* charges and writes of tasks for which the table of accounts had no place */
 u64 rows_used;
 u64 removed_used;
@@ -618,6 +619,9 @@ int BPF_PROG(on_written, struct kernfs_open_file *file, char *text, u64 length, 
     unresolved = scan_text(text, length, number, 1);
     /* The records of the tasks may have taken the place of the write's. */
     if (move && move->number == number) {
+        /* A task that was not found before was moved: its time until now was not charged to its old RMID. */
+        if (result > 0 && move->unresolved)
+            __sync_fetch_and_add(&lost_moves, 1);
         move->duration = bpf_ktime_get_boot_ns() - move->at;
         move->result = result;
         if (unresolved > move->unresolved)
@@ -730,8 +734,8 @@ int status(struct bpf_iter__bpf_map_elem *context)
 
     if (!setting)
         return 0;
-    BPF_SEQ_PRINTF(seq, "format %d\nbegun %llu\ngaps %llu %llu\n", FORMAT, setting->begun, lost_rows,
-               lost_accounts);
+    BPF_SEQ_PRINTF(seq, "format %d\nbegun %llu\ngaps %llu %llu %llu\n", FORMAT, setting->begun, lost_rows,
+               lost_accounts, lost_moves);
     BPF_SEQ_PRINTF(seq, "rows %llu %u\nmoves %llu %u\nkeep %llu\n", rows_used, setting->rows, moves_made,
                setting->moves, setting->keep / NS_PER_S);
     BPF_SEQ_PRINTF(seq, "cgroup_moves %u\ntask_moves %u\n", setting->cgroup_moves,

@@ -489,9 +489,9 @@ MUTANTS = (
     ),
     Mutant(
         "use in the control group before the tasks were moved counts as use outside",
-        _WORKLOADS + "evidence/witnessed.py",
-        "entered_ns=proof.entered_ns + outside_ns)",
-        "entered_ns=proof.entered_ns)",
+        _WORKLOADS + "figures/verdict.py",
+        "**{inode: outside_ns.get(inode, 0) for inode in inodes}}",
+        "}",
         "tests/workloads/evidence/test_witnessed.py tests/daemon/test_life_hook.py",
     ),
     Mutant(
@@ -1081,7 +1081,7 @@ MUTANTS = (
     Mutant(
         "a pod stays exact without a container that started while no daemon ran",
         _WORKLOADS + "figures/verdict.py",
-        "            outside_ns += use.cpu_ns\n",
+        "            outside_ns[home] = outside_ns.get(home, 0) + use.cpu_ns\n",
         "            inside_ns += use.cpu_ns\n",
         "tests/daemon/test_profiles_hook.py",
     ),

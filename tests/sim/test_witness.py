@@ -176,7 +176,7 @@ def test_full_table_refuses_new_rows_and_counts_gaps(machine: Machine) -> None:
         machine.tasks.set_cgroup(tid, [inode, 1])
         machine.use(tid, 1)
     assert machine.rows() == {("7,1", "0", "0"): (2, 0)}
-    assert (machine.numbers()["gaps"], machine.numbers()["rows"]) == ([2, 0], [1, 1])
+    assert (machine.numbers()["gaps"], machine.numbers()["rows"]) == ([2, 0, 0], [1, 1])
 
 
 def test_restart_begins_all_sums_again(machine: Machine) -> None:
@@ -230,7 +230,7 @@ def test_status_has_all_lines(machine: Machine) -> None:
     begun = status.pop("begun")
     assert list(status.items()) == [
         ("format", [1]),
-        ("gaps", [0, 0]),
+        ("gaps", [0, 0, 0]),
         ("rows", [0, 65536]),
         ("moves", [0, 4096]),
         ("keep", [3600]),

@@ -232,7 +232,7 @@ class Witness:
 
     def _status(self) -> str:
         return (
-            f"format 1\nbegun {self._begun}\ngaps {self._gaps} 0\nrows {len(self._rows)} {self.capacity}\n"
+            f"format 1\nbegun {self._begun}\ngaps {self._gaps} 0 0\nrows {len(self._rows)} {self.capacity}\n"
             f"moves {self._number} {MOVES}\nkeep {KEEP_SECONDS}\ncgroup_moves 1\ntask_moves 1\n"
         )
 

@@ -14,7 +14,8 @@ from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import LACKS, NotRead
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.resctrl.witness import Ids, Seen, Witness
-from resctrlmond.workloads.figures.verdict import unknown, use_of, weighed, with_cause
+from resctrlmond.workloads.evidence.pod_cgroups import container_in
+from resctrlmond.workloads.figures.verdict import entered_now, unknown, weighed, with_cause
 from resctrlmond.workloads.model.clock import boot_ns
 from resctrlmond.workloads.model.workload import Group, Member, Proof, Workload, replace
 
@@ -61,9 +62,16 @@ class Proofs:
         The tasks must wait still. What the control group has used until now, was used outside. A service is known by
         its commands, and its processes are not weighed.
         """
-        proof = workload.proof
-        if member.commands or not member.has_tasks or not (member.cgroup or proof.cgroups):
+        if member.commands or not member.has_tasks or not (member.cgroup or workload.proof.cgroups):
             return workload
+        try:
+            return self._entered(workload, member, sandbox)
+        except NotRead as error:
+            # Not a reason to leave its tasks out of the group.
+            return replace(workload, proof=with_cause(workload.proof, str(error)))
+
+    def _entered(self, workload: Workload, member: Member, sandbox: str) -> Workload:
+        proof = workload.proof
         without = [known.id for known in workload.members if known.pid and not known.cgroup]
         if without:
             return replace(workload, proof=with_cause(proof, f"{without[0]} has no control group of its own"))
@@ -80,27 +88,17 @@ class Proofs:
         if inode is None or home is None or inode in proof.entered:
             return replace(workload, proof=proof)  # assigned again: what it has used since then is known
         helpers = dict.fromkeys((*proof.helpers, *(_helpers(workload, pod, member, sandbox) if pod else ())))
-        proof = replace(proof, helpers=tuple(helpers), entered=(*proof.entered, inode))
         # The control group of a pod has what its earlier runs used.
         is_again = bool(pod) and home not in proof.cgroups and workload.generation > 1
-        if home not in proof.cgroups:
-            proof = replace(proof, cgroups=(*proof.cgroups, home))
-        workload = replace(workload, proof=proof)
-        return workload if proof.cause else self._with_use_before(workload, home if is_again else inode)
-
-    def _with_use_before(self, workload: Workload, cgroup: int) -> Workload:
-        """Return the workload with what the control group has used until now with RMIDs of no group of the workload.
-
-        Tasks there may have used one of these RMIDs when it was that of an earlier group.
-        """
-        try:
-            workload = self._with_ids(workload)
-            seen = self._witness.look(cgroup)
-        except NotRead as error:
-            return unknown(workload, str(error))
-        proof = workload.proof
-        _, outside_ns = use_of(proof, [cgroup], workload.groups, seen)
-        return replace(workload, proof=replace(proof, entered_ns=proof.entered_ns + outside_ns))
+        cgroups_now = proof.cgroups if home in proof.cgroups else (*proof.cgroups, home)
+        workload = replace(workload, proof=replace(proof, helpers=tuple(helpers), cgroups=cgroups_now))
+        if proof.cause:
+            return workload
+        # With the RMID of an earlier run, tasks there may have used it too.
+        inodes = [home, inode] if is_again else [inode]
+        workload = self._with_ids(workload)
+        seen = self._witness.look(inodes[0])
+        return replace(workload, proof=entered_now(workload.proof, inodes, workload.groups, seen))
 
     def weighed(self, workload: Workload, look: Look | None = None) -> Workload:
         """Return the workload with what the witness has seen of it until now, or until a look."""
@@ -158,14 +156,13 @@ def _helpers(workload: Workload, pod: str, member: Member, sandbox: str) -> Iter
     The process of a sandbox (pause) waits for its end, and uses nothing but its own start.
     """
     inside = {known.cgroup for known in (*workload.members, member) if known.cgroup}
-    idle = [known.id for known in workload.members if known.kind == "sandbox" and not known.cgroup]
-    idle += [sandbox] if sandbox else []
+    idle = {sandbox, *(known.id for known in workload.members if known.kind == "sandbox" and not known.cgroup)}
     try:
         names = os.listdir(pod)
     except OSError:
         return
     for name in names:
         path = os.path.join(pod, name)
-        is_helper = name.startswith(_MONITOR) or any(id_ in name for id_ in idle)
+        is_helper = name.startswith(_MONITOR) or container_in(name) in idle
         if is_helper and path not in inside and (inode := cgroups.inode(path)) is not None:
             yield inode

@@ -57,7 +57,7 @@ def _entered(workload: Workload) -> Iterator[Statement]:
     found = [(member, _outside_before(workload, member)) for member in workload.members if member.has_tasks]
     if not found:
         yield Statement(ProofKind.ENTERED, shown=False, text="no task has been put into its groups")
-    entered_ns = workload.proof.entered_ns
+    entered_ns = sum(workload.proof.entered.values())
     before = f"; until then, {seconds_up_to(entered_ns)} s of CPU time were used in the control groups"
     # The time is that of all members.
     first = next((member for member, missing in found if not missing), None) if entered_ns else None
@@ -102,7 +102,7 @@ def _without_cgroups(workload: Workload) -> str:
 
 
 def _closed(proof: Proof, now_ns: int) -> Statement:
-    outside_ns = max(0, proof.outside_ns - proof.entered_ns)
+    outside_ns = proof.outside_ns
     share = outside_ns / ((outside_ns + proof.inside_ns) or 1)
     text = (
         f"since then, tasks in its control groups used {_seconds(proof.inside_ns)} s of CPU time in its groups and "

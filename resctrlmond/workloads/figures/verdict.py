@@ -52,13 +52,32 @@ def weighed(workload: Workload, seen: Seen, until_ns: int) -> Workload:
 
 
 def use_of(proof: Proof, cgroups: Iterable[int], groups: Collection[Group], seen: Seen) -> tuple[int, int]:
-    """Return the CPU time (ns) that was used in these control groups with the IDs of the groups, and with others."""
-    inside_ns = outside_ns = 0
+    """Return the CPU time (ns) that was used in these control groups with the IDs of the groups, and with others.
+
+    Without what was used in each control group before its tasks entered the groups.
+    """
+    inside_ns, outside_ns = _use_of(proof, cgroups, groups, seen)
+    return inside_ns, sum(max(0, ns - proof.entered.get(home, 0)) for home, ns in outside_ns.items())
+
+
+def entered_now(proof: Proof, inodes: Iterable[int], groups: Collection[Group], seen: Seen) -> Proof:
+    """Return the proof with control groups whose tasks have just entered the groups, and what they used before."""
+    proof = replace(proof, entered={**proof.entered, **dict.fromkeys(inodes, 0)})
+    _, outside_ns = _use_of(proof, inodes, groups, seen)
+    return replace(proof, entered={**proof.entered, **{inode: outside_ns.get(inode, 0) for inode in inodes}})
+
+
+def _use_of(
+    proof: Proof, cgroups: Iterable[int], groups: Collection[Group], seen: Seen
+) -> tuple[int, dict[int, int]]:
+    """Return the use inside, and that outside by the nearest control group that has entered, 0 if none has."""
+    inside_ns, outside_ns = 0, dict[int, int]()
     for use in seen.of_cgroups(cgroups):
         if any(_has_ids(group, use.ids) for group in groups):
             inside_ns += use.cpu_ns
         elif not any(above in proof.helpers for above in use.cgroups):
-            outside_ns += use.cpu_ns
+            home = next((cgroup for cgroup in use.cgroups if cgroup in proof.entered), 0)
+            outside_ns[home] = outside_ns.get(home, 0) + use.cpu_ns
     return inside_ns, outside_ns
 
 
@@ -80,8 +99,16 @@ def _strangers_ns(group: Group, proof: Proof, seen: Seen) -> int:
 
 def with_verdict(workload: Workload) -> Workload:
     """Return the workload with baselines that are no better than what the witness has shown, and with the reasons."""
-    for group in workload.groups if workload.proof.cgroups or workload.proof.cause else ():
-        for quality, why in _failures(workload.proof, group):
+    proof = workload.proof
+    if not proof.cgroups and not proof.cause:
+        if any(member.cgroup and not member.commands for member in workload.members):
+            proof = with_cause(proof, "resctrlmond did not ask the witness when its tasks entered the group")
+        # Members that were put into the group later than they ran are late, and need no other reason.
+        groups = [group for group in workload.groups if group.inodes and group.baseline is Quality.EXACT]
+    else:
+        groups = list(workload.groups)
+    for group in groups:
+        for quality, why in _failures(proof, group):
             workload = workload.downgraded(group, quality, why)
     return workload
 
@@ -91,9 +118,9 @@ def _failures(proof: Proof, group: Group) -> list[tuple[Quality, str]]:
     found = []
     if proof.cause:
         found.append((Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=proof.cause)))
-    if (outside_ns := proof.outside_ns - proof.entered_ns) > SLACK_NS:
-        share = outside_ns / (outside_ns + proof.inside_ns)
-        why = Reason.USED_OUTSIDE.text(seconds=seconds_up_to(outside_ns), share=f"{100 * share:.1f} %")
+    if proof.outside_ns > SLACK_NS:
+        share = proof.outside_ns / (proof.outside_ns + proof.inside_ns)
+        why = Reason.USED_OUTSIDE.text(seconds=seconds_up_to(proof.outside_ns), share=f"{100 * share:.1f} %")
         found.append((Quality.LATE, why))
     if group.strangers_ns > SLACK_NS:
         why = Reason.USED_BY_OTHERS.text(seconds=seconds_up_to(group.strangers_ns))
@@ -109,7 +136,7 @@ def is_news(before: Workload, now: Workload) -> bool:
     known, new = before.proof, now.proof
     if known.cause != new.cause:
         return True
-    amounts = [(known.outside_ns - known.entered_ns, new.outside_ns - new.entered_ns)]
+    amounts = [(known.outside_ns, new.outside_ns)]
     amounts += [(old.strangers_ns, group.strangers_ns) for old, group in zip(before.groups, now.groups, strict=True)]
     has_learnt = [group.ids for group in before.groups] != [group.ids for group in now.groups]
     return has_learnt or any(amount > SLACK_NS and not SLACK_NS < old >= amount / 2 for old, amount in amounts)

@@ -125,7 +125,7 @@ def _wake(ctx: Context, txn: Transaction, must_wait: Callable[[Member], bool]) -
 def _mark_removed(txn: Transaction, member: Member) -> None:
     """Make a group late if a member's control group is not the one that is weighed: another may have had tasks."""
     workload, entered = txn.workload, txn.workload.proof.entered
-    is_weighed = bool(entered) and not member.pid and not member.commands
+    is_weighed = bool(entered and member.cgroup) and not member.pid and not member.commands
     if not is_weighed or workload.group_of(member).baseline is not Quality.EXACT:
         return
     if cgroups.inode(member.cgroup) not in entered:

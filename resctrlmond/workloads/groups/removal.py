@@ -12,10 +12,11 @@ from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import (
     NoSuchGroup,
     NotMounted,
+    NotRead,
     ResctrlError,
 )
 from resctrlmond.workloads.figures.checkpoint import readings_of
-from resctrlmond.workloads.figures.verdict import with_verdict
+from resctrlmond.workloads.figures.verdict import unknown, with_verdict
 from resctrlmond.workloads.groups import counters, location, nested
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.machine.pools import REMOVED_BY_OTHERS
@@ -137,7 +138,11 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
     ctx.machine.count_last(subfolder, group, readings)
     group = counters.save_caveats(txn, counters.with_caveats(ctx, group, readings))
     group, is_written = ctx.interference.after_last_reading(txn, group)
-    txn.save(ctx.proofs.weighed(txn.workload))
+    try:
+        weighed = ctx.proofs.weighed(txn.workload)
+    except NotRead as error:  # no later look is about this run alone
+        weighed = unknown(txn.workload, str(error))
+    txn.save(weighed)
     group = txn.workload.group(group.folder) or group
     reported = with_verdict(txn.workload).group(group.folder) or group
     if reported.baseline not in (Quality.EXACT, Quality.LATE):

@@ -180,18 +180,17 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     ``watch``: since when the witness had counted without a gap when the run began; None without a witness. ``cause``
     is why it cannot show that the totals are exact, "" if it can. ``cgroups`` are the inode numbers of the control
     groups whose tasks, also those below, are the workload's, () if the workload is not known by control groups, as a
-    process with its descendants. ``entered`` are the control groups of members in them, and ``helpers`` those whose
-    tasks belong to the runtime, and are not counted. CPU times are in ns: ``entered_ns`` was used in ``entered``
-    before their tasks entered the groups, and ``inside_ns`` and ``outside_ns`` with the RMIDs of the groups and with
-    others until ``until_ns`` (``clock.boot_ns``).
+    process with its descendants. ``entered`` is what was used in the control group of each member before its tasks
+    entered the groups, and ``helpers`` are control groups whose tasks belong to the runtime: neither is missing.
+    ``inside_ns`` was used with the RMIDs of the groups, and ``outside_ns`` with others, until ``until_ns``
+    (``clock.boot_ns``). CPU times are in ns.
     """
 
     watch: Watch | None = None
     cause: str = ""
     cgroups: tuple[int, ...] = ()
-    entered: tuple[int, ...] = ()
+    entered: dict[int, int] = msgspec.field(default_factory=dict)
     helpers: tuple[int, ...] = ()
-    entered_ns: int = 0
     inside_ns: int = 0
     outside_ns: int = 0
     until_ns: int = 0

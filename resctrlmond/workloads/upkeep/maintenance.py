@@ -149,11 +149,14 @@ class Maintenance:
         proofs = self._ctx.proofs
         look = proofs.look()
         for workload in self._store.unfinished():
+            if workload.state not in (State.ACTIVE, State.IDLE):
+                continue
             with self._guarded(workload.key, "weighing"):
                 if is_news(workload, proofs.weighed(workload, look)):
                     with self._store.transaction_if_free(workload.key) as txn:
-                        if txn is not None and txn.find() is not None:
-                            txn.save(proofs.weighed(txn.workload))
+                        # At its end, its tasks leave the groups.
+                        if txn is not None and txn.find() is workload:
+                            txn.save(proofs.weighed(workload))
 
     def react(self) -> float:
         """Downgrade workloads after writes of other programs to resctrl; see ``Interference.react``."""

@@ -201,7 +201,7 @@ class Usages:
         look = proofs.look()
         for usage in found:
             with contextlib.suppress(NoSuchWorkload):
-                is_old = is_news(usage.workload, proofs.weighed(usage.workload, look))
+                is_old = look is None or is_news(usage.workload, proofs.weighed(usage.workload, look))
                 now = usage_of(self._ctx, usage.workload.key) if is_old else usage
                 if not now.workload.state.is_over:
                     yield now

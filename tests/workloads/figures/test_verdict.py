@@ -23,7 +23,7 @@ MS = 1_000_000
 
 def running(entered_ns: int = 0) -> Workload:
     """Return a run whose control group is HERE, with a group that has the IDs OWN."""
-    proof = Proof(watch=WATCH, cgroups=(HERE,), entered_ns=entered_ns)
+    proof = Proof(watch=WATCH, cgroups=(HERE,), entered={HERE: entered_ns})
     found = workload("web", nonce=1, inodes={"mon_L3_00": 12}, created_ns=BASELINE_NS, baseline=Quality.EXACT)
     member = Member(id="c1", kind="container", owner="oci", pid=7, cgroup="/sys/fs/cgroup/c1")
     return replace(found.with_group(replace(found.first, ids=OWN)).with_member(member), proof=proof)
@@ -101,7 +101,8 @@ def test_rows_that_the_witness_has_dropped_make_no_verdict_better() -> None:
 
 
 def test_run_that_is_not_known_by_control_groups_is_left_to_others() -> None:
-    of = replace(running(), proof=Proof(watch=WATCH))
+    of = running()
+    of = replace(of.with_member(replace(of.members[0], cgroup="")), proof=Proof(watch=WATCH))
     assert with_verdict(of) == of
 
 
@@ -149,3 +150,21 @@ def test_group_keeps_its_rmid_in_another_class() -> None:
     moved = of.with_group(replace(of.first, changed_class=True))
     assert judged(moved, *in_two).first.baseline is Quality.EXACT
     assert judged(moved, used((3, OWN[1]), 20 * MS, OTHER)).first.baseline is Quality.ESTIMATED
+
+
+def test_use_before_hides_none_of_another_control_group() -> None:
+    """The witness drops rows of control groups that were removed."""
+    of = running()
+    of = replace(of, proof=replace(of.proof, cgroups=(TOP,), entered={HERE: 400 * MS, OTHER: 0}))
+    assert judged(of, used(CLASS_DEFAULT, 300 * MS, OTHER)).proof.outside_ns == 300 * MS
+    assert judged(of, used(CLASS_DEFAULT, 300 * MS, OTHER)).first.baseline is Quality.LATE
+    assert judged(of, used(CLASS_DEFAULT, 20 * MS, 14)).first.baseline is Quality.LATE
+
+
+def test_container_whose_entry_was_not_witnessed_is_not_exact() -> None:
+    of = running()
+    member = replace(of.members[0], cgroup="/sys/fs/cgroup/c1")
+    of = replace(of.with_member(member), proof=Proof(watch=WATCH))
+    assert with_verdict(of).first.baseline is Quality.ESTIMATED
+    late = of.with_late(member, "why")
+    assert with_verdict(late) == late
