@@ -263,6 +263,10 @@ def test_refused_write_has_its_errno_and_moves_nothing(witness: Witness) -> None
         (write,) = witness.moves("write", after)
         assert (int(write[4]), int(write[6]), write[10]) == (errno, unresolved, text)
         assert witness.moves("task", after) == []
+    # The time before the last move was not charged to the old RMID.
+    assert witness.status()["gaps"] == [0, 0, 1]
+    witness.out(f"{PROGRAM} unload")
+    witness.load()
 
 
 def test_writer_in_another_pid_namespace_is_understood(witness: Witness) -> None:
