@@ -120,22 +120,27 @@ class Witness:
         ``since_ns`` (ns since boot) is when the directory was created: inode numbers are given again. None if no
         write since then has moved a task there. Raises NotRead if writes may have, and are not in the file any more.
         """
-        writes: set[int] = set()
-        oldest = 1, 0
-        given: dict[int, Ids] = {}
+        lines = self._read("moves").splitlines()
         try:
-            lines = [line.split() for line in self._read("moves").splitlines()]
-            if lines:
-                oldest = min((int(number), int(at_ns)) for number, _, at_ns, *_ in lines)
-            for number, kind, at_ns, *rest in lines:
-                if kind == "write" and int(rest[0]) == directory and int(at_ns) >= since_ns:
-                    writes.add(int(number))
-                elif kind == "task":
-                    given[int(rest[0])] = int(rest[7]), int(rest[8])
+            # Of thousands of lines, only these are parsed: a container may be starting.
+            found = (line.split() for line in lines if f" {directory} " in line)
+            writes = [
+                words[0]
+                for words in found
+                if words[1] == "write" and int(words[3]) == directory and int(words[2]) >= since_ns
+            ]
+            named = [line for line in lines if any(" task " in line and f" {write} " in line for write in writes)]
+            given = {
+                int(words[3]): (int(words[10]), int(words[11]))
+                for words in map(str.split, named)
+                if words[3] in writes
+            }
+            if given:
+                return given[max(given)]
+            numbers = [(int(number), int(at_ns)) for number, _, at_ns, _ in (line.split(" ", 3) for line in lines)]
         except (ValueError, LookupError) as error:
             raise self._not_understood("moves") from error
-        if found := writes & given.keys():
-            return given[max(found)]
+        oldest = min(numbers, default=(1, 0))
         if oldest[0] > 1 and oldest[1] >= since_ns:
             raise NotRead("does not have the moves into the group any more", path=self._path("moves"))
         return None
