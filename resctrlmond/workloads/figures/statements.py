@@ -9,7 +9,7 @@ import msgspec
 
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.reasons import Reason, ran_before
-from resctrlmond.workloads.figures.verdict import SLACK_NS
+from resctrlmond.workloads.figures.verdict import SLACK_NS, outside_ns_of
 from resctrlmond.workloads.model.states import ProofKind, Quality, seconds_up_to
 from resctrlmond.workloads.model.workload import Member, Proof, Workload
 
@@ -102,7 +102,7 @@ def _without_cgroups(workload: Workload) -> str:
 
 
 def _closed(proof: Proof, now_ns: int) -> Statement:
-    outside_ns = proof.outside_ns
+    outside_ns = outside_ns_of(proof)
     share = outside_ns / ((outside_ns + proof.inside_ns) or 1)
     text = (
         f"since then, tasks in its control groups used {_seconds(proof.inside_ns)} s of CPU time in its groups and "

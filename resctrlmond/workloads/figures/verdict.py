@@ -41,34 +41,35 @@ def weighed(workload: Workload, seen: Seen, until_ns: int) -> Workload:
     if seen.watch != proof.watch:
         return unknown(workload, "resctrlmond-witness was loaded again during the run, or its tables were full")
     groups = [group for group in workload.groups if group.inodes]
-    inside_ns, outside_ns = use_of(proof, proof.cgroups, groups, seen)
+    inside_ns, outside_by = _use_of(proof, groups, proof.cgroups, seen)
+    starting_ns = outside_by.pop(0, 0)
+    outside_ns = sum(max(0, ns - proof.entered[home]) for home, ns in outside_by.items())
     # The witness drops rows of removed control groups if its table is nearly full.
     outside_ns = max(outside_ns, proof.outside_ns)
     for group in groups:
         strangers_ns = max(group.strangers_ns, _strangers_ns(group, proof, seen))
         workload = workload.with_group(replace(group, strangers_ns=strangers_ns))
-    proof = replace(proof, inside_ns=inside_ns, outside_ns=outside_ns, until_ns=until_ns)
+    amounts = {"inside_ns": inside_ns, "outside_ns": outside_ns, "starting_ns": starting_ns}
+    proof = replace(proof, until_ns=until_ns, **amounts)
     return replace(workload, proof=proof)
 
 
-def use_of(proof: Proof, cgroups: Iterable[int], groups: Collection[Group], seen: Seen) -> tuple[int, int]:
-    """Return the CPU time (ns) that was used in these control groups with the IDs of the groups, and with others.
-
-    Without what was used in each control group before its tasks entered the groups.
-    """
-    inside_ns, outside_ns = _use_of(proof, cgroups, groups, seen)
-    return inside_ns, sum(max(0, ns - proof.entered.get(home, 0)) for home, ns in outside_ns.items())
+def outside_ns_of(proof: Proof) -> int:
+    """Return the CPU time (ns) that tasks in the control groups used outside the groups."""
+    return proof.outside_ns + proof.starting_ns
 
 
 def entered_now(proof: Proof, inodes: Iterable[int], groups: Collection[Group], seen: Seen) -> Proof:
     """Return the proof with control groups whose tasks have just entered the groups, and what they used before."""
     proof = replace(proof, entered={**proof.entered, **dict.fromkeys(inodes, 0)})
-    _, outside_ns = _use_of(proof, inodes, groups, seen)
-    return replace(proof, entered={**proof.entered, **{inode: outside_ns.get(inode, 0) for inode in inodes}})
+    _, outside_ns = _use_of(proof, groups, inodes, seen)
+    entered = {**proof.entered, **{inode: outside_ns.get(inode, 0) for inode in inodes}}
+    # The next look tells whether others are about to enter.
+    return replace(proof, entered=entered, starting_ns=0)
 
 
 def _use_of(
-    proof: Proof, cgroups: Iterable[int], groups: Collection[Group], seen: Seen
+    proof: Proof, groups: Collection[Group], cgroups: Iterable[int], seen: Seen
 ) -> tuple[int, dict[int, int]]:
     """Return the use inside, and that outside by the nearest control group that has entered, 0 if none has."""
     inside_ns, outside_ns = 0, dict[int, int]()
@@ -118,9 +119,9 @@ def _failures(proof: Proof, group: Group) -> list[tuple[Quality, str]]:
     found = []
     if proof.cause:
         found.append((Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=proof.cause)))
-    if proof.outside_ns > SLACK_NS:
-        share = proof.outside_ns / (proof.outside_ns + proof.inside_ns)
-        why = Reason.USED_OUTSIDE.text(seconds=seconds_up_to(proof.outside_ns), share=f"{100 * share:.1f} %")
+    if (outside_ns := outside_ns_of(proof)) > SLACK_NS:
+        share = outside_ns / (outside_ns + proof.inside_ns)
+        why = Reason.USED_OUTSIDE.text(seconds=seconds_up_to(outside_ns), share=f"{100 * share:.1f} %")
         found.append((Quality.LATE, why))
     if group.strangers_ns > SLACK_NS:
         why = Reason.USED_BY_OTHERS.text(seconds=seconds_up_to(group.strangers_ns))
@@ -136,7 +137,7 @@ def is_news(before: Workload, now: Workload) -> bool:
     known, new = before.proof, now.proof
     if known.cause != new.cause:
         return True
-    amounts = [(known.outside_ns, new.outside_ns)]
+    amounts = [(outside_ns_of(known), outside_ns_of(new))]
     amounts += [(old.strangers_ns, group.strangers_ns) for old, group in zip(before.groups, now.groups, strict=True)]
     has_learnt = [group.ids for group in before.groups] != [group.ids for group in now.groups]
     return has_learnt or any(amount > SLACK_NS and not SLACK_NS < old >= amount / 2 for old, amount in amounts)

@@ -183,7 +183,8 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     process with its descendants. ``entered`` is what was used in the control group of each member before its tasks
     entered the groups, and ``helpers`` are control groups whose tasks belong to the runtime: neither is missing.
     ``inside_ns`` was used with the RMIDs of the groups, and ``outside_ns`` with others, until ``until_ns``
-    (``clock.boot_ns``). CPU times are in ns.
+    (``clock.boot_ns``); so was ``starting_ns``, in control groups that have not entered, such as that of a container
+    that its runtime is about to start. CPU times are in ns.
     """
 
     watch: Watch | None = None
@@ -193,6 +194,7 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     helpers: tuple[int, ...] = ()
     inside_ns: int = 0
     outside_ns: int = 0
+    starting_ns: int = 0
     until_ns: int = 0
 
 

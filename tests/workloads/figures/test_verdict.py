@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.resctrl.witness import Ids, Seen, Use, Watch
-from resctrlmond.workloads.figures.verdict import is_news, weighed, with_verdict
+from resctrlmond.workloads.figures.verdict import entered_now, is_news, weighed, with_verdict
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Member, Proof, Workload, replace
 from tests.workloads.builders import workload
@@ -168,3 +168,15 @@ def test_container_whose_entry_was_not_witnessed_is_not_exact() -> None:
     assert with_verdict(of).first.baseline is Quality.ESTIMATED
     late = of.with_late(member, "why")
     assert with_verdict(late) == late
+
+
+def test_use_of_a_container_that_is_about_to_enter_is_late_until_it_has() -> None:
+    """Its runtime uses CPU time in its control group before it calls the hook."""
+    of = running()
+    of = replace(of, proof=replace(of.proof, cgroups=(TOP,)))
+    starting = used(CLASS_DEFAULT, 300 * MS, OTHER)
+    seen = weighed(of, Seen(WATCH, [starting]), 2_000)
+    assert with_verdict(seen).first.baseline is Quality.LATE
+    entered = replace(seen, proof=entered_now(seen.proof, [OTHER], seen.groups, Seen(WATCH, [starting])))
+    assert judged(entered, starting).first.baseline is Quality.EXACT
+    assert judged(entered, starting, used(CLASS_DEFAULT, 2 * MS, OTHER)).first.baseline is Quality.LATE
