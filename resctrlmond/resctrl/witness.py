@@ -122,7 +122,7 @@ class Witness:
         """
         lines = self._read("moves").splitlines()
         try:
-            # Of thousands of lines, only these are parsed: a container may be starting.
+            # Only these lines are parsed, of thousands: a container may be starting.
             found = (line.split() for line in lines if f" {directory} " in line)
             writes = [
                 words[0]
