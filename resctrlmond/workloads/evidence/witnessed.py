@@ -97,7 +97,7 @@ class Proofs:
         # With the RMID of an earlier run, tasks there may have used it too.
         inodes = [home, inode] if is_again else [inode]
         workload = self._with_ids(workload)
-        seen = self._witness.look(inodes[0])
+        seen = self._witness.look(home)
         return replace(workload, proof=entered_now(workload.proof, inodes, workload.groups, seen))
 
     def weighed(self, workload: Workload, look: Look | None = None) -> Workload:

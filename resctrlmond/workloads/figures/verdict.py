@@ -62,10 +62,10 @@ def outside_ns_of(proof: Proof) -> int:
 def entered_now(proof: Proof, inodes: Iterable[int], groups: Collection[Group], seen: Seen) -> Proof:
     """Return the proof with control groups whose tasks have just entered the groups, and what they used before."""
     proof = replace(proof, entered={**proof.entered, **dict.fromkeys(inodes, 0)})
-    _, outside_ns = _use_of(proof, groups, inodes, seen)
+    _, outside_ns = _use_of(proof, groups, proof.cgroups, seen)
     entered = {**proof.entered, **{inode: outside_ns.get(inode, 0) for inode in inodes}}
-    # The next look tells whether others are about to enter.
-    return replace(proof, entered=entered, starting_ns=0)
+    # Others in the control group of the pod may be about to enter, or never do.
+    return replace(proof, entered=entered, starting_ns=outside_ns.get(0, 0))
 
 
 def _use_of(

@@ -178,5 +178,8 @@ def test_use_of_a_container_that_is_about_to_enter_is_late_until_it_has() -> Non
     seen = weighed(of, Seen(WATCH, [starting]), 2_000)
     assert with_verdict(seen).first.baseline is Quality.LATE
     entered = replace(seen, proof=entered_now(seen.proof, [OTHER], seen.groups, Seen(WATCH, [starting])))
+    assert with_verdict(entered).first.baseline is Quality.EXACT
     assert judged(entered, starting).first.baseline is Quality.EXACT
+    other = entered_now(seen.proof, [OTHER], seen.groups, Seen(WATCH, [starting, used(CLASS_DEFAULT, 9 * MS, 14)]))
+    assert with_verdict(replace(seen, proof=other)).first.baseline is Quality.LATE
     assert judged(entered, starting, used(CLASS_DEFAULT, 2 * MS, OTHER)).first.baseline is Quality.LATE
