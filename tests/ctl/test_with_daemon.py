@@ -615,6 +615,9 @@ def test_message_has_the_command_that_ends_a_late_assign_of_a_control_group(host
     done = run_stopping_the_daemon(host, *words)
     assert done.returncode == 125
     assert "resctrlctl release whole --claim run. With --best-effort" in done.stderr
+    # The daemon answers calls of root in order of their connections, so it has carried out Assign by now.
+    host.ctl("release", "whole", "--claim", "run")
+    assert host.tree.find(GroupRef("", "whole")) is None
 
 
 def test_third_signal_ends_a_blocked_resctrlctl(tmp_path: Path) -> None:
