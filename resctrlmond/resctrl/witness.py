@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -98,15 +98,19 @@ class Witness:
         words = dict(line.partition(" ")[::2] for line in lines)
         return words.get("detail", "") if words.get("state") == "unavailable" else ""
 
-    def look(self, cgroup: int | None = None) -> Seen:
-        """Return what the witness has seen until now, or only what it has seen in this control group and below.
+    def look(self, cgroups: Collection[int] = (), ids: Collection[Ids] = ()) -> Seen:
+        """Return what the witness has seen until now, or at least what it has seen there.
 
-        A task that ends during the call may be counted twice, never not at all.
+        That is in these control groups and below, and with these IDs: to parse all takes longer than an Assign. A
+        task that ends during the call may be counted twice, never not at all.
         """
         tasks, ended = self._read("tasks").splitlines(), self._read("ended").splitlines()
-        if cgroup is not None:
-            # To parse all takes longer than an Assign. The digits may be part of another number.
-            tasks, ended = ([line for line in lines if str(cgroup) in line] for lines in (tasks, ended))
+        if cgroups or ids:
+            # The digits may be part of another number.
+            wanted = [*map(str, cgroups), *(f"{closid} {rmid} " for closid, rmid in ids)]
+            tasks, ended = (
+                [line for line in lines if any(map(line.__contains__, wanted))] for lines in (tasks, ended)
+            )
         # Read last: if a use was refused, the gap is known.
         watch = self.watch()
         try:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import LACKS, NotRead
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.resctrl.witness import Ids, Seen, Witness
 from resctrlmond.workloads.evidence.pod_cgroups import container_in
-from resctrlmond.workloads.figures.verdict import entered_now, unknown, weighed, with_cause
+from resctrlmond.workloads.figures.verdict import entered_now, unknown, weighed, with_cause, with_ids
 from resctrlmond.workloads.model.clock import boot_ns
 from resctrlmond.workloads.model.workload import Group, Member, Proof, Workload, replace
 
@@ -96,8 +96,9 @@ class Proofs:
             return workload
         # With the RMID of an earlier run, tasks there may have used it too.
         inodes = [home, inode] if is_again else [inode]
-        workload = self._with_ids(workload)
-        seen = self._witness.look(home)
+        found, at_ns = self._new_ids(workload), boot_ns()
+        seen = self._witness.look([home], found.values())
+        workload = _with_ids(workload, found, seen, at_ns)
         return replace(workload, proof=entered_now(workload.proof, inodes, workload.groups, seen))
 
     def weighed(self, workload: Workload, look: Look | None = None) -> Workload:
@@ -106,7 +107,7 @@ class Proofs:
             return workload
         try:
             seen, at_ns = look or self._look()
-            return weighed(self._with_ids(workload), seen, at_ns)
+            return weighed(_with_ids(workload, self._new_ids(workload), seen, at_ns), seen, at_ns)
         except NotRead as error:
             if error.errno in LACKS:
                 raise
@@ -123,18 +124,24 @@ class Proofs:
         at_ns = boot_ns()
         return self._witness.look(), at_ns
 
-    def _with_ids(self, workload: Workload) -> Workload:
-        """Return the workload with the IDs of its groups, None of those that no task has entered. Raises NotRead."""
+    def _new_ids(self, workload: Workload) -> dict[str, Ids]:
+        """Return the IDs that became known of groups, by folder: no task had entered these before. Raises NotRead."""
         counting = {workload.group_of(member).folder for member in workload.members if member.has_tasks}
-        for group in workload.existing_groups:
-            if group.ids is None and group.folder in counting:
-                workload = workload.with_group(replace(group, ids=self._ids_of(group)))
-        return workload
+        new = [group for group in workload.existing_groups if group.ids is None and group.folder in counting]
+        found = ((group.folder, self._ids_of(group)) for group in new)
+        return {folder: ids for folder, ids in found if ids is not None}
 
     def _ids_of(self, group: Group) -> Ids | None:
         if (found := self._tree.find(group.ref)) is None:
             raise NotRead("does not exist, so its RMID is not known", path=self._tree.full_path(group.ref))
         return self._witness.ids_of(found.inode, group.created_ns)
+
+
+def _with_ids(workload: Workload, found: Mapping[str, Ids], seen: Seen, at_ns: int) -> Workload:
+    for group in workload.groups:
+        if ids := found.get(group.folder):
+            workload = workload.with_group(with_ids(group, ids, workload.proof, seen, at_ns))
+    return workload
 
 
 def _pod_of(workload: Workload, member: Member) -> str:

@@ -8,16 +8,21 @@ time covers all of the run, and nothing has to be found while it happens.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.resctrl.witness import Ids, Seen
+from resctrlmond.resctrl.witness import Ids, Seen, Use
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.states import Quality, seconds_up_to
 from resctrlmond.workloads.model.workload import Group, Proof, Workload, replace
 
 # The time since the last tick of a task that is moved while it runs, and the rounding of cpu.stat.
 SLACK_NS = 1_000_000
+# The kernel gives RMIDs again, and charges the last use of a task when it frees it. So sums of former users of an
+# RMID can still grow if something was charged to them in this time before the group was created.
+_HISTORY_NS = 60 * 10**9
+# Others cannot have used a noteworthy amount in a group that has just been created.
+_JUST_NS = 10**9
 
 
 def with_cause(proof: Proof, cause: str) -> Proof:
@@ -87,15 +92,34 @@ def _has_ids(group: Group, ids: Ids) -> bool:
     return group.ids == ids or (group.changed_class and group.ids is not None and group.ids[1] == ids[1])
 
 
+def with_ids(group: Group, ids: Ids, proof: Proof, seen: Seen, at_ns: int) -> Group:
+    """Return the group with the IDs that are known since a look, and with what others had used with these."""
+    group = replace(group, ids=ids)
+    until_ns = at_ns if at_ns - group.created_ns < _JUST_NS else group.created_ns
+    uses = _of_others(group, proof, seen, since_ns=group.created_ns - _HISTORY_NS)
+    return replace(group, history=_by_cgroup(use for use in uses if min(use.at_ns, at_ns) <= until_ns))
+
+
 def _strangers_ns(group: Group, proof: Proof, seen: Seen) -> int:
     """Return the most CPU time that tasks of others can have used in the group."""
+    used = _by_cgroup(_of_others(group, proof, seen, since_ns=group.created_ns))
+    return sum(max(0, ns - group.history.get(cgroup, 0)) for cgroup, ns in used.items())
+
+
+def _of_others(group: Group, proof: Proof, seen: Seen, since_ns: int) -> Iterator[Use]:
+    """Yield the use of others with the IDs of the group, where something was charged after ``since_ns``."""
     own = set(proof.cgroups)
-    # The kernel gives RMIDs again: what was charged last before the baseline is history.
-    return sum(
-        use.cpu_ns
-        for use in seen.of_rmid(group.ids[1] if group.ids is not None else None)
-        if _has_ids(group, use.ids) and use.at_ns > group.created_ns and own.isdisjoint(use.cgroups)
-    )
+    for use in seen.of_rmid(group.ids[1] if group.ids is not None else None):
+        if _has_ids(group, use.ids) and use.at_ns > since_ns and own.isdisjoint(use.cgroups):
+            yield use
+
+
+def _by_cgroup(uses: Iterable[Use]) -> dict[int, int]:
+    """Return the sum of CPU times of each control group."""
+    found: dict[int, int] = {}
+    for use in uses:
+        found[use.cgroups[0]] = found.get(use.cgroups[0], 0) + use.cpu_ns
+    return found
 
 
 def with_verdict(workload: Workload) -> Workload:

@@ -226,7 +226,7 @@ def with_baseline(
         group = replace(group, baseline_reasons=())  # of another directory, which has been removed
     if quality is not Quality.UNKNOWN and not group.observed:
         group, quality = _cleared(ctx, workload.key, group, quality)
-    group = replace(group, created_at=utc_now(), created_ns=boot_ns())
+    group = replace(group, created_at=utc_now(), created_ns=boot_ns(), ids=None, history={})
     # Before the readings, and at the end after them, so that a change in between is found.
     configuration = ctx.tree.bandwidth_configuration(mounting)
     group = replace(group, transactions=configuration.transactions)

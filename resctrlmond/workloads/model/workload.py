@@ -220,7 +220,8 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     ``completed_ns`` are ``created_at`` and ``completed_at`` in ns since boot (``clock.boot_ns``): durations and the
     order of the RMID queue are computed from these. ``ids`` are its CLOSID and RMID, None if no task has entered it.
     ``changed_class``: it was moved to another class, with another CLOSID. ``strangers_ns`` is the CPU time that tasks
-    of others used with its IDs, see ``Proof``.
+    of others used with its IDs, see ``Proof``. ``history`` is what others had used with these before, by control
+    group.
     """
 
     folder: str = ""
@@ -245,6 +246,7 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     completed_ns: int = 0
     ids: Ids | None = None
     changed_class: bool = False
+    history: dict[int, int] = msgspec.field(default_factory=dict)
     strangers_ns: int = 0
 
     @property

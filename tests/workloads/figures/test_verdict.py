@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.resctrl.witness import Ids, Seen, Use, Watch
-from resctrlmond.workloads.figures.verdict import entered_now, is_news, weighed, with_verdict
+from resctrlmond.workloads.figures.verdict import entered_now, is_news, weighed, with_ids, with_verdict
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Member, Proof, Workload, replace
 from tests.workloads.builders import workload
@@ -76,6 +76,28 @@ def test_use_of_others_in_the_group_is_estimated() -> None:
 def test_use_of_the_rmid_before_the_baseline_is_history() -> None:
     history = used(OWN, 9_000 * MS, OTHER, at_ns=BASELINE_NS - 1)
     assert judged(running(), history).first.baseline is Quality.EXACT
+
+
+def test_rest_of_the_use_of_a_former_user_is_history() -> None:
+    """The last use of a task is charged when the kernel frees it, which is some time after its end."""
+    of = running()
+    long_ago, before, after = (200_000 * MS + ns * MS for ns in (-100_000, -1, 1))
+    of = of.with_group(replace(of.first, ids=None, created_ns=200_000 * MS))
+    former = [used(OWN, 900 * MS, OTHER, at_ns=before), used(OWN, 300 * MS, 14, at_ns=long_ago)]
+    former.append(used(OWN, 5 * MS, OTHER, at_ns=1 << 63))  # has ended, and waits for its parent
+    of = of.with_group(with_ids(of.first, OWN, of.proof, Seen(WATCH, former), after))
+    assert of.first.history == {OTHER: 905 * MS}
+    for ns, quality in ((905, Quality.EXACT), (906, Quality.EXACT), (907, Quality.ESTIMATED)):
+        assert judged(of, used(OWN, ns * MS, OTHER, at_ns=after + MS)).first.baseline is quality
+    assert judged(of, used(OWN, 301 * MS, 14, at_ns=after + MS)).first.baseline is Quality.ESTIMATED
+
+
+def test_late_look_takes_use_of_others_for_that_of_strangers() -> None:
+    of = running()
+    stranger = used(OWN, 20 * MS, OTHER, at_ns=BASELINE_NS + 2_000 * MS)
+    of = of.with_group(with_ids(of.first, OWN, of.proof, Seen(WATCH, [stranger]), BASELINE_NS + 3_000 * MS))
+    assert of.first.history == {}
+    assert judged(of, stranger).first.baseline is Quality.ESTIMATED
 
 
 def test_use_of_others_elsewhere_does_not_matter() -> None:
