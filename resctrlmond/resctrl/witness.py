@@ -44,6 +44,13 @@ class Use(msgspec.Struct, frozen=True):
     cgroups: tuple[int, ...]
 
 
+class Entry(msgspec.Struct, frozen=True):
+    """The IDs of the tasks that writes have moved into a group, and the control groups that these were in."""
+
+    ids: Ids
+    cgroups: frozenset[int] = frozenset()
+
+
 class Seen:
     """A look at the witness."""
 
@@ -118,8 +125,8 @@ class Witness:
         except ValueError as error:
             raise self._not_understood("tasks or ended") from error
 
-    def ids_of(self, directory: int, since_ns: int) -> Ids | None:
-        """Return the IDs that writes to the file ``tasks`` of a directory gave, by its inode number.
+    def entry(self, directory: int, since_ns: int) -> Entry | None:
+        """Return what writes to the file ``tasks`` of a directory have moved there, by its inode number.
 
         ``since_ns`` (ns since boot) is when the directory was created: inode numbers are given again. None if no
         write since then has moved a task there. Raises NotRead if writes may have, and are not in the file any more.
@@ -134,13 +141,10 @@ class Witness:
                 if words[1] == "write" and int(words[3]) == directory and int(words[2]) >= since_ns
             ]
             named = [line for line in lines if any(" task " in line and f" {write} " in line for write in writes)]
-            given = {
-                int(words[3]): (int(words[10]), int(words[11]))
-                for words in map(str.split, named)
-                if words[3] in writes
-            }
-            if given:
-                return given[max(given)]
+            moved = [words for words in map(str.split, named) if words[3] in writes]
+            if moved:
+                last = max(moved, key=lambda words: int(words[3]))
+                return Entry((int(last[10]), int(last[11])), frozenset(int(words[7]) for words in moved))
             numbers = [(int(number), int(at_ns)) for number, _, at_ns, _ in (line.split(" ", 3) for line in lines)]
         except (ValueError, LookupError) as error:
             raise self._not_understood("moves") from error

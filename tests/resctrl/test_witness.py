@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resctrlmond.resctrl.errors import NotRead
-from resctrlmond.resctrl.witness import Use, Watch, Witness
+from resctrlmond.resctrl.witness import Entry, Use, Watch, Witness
 
 STATUS = "format 1\nbegun 5\ngaps 2 1\nrows 3 65536\nmoves 4 4096\nkeep 3600000000000\ncgroup_moves 1\ntask_moves 1\n"
 SECOND = 10**9
@@ -64,19 +64,19 @@ def test_look_has_charged_time_and_the_rest_of_living_tasks(tmp_path: Path) -> N
 
 def test_ids_are_those_of_the_last_move_by_a_write_to_the_directory(tmp_path: Path) -> None:
     found = witness(tmp_path)
-    assert found.ids_of(500, 9) == (0, 4)
-    assert found.ids_of(501, 9) is None, "refused"
-    assert found.ids_of(502, 9) is None, "not ended"
-    assert found.ids_of(9, 9) is None
-    assert found.ids_of(500, 10) is None, "of an earlier directory"
+    assert found.entry(500, 9) == Entry((0, 4), frozenset({11}))
+    assert found.entry(501, 9) is None, "refused"
+    assert found.entry(502, 9) is None, "not ended"
+    assert found.entry(9, 9) is None
+    assert found.entry(500, 10) is None, "of an earlier directory"
 
 
 def test_moves_that_were_overwritten_leave_the_ids_unknown(tmp_path: Path) -> None:
     found = witness(tmp_path, moves=MOVES.replace("1 task 8 0", "2 task 9 0").replace("2 write", "7 write"))
     with pytest.raises(NotRead, match="does not have the moves"):
-        found.ids_of(9, 9)
-    assert found.ids_of(9, 10) is None, "all are of before"
-    assert witness(tmp_path, moves="").ids_of(9, 9) is None
+        found.entry(9, 9)
+    assert found.entry(9, 10) is None, "all are of before"
+    assert witness(tmp_path, moves="").entry(9, 9) is None
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,6 @@ def test_damaged_text_raises_the_typed_error_only(tmp_path: Path, name: str, dat
     found = witness(tmp_path, **{name: text})
     try:
         found.look()
-        found.ids_of(500, 9)
+        found.entry(500, 9)
     except NotRead:
         pass

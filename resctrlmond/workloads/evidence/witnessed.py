@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import LACKS, NotRead
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.resctrl.witness import Ids, Seen, Witness
+from resctrlmond.resctrl.witness import Entry, Seen, Witness
 from resctrlmond.workloads.evidence.pod_cgroups import container_in
 from resctrlmond.workloads.figures.verdict import entered_now, unknown, weighed, with_cause, with_ids
 from resctrlmond.workloads.model.clock import boot_ns
@@ -96,8 +96,8 @@ class Proofs:
             return workload
         # With the RMID of an earlier run, tasks there may have used it too.
         inodes = [home, inode] if is_again else [inode]
-        found, at_ns = self._new_ids(workload), boot_ns()
-        seen = self._witness.look([home], found.values())
+        found, at_ns = self._entries(workload), boot_ns()
+        seen = self._witness.look([home], [entry.ids for entry in found.values()])
         workload = _with_ids(workload, found, seen, at_ns)
         return replace(workload, proof=entered_now(workload.proof, inodes, workload.groups, seen))
 
@@ -107,7 +107,7 @@ class Proofs:
             return workload
         try:
             seen, at_ns = look or self._look()
-            return weighed(_with_ids(workload, self._new_ids(workload), seen, at_ns), seen, at_ns)
+            return weighed(_with_ids(workload, self._entries(workload), seen, at_ns), seen, at_ns)
         except NotRead as error:
             if error.errno in LACKS:
                 raise
@@ -124,23 +124,23 @@ class Proofs:
         at_ns = boot_ns()
         return self._witness.look(), at_ns
 
-    def _new_ids(self, workload: Workload) -> dict[str, Ids]:
-        """Return the IDs that became known of groups, by folder: no task had entered these before. Raises NotRead."""
+    def _entries(self, workload: Workload) -> dict[str, Entry]:
+        """Return what has entered groups whose IDs were not known before, by folder. Raises NotRead."""
         counting = {workload.group_of(member).folder for member in workload.members if member.has_tasks}
         new = [group for group in workload.existing_groups if group.ids is None and group.folder in counting]
-        found = ((group.folder, self._ids_of(group)) for group in new)
-        return {folder: ids for folder, ids in found if ids is not None}
+        found = ((group.folder, self._entry(group)) for group in new)
+        return {folder: entry for folder, entry in found if entry is not None}
 
-    def _ids_of(self, group: Group) -> Ids | None:
+    def _entry(self, group: Group) -> Entry | None:
         if (found := self._tree.find(group.ref)) is None:
             raise NotRead("does not exist, so its RMID is not known", path=self._tree.full_path(group.ref))
-        return self._witness.ids_of(found.inode, group.created_ns)
+        return self._witness.entry(found.inode, group.created_ns)
 
 
-def _with_ids(workload: Workload, found: Mapping[str, Ids], seen: Seen, at_ns: int) -> Workload:
+def _with_ids(workload: Workload, found: Mapping[str, Entry], seen: Seen, at_ns: int) -> Workload:
     for group in workload.groups:
-        if ids := found.get(group.folder):
-            workload = workload.with_group(with_ids(group, ids, workload.proof, seen, at_ns))
+        if entry := found.get(group.folder):
+            workload = workload.with_group(with_ids(group, entry, workload.proof, seen, at_ns))
     return workload
 
 

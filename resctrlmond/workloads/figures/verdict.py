@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.resctrl.witness import Ids, Seen, Use
+from resctrlmond.resctrl.witness import Entry, Ids, Seen, Use
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.states import Quality, seconds_up_to
 from resctrlmond.workloads.model.workload import Group, Proof, Workload, replace
@@ -21,7 +21,7 @@ SLACK_NS = 1_000_000
 # The kernel gives RMIDs again, and charges the last use of a task when it frees it. So sums of former users of an
 # RMID can still grow if something was charged to them in this time before the group was created.
 _HISTORY_NS = 60 * 10**9
-# Others cannot have used a noteworthy amount in a group that has just been created.
+# Only then is use since a group was created taken for that of former users.
 _JUST_NS = 10**9
 
 
@@ -92,10 +92,15 @@ def _has_ids(group: Group, ids: Ids) -> bool:
     return group.ids == ids or (group.changed_class and group.ids is not None and group.ids[1] == ids[1])
 
 
-def with_ids(group: Group, ids: Ids, proof: Proof, seen: Seen, at_ns: int) -> Group:
-    """Return the group with the IDs that are known since a look, and with what others had used with these."""
-    group = replace(group, ids=ids)
-    until_ns = at_ns if at_ns - group.created_ns < _JUST_NS else group.created_ns
+def with_ids(group: Group, entry: Entry, proof: Proof, seen: Seen, at_ns: int) -> Group:
+    """Return the group with the IDs that are known since a look, and with what others had used with these.
+
+    What was charged since the group was created is history only if no task of others was moved into it.
+    """
+    group = replace(group, ids=entry.ids)
+    own = {*proof.cgroups, *(use.cgroups[0] for use in seen.of_cgroups(proof.cgroups))}
+    is_empty_of_others = at_ns - group.created_ns < _JUST_NS and entry.cgroups <= own
+    until_ns = at_ns if is_empty_of_others else group.created_ns
     uses = _of_others(group, proof, seen, since_ns=group.created_ns - _HISTORY_NS)
     return replace(group, history=_by_cgroup(use for use in uses if min(use.at_ns, at_ns) <= until_ns))
 

@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.resctrl.witness import Ids, Seen, Use, Watch
+from resctrlmond.resctrl.witness import Entry, Ids, Seen, Use, Watch
 from resctrlmond.workloads.figures.verdict import entered_now, is_news, weighed, with_ids, with_verdict
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Member, Proof, Workload, replace
@@ -19,6 +19,7 @@ BASELINE_NS = 1_000
 # A container's control group, one below it, another container, and what is above all.
 HERE, BELOW, OTHER, TOP = 11, 12, 13, 1
 MS = 1_000_000
+ENTRY = Entry(OWN, frozenset({HERE}))
 
 
 def running(entered_ns: int = 0) -> Workload:
@@ -85,7 +86,7 @@ def test_rest_of_the_use_of_a_former_user_is_history() -> None:
     of = of.with_group(replace(of.first, ids=None, created_ns=200_000 * MS))
     former = [used(OWN, 900 * MS, OTHER, at_ns=before), used(OWN, 300 * MS, 14, at_ns=long_ago)]
     former.append(used(OWN, 5 * MS, OTHER, at_ns=1 << 63))  # has ended, and waits for its parent
-    of = of.with_group(with_ids(of.first, OWN, of.proof, Seen(WATCH, former), after))
+    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, former), after))
     assert of.first.history == {OTHER: 905 * MS}
     for ns, quality in ((905, Quality.EXACT), (906, Quality.EXACT), (907, Quality.ESTIMATED)):
         assert judged(of, used(OWN, ns * MS, OTHER, at_ns=after + MS)).first.baseline is quality
@@ -95,9 +96,21 @@ def test_rest_of_the_use_of_a_former_user_is_history() -> None:
 def test_late_look_takes_use_of_others_for_that_of_strangers() -> None:
     of = running()
     stranger = used(OWN, 20 * MS, OTHER, at_ns=BASELINE_NS + 2_000 * MS)
-    of = of.with_group(with_ids(of.first, OWN, of.proof, Seen(WATCH, [stranger]), BASELINE_NS + 3_000 * MS))
+    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [stranger]), BASELINE_NS + 3_000 * MS))
     assert of.first.history == {}
     assert judged(of, stranger).first.baseline is Quality.ESTIMATED
+
+
+def test_stranger_that_was_moved_into_a_new_group_has_no_history() -> None:
+    of = running()
+    uses = used(OWN, 20 * MS, OTHER, at_ns=BASELINE_NS + MS), used(CLASS_DEFAULT, MS, BELOW, HERE)
+    for entry, quality in (
+        (Entry(OWN, frozenset({HERE, BELOW})), Quality.EXACT),
+        (Entry(OWN, frozenset({HERE, OTHER})), Quality.ESTIMATED),
+    ):
+        seen = Seen(WATCH, uses)
+        new = of.with_group(with_ids(of.first, entry, of.proof, seen, BASELINE_NS + 2 * MS))
+        assert with_verdict(weighed(new, seen, 2_000)).first.baseline is quality
 
 
 def test_use_of_others_elsewhere_does_not_matter() -> None:
