@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.sim.host.cgroups import CgroupTree
@@ -362,3 +364,24 @@ def test_write_that_a_fault_refuses_is_recorded(mount: Mounted, control: Control
 @given(path=st.text())
 def test_any_text_is_a_directory_or_nothing(path: str) -> None:
     assert CgroupTree().at(path) in ((), ROOT_CGROUP)
+
+
+def test_use_in_control_groups_nested_deeper_than_calls_of_python_is_seen() -> None:
+    """Reads of all simulations on the host failed while a workload had such control groups."""
+    top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
+    path = Path(tempfile.mkdtemp(prefix="resctrlmond-sim-", dir=top))
+    here = os.open(".", os.O_RDONLY)
+    os.chdir(path)
+    depth = 1100
+    try:
+        for _ in range(depth):
+            os.mkdir("d")
+            os.chdir("d")
+        assert max(map(len, CgroupTree().usage())) >= depth
+    finally:
+        for _ in range(depth):
+            os.chdir("..")
+            os.rmdir("d")
+        os.fchdir(here)
+        os.close(here)
+        path.rmdir()

@@ -52,12 +52,15 @@ class CgroupTree:
     def usage(self) -> dict[Cgroups, int]:
         """Return the CPU time of every control group with all below it, in ns."""
         found: dict[Cgroups, int] = {}
-        chains: dict[str, Cgroups] = {}
-        for path, names, _ in os.walk(self._top) if self._top else ():
+        # Not os.walk(): control groups may be nested deeper than Python calls (1000), where it is recursive.
+        waiting: list[tuple[str, Cgroups]] = [(self._top, ())] if self._top else []
+        while waiting:
+            path, above = waiting.pop()
             try:
-                chain = chains[path] = (os.stat(path).st_ino, *chains.get(os.path.dirname(path), ()))
+                chain = (os.stat(path).st_ino, *above)
+                with os.scandir(path) as entries:
+                    waiting += [(entry.path, chain) for entry in entries if entry.is_dir(follow_symlinks=False)]
             except OSError:
-                names.clear()
                 continue
             lines = _read(f"{path}/cpu.stat").split("\n")
             found[chain] = next((_number(line) for line in lines if line.startswith("usage_usec ")), 0) * 1000
