@@ -22,7 +22,6 @@ from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.model.states import State, worst
 
 ENERGY, TRAFFIC, CACHE = "core_energy", "mbm_total_bytes", "llc_occupancy"
-# From best to worst: a workload has the quality of its worst total.
 # All other states have the normal tone.
 TONES = {
     State.PENDING: Tone.WARNING,

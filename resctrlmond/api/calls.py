@@ -16,7 +16,7 @@ from resctrlmond.api.text import text
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.figures.caveats import lacking_sentence
-from resctrlmond.workloads.groups import plan
+from resctrlmond.workloads.groups import queue_order
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import owners
 from resctrlmond.workloads.model.clock import seconds_since_ns
@@ -274,13 +274,13 @@ async def assign_unit(service: Service, caller: Caller) -> types.AssignSelfReply
 
 def run_status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.StatusReply:
     workloads = manager.context.store.all()
-    waiting = plan.waiting(workloads)
+    waiting = queue_order.waiting(workloads)
     pending = sum(workload.state is State.PENDING for workload in workloads)
     # Only a failed request for an RMID shows whether RMIDs are in limbo.
     in_limbo = any(queued.group.in_limbo for queued in waiting) if waiting else None
     seen = manager.watcher.look()
     unmounted = str(seen.unmounted) if seen.unmounted else ""
-    lacking = lacking_sentence(lacking.workload.key for lacking in plan.lacking_counters(workloads))
+    lacking = lacking_sentence(lacking.workload.key for lacking in queue_order.lacking_counters(workloads))
     inexact = f"no figure of this simulation is exact: {seen.inexact}" if seen.inexact else ""
     alerts = (*manager.alerts.values(), seen.hangs, unmounted, lacking, inexact, seen.unwitnessed)
     problems = [*manager.problems, *filter(None, alerts)]

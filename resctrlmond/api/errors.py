@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from resctrlmond.api.exit_codes import DBUS_PREFIX, VARLINK_PREFIX, exit_code
-from resctrlmond.api.oci import InvalidOciState
+from resctrlmond.api.oci_state import InvalidOciState
 from resctrlmond.api.types import ErrorParameters, ExhaustedParameters
 from resctrlmond.resctrl.cgroups import NoSuchCgroup
 from resctrlmond.resctrl.errors import (

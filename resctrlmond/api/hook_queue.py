@@ -11,8 +11,8 @@ from time import monotonic
 import msgspec
 
 from resctrlmond.api.access import Caller
-from resctrlmond.api.hooks import key_of
-from resctrlmond.api.oci import used_part
+from resctrlmond.api.oci_hook import key_of
+from resctrlmond.api.oci_state import used_part
 from resctrlmond.api.types import RunReply, RunRequest
 from resctrlmond.api.workers import Lane
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from resctrlmond.api import calls, hooks, signatures, types
+from resctrlmond.api import calls, oci_hook, signatures, types
 from resctrlmond.api.access import Access, Caller
 from resctrlmond.api.lists import MAX_LIST_BYTES, MAX_PAGES_BYTES
-from resctrlmond.api.oci import InvalidOciState
+from resctrlmond.api.oci_state import InvalidOciState
 from resctrlmond.api.service import Service
 from resctrlmond.api.signatures import HOOK, MANAGER, UNIT, Signature
 from resctrlmond.api.workers import Lane
@@ -418,7 +418,7 @@ Return the state of the daemon and of the machine.
         signatures.RUN,
         Lane.HOOKS,
         Access.WRITE,
-        hooks.run,
+        oci_hook.run,
         errors=(InvalidOciState, *_ASSIGN_ERRORS),
         description="""
 Handle one stage of a container's life, for *resctrlmon-oci-hook*(8).

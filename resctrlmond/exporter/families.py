@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collect the samples of one scrape, by metric."""
+"""Containers for the samples of one scrape: ``metrics`` declares the metrics, ``collector`` sets the values."""
 
 from __future__ import annotations
 

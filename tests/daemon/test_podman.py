@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.api.hooks import _placement
-from resctrlmond.api.oci import State
+from resctrlmond.api.oci_hook import _placement
+from resctrlmond.api.oci_state import State
 from resctrlmond.api.podman import container_name, is_infra, is_podman
 
 ID = "4d" * 32

@@ -24,7 +24,7 @@ from resctrlctl.screen import output
 from resctrlmond.api import translate, types
 from resctrlmond.api.dbus import values as dbus_values
 from resctrlmond.api.dbus.gate import parse_fields, parse_frame
-from resctrlmond.api.oci import InvalidOciState, container_of, parse_state
+from resctrlmond.api.oci_state import InvalidOciState, container_of, parse_state
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.frames import ProtocolError
 from resctrlmond.client import protocol

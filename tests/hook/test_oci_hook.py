@@ -29,8 +29,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from resctrlmond.api import oci
-from resctrlmond.api.oci import parse_state
+from resctrlmond.api import oci_state
+from resctrlmond.api.oci_state import parse_state
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.frames import VarlinkError
 from resctrlmond.service.start_lock import SUFFIX, StartLock
@@ -1085,7 +1085,7 @@ def test_help_beside_a_stage_is_a_wrong_argument(host: Host) -> None:
 
 def test_page_has_each_annotation_that_is_read() -> None:
     page = (ROOT / "man" / "resctrlmon-oci-hook.8.scd").read_text()
-    assert {name for name in [*oci._USED, *ANNOTATIONS] if f"_{name}_" not in page} == set()
+    assert {name for name in [*oci_state._USED, *ANNOTATIONS] if f"_{name}_" not in page} == set()
 
 
 def test_state_on_the_page_is_valid() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.api import oci
+from resctrlmond.api import oci_state
 from resctrlmond.workloads.model.validation import attribute_value, canonical_key, check_attributes, check_member_id
 from resctrlmond.workloads.profiles.profile import Profile, Profiles, select
 
@@ -23,8 +23,8 @@ def state(**fields: Any) -> str:
     return json.dumps({"ociVersion": "1.0.2", "id": ID, "status": "creating", "pid": 4711, **fields})
 
 
-def container(**annotations: str) -> oci.OciContainer:
-    return oci.container_of(oci.parse_state(state(annotations=annotations)))
+def container(**annotations: str) -> oci_state.OciContainer:
+    return oci_state.container_of(oci_state.parse_state(state(annotations=annotations)))
 
 
 CRIO = {
@@ -45,7 +45,7 @@ CONTAINERD = {
 
 
 def test_a_state_is_read_with_all_its_fields() -> None:
-    read = oci.parse_state(state(bundle="/run/b", annotations={"a": "b"}, root="/", owner={"x": [1]}))
+    read = oci_state.parse_state(state(bundle="/run/b", annotations={"a": "b"}, root="/", owner={"x": [1]}))
     assert (read.oci_version, read.id, read.status, read.pid) == ("1.0.2", ID, "creating", 4711)
     assert (read.bundle, read.annotations) == ("/run/b", {"a": "b"})
 
@@ -53,13 +53,13 @@ def test_a_state_is_read_with_all_its_fields() -> None:
 def test_facts_have_the_limits_of_attributes() -> None:
     """Each rule compares them, and an annotation may have most of a megabyte."""
     names = {"io.kubernetes.cri-o.ImageName": "i\x1b" * 100_000, "io.kubernetes.pod.namespace": "n" * 100_000}
-    read = oci.parse_state(state(annotations={**CRIO, **names}))
-    facts = oci.facts_of(read, oci.container_of(read))
+    read = oci_state.parse_state(state(annotations={**CRIO, **names}))
+    facts = oci_state.facts_of(read, oci_state.container_of(read))
     assert (facts.image, facts.namespace) == ("i" * 4096, "n" * 4096)
 
 
 def test_a_stopped_container_has_no_pid() -> None:
-    read = oci.parse_state(f'{{"ociVersion":"1.0.2","id":"{ID}","status":"stopped"}}')
+    read = oci_state.parse_state(f'{{"ociVersion":"1.0.2","id":"{ID}","status":"stopped"}}')
     assert (read.pid, read.bundle, read.annotations) == (0, "", {})
 
 
@@ -96,24 +96,24 @@ def test_a_stopped_container_has_no_pid() -> None:
     ids=lambda text: ascii(text)[-40:],
 )
 def test_invalid_state_is_refused(text: str) -> None:
-    with pytest.raises(oci.InvalidOciState, match="OCI state"):
-        oci.parse_state(text)
+    with pytest.raises(oci_state.InvalidOciState, match="OCI state"):
+        oci_state.parse_state(text)
 
 
 @given(st.one_of(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    with contextlib.suppress(oci.InvalidOciState):
-        oci.parse_state(text)
+    with contextlib.suppress(oci_state.InvalidOciState):
+        oci_state.parse_state(text)
 
 
 def test_a_container_without_pod_is_its_own_workload() -> None:
-    assert container() == oci.OciContainer(key=ID, member=ID, kind="container", attributes={})
+    assert container() == oci_state.OciContainer(key=ID, member=ID, kind="container", attributes={})
 
 
 @pytest.mark.parametrize("annotations", [CRIO, CONTAINERD], ids=["cri-o", "containerd"])
 def test_a_container_in_a_pod_is_a_member_of_the_pod(annotations: dict[str, str]) -> None:
     attributes = {"pod.name": "web-0", "pod.namespace": "shop", "pod.uid": UID, "container.name": "nginx"}
-    assert container(**annotations) == oci.OciContainer(UID, ID, "container", attributes)
+    assert container(**annotations) == oci_state.OciContainer(UID, ID, "container", attributes)
 
 
 def test_compact_uid_of_a_static_pod_becomes_a_key_and_is_kept_as_an_attribute() -> None:
@@ -130,7 +130,7 @@ def test_the_first_runtimes_annotation_counts() -> None:
 @pytest.mark.parametrize("name", ["io.kubernetes.pod.uid", "io.kubernetes.cri.sandbox-uid"])
 @pytest.mark.parametrize("uid", ["", "..", "../../x", "web-0", ID, UID + "\n", "tasks"])
 def test_an_annotation_that_holds_no_uid_is_refused_by_name(name: str, uid: str) -> None:
-    with pytest.raises(oci.InvalidOciState, match=name):
+    with pytest.raises(oci_state.InvalidOciState, match=name):
         container(**{name: uid})
 
 
@@ -146,22 +146,22 @@ def test_the_container_that_only_holds_the_pod_is_a_sandbox(annotation: str) -> 
 
 @pytest.mark.parametrize("name", ["tasks", "mon_groups", "-x", ".x", "x" * 201])
 def test_a_container_id_that_can_be_no_key_is_refused(name: str) -> None:
-    with pytest.raises(oci.InvalidOciState, match="not a valid key"):
-        oci.container_of(oci.parse_state(state(id=name)))
+    with pytest.raises(oci_state.InvalidOciState, match="not a valid key"):
+        oci_state.container_of(oci_state.parse_state(state(id=name)))
 
 
 def test_values_are_cut_and_cleaned() -> None:
-    read = oci.parse_state(
+    read = oci_state.parse_state(
         state(bundle="/b\n\x1b[2J", annotations={"io.kubernetes.pod.name": "n" * 5000, "other": "x"})
     )
-    assert oci.container_of(read).attributes == {"pod.name": "n" * 4096, "bundle": "/b[2J"}
+    assert oci_state.container_of(read).attributes == {"pod.name": "n" * 4096, "bundle": "/b[2J"}
 
 
 @given(st.dictionaries(st.sampled_from(sorted({*CRIO, *CONTAINERD})), st.text() | st.just(UID)), st.text())
 def test_workload_of_any_annotations_is_within_the_limits(annotations: dict[str, str], bundle: str) -> None:
     try:
-        found = oci.container_of(oci.parse_state(state(annotations=annotations, bundle=bundle)))
-    except oci.InvalidOciState:
+        found = oci_state.container_of(oci_state.parse_state(state(annotations=annotations, bundle=bundle)))
+    except oci_state.InvalidOciState:
         return
     assert canonical_key(found.key) == found.key
     check_member_id(found.member)
@@ -178,12 +178,12 @@ _VALUES = st.sampled_from(["gold", "quiet", "", "gold\n", "Gold", "../gold", "$K
 def test_any_annotations_only_choose_among_the_profiles(annotations: dict[str, str], name: str) -> None:
     given_ = {**annotations, "io.kubernetes.container.name": name}
     try:
-        read = oci.parse_state(state(annotations=given_))
-    except oci.InvalidOciState:
+        read = oci_state.parse_state(state(annotations=given_))
+    except oci_state.InvalidOciState:
         # JSON has no lone surrogates.
         assert not json.dumps(given_, ensure_ascii=False).isprintable()
         return
-    found = oci.facts_of(read, oci.container_of(read))
+    found = oci_state.facts_of(read, oci_state.container_of(read))
     profiles = Profiles({known: Profile(known) for known in ("gold", "quiet", "usual")}, default="usual")
     choice = select(profiles, found, owner="oci", cgroup="")
     shown = attribute_value(name)

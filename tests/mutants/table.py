@@ -659,7 +659,7 @@ MUTANTS = (
     ),
     Mutant(
         "a claim without a living member is over while a member lives",
-        _WORKLOADS + "groups/plan.py",
+        _WORKLOADS + "groups/claims.py",
         """\
     if workload.living:
         return -1.0
@@ -725,7 +725,7 @@ MUTANTS = (
     ),
     Mutant(
         "the RMID queue goes by priority from low to high",
-        _WORKLOADS + "groups/plan.py",
+        _WORKLOADS + "groups/queue_order.py",
         "not of.group.observed, -of.workload.priority",
         "not of.group.observed, of.workload.priority",
         "tests/workloads/groups/test_plan.py tests/workloads",
@@ -739,14 +739,14 @@ MUTANTS = (
     ),
     Mutant(
         "new requests overtake those that wait",
-        _WORKLOADS + "groups/plan.py",
+        _WORKLOADS + "groups/queue_order.py",
         "of.workload.priority >= workload.priority",
         "of.workload.priority > workload.priority",
         "tests/workloads/rmids/test_rmid_queue.py tests/workloads",
     ),
     Mutant(
         "a group that waited has an exact baseline",
-        _WORKLOADS + "groups/plan.py",
+        _WORKLOADS + "groups/queue_order.py",
         "        if workload.group_of(member).folder == group.folder\n",
         "        if workload.group_of(member).folder != group.folder\n",
         "tests/workloads/rmids/test_rmid_queue.py tests/workloads",
@@ -782,7 +782,7 @@ MUTANTS = (
     ),
     Mutant(
         "a lost run is begun anew without a delay",
-        _WORKLOADS + "groups/plan.py",
+        _WORKLOADS + "groups/resumption.py",
         "return min(RESUME_S * 2.0 ** min(losses, 16), MAX_RESUME_S)",
         "return 0.0",
         "tests/workloads/groups/test_resume.py tests/workloads",
@@ -853,7 +853,7 @@ MUTANTS = (
     ),
     Mutant(
         "a member that ended while its group waited leaves the totals exact",
-        _WORKLOADS + "groups/plan.py",
+        _WORKLOADS + "groups/queue_order.py",
         "members = [member for member in workload.members if member.has_tasks]",
         "members = [member for member in workload.living if member.has_tasks]",
         "tests/workloads/rmids/test_rmid_queue.py tests/workloads",
@@ -1230,7 +1230,7 @@ MUTANTS = (
     # -- the interfaces
     Mutant(
         "an init with several threads has no control group of its own",
-        _API + "hooks.py",
+        _API + "oci_hook.py",
         "others -= set(processes.threads(state.pid))",
         "pass",
         "tests/daemon/test_life_hook.py",
@@ -1258,21 +1258,21 @@ MUTANTS = (
     ),
     Mutant(
         "after the end of its hook, a container is added wherever its process is",
-        _API + "hooks.py",
+        _API + "oci_hook.py",
         "if caller.pid_namespaces or not _is_in_own_cgroup(state):",
         "if caller.pid_namespaces:",
         "tests/daemon/test_hook_bursts.py",
     ),
     Mutant(
         "a process that got the number of a container's is moved for it",
-        _API + "hooks.py",
+        _API + "oci_hook.py",
         "        _check_start(state.pid, caller)\n",
         "        pass\n",
         "tests/daemon/test_hook_bursts.py",
     ),
     Mutant(
         "a poststop ends the container that came back under its id",
-        _API + "hooks.py",
+        _API + "oci_hook.py",
         ", confirms=True",
         "",
         "tests/daemon/test_life_hook.py",
@@ -1307,7 +1307,7 @@ MUTANTS = (
     ),
     Mutant(
         "an annotation that holds no UID is passed over",
-        _API + "oci.py",
+        _API + "oci_state.py",
         "is_wrong = bool(name) and not is_pod_uid(uid)",
         "is_wrong = bool(name) and not uid",
         "tests/hook/test_oci_state.py",

@@ -32,7 +32,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.workloads.figures.reasons import ran_before
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.groups.plan import waiting
+from resctrlmond.workloads.groups.queue_order import waiting
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality

@@ -26,7 +26,7 @@ from resctrlmond.resctrl.foreign_writes import boot_ticks
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import TICKS_PER_S
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.workloads.evidence.downgrades import downgraded_and_logged
+from resctrlmond.workloads.evidence.pending_downgrades import downgraded_and_logged
 from resctrlmond.workloads.evidence.run_state import ListedThread, Listing, RunStates
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.states import Quality

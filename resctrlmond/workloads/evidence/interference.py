@@ -38,8 +38,8 @@ from resctrlmond.resctrl.foreign_writes import COUNTERS, ForeignWrites, Written
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.evidence.attribution import Attribution, Groups, Writes
-from resctrlmond.workloads.evidence.downgrades import PendingDowngrades, downgraded_and_logged
 from resctrlmond.workloads.evidence.inspection import Inspector
+from resctrlmond.workloads.evidence.pending_downgrades import PendingDowngrades, downgraded_and_logged
 from resctrlmond.workloads.evidence.run_state import RunStates
 from resctrlmond.workloads.figures import caveats
 from resctrlmond.workloads.figures.reasons import Reason

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reasons for which a figure is late, estimated or unknown: ``Reason`` declares each of them.
 
-They are text for people. Code adds, compares and removes whole reasons, and does not read them.
+They are text for people. Code adds, compares and removes whole reasons, and does not read them. Most are given by
+``groups.placement`` and ``groups.queue_order`` (a member ran before), ``figures.verdict`` (the witness), ``evidence``
+(other programs, and tasks that join), ``figures.caveats`` (the hardware) and ``groups.ends`` (the end values).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from resctrlmond.workloads.figures import caveats
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.groups import location
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.groups.plan import lacking_counters
+from resctrlmond.workloads.groups.queue_order import lacking_counters
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.workload import Group, State, Workload, replace
 from resctrlmond.workloads.records.snapshot import KeptReadings

@@ -29,7 +29,7 @@ from resctrlmond.workloads.figures import caveats
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups import counters, location, removal, units
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.groups.plan import served_before
+from resctrlmond.workloads.groups.queue_order import served_before
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.errors import ForeignGroup
 from resctrlmond.workloads.model.states import Quality, worst

@@ -18,8 +18,8 @@ from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.figures import caveats
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups import counters, removal
+from resctrlmond.workloads.groups.claims import claims_over
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.groups.plan import claims_over
 from resctrlmond.workloads.groups.units import is_unit
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.states import Quality

@@ -12,7 +12,8 @@ from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups import counters, creation, location, nested, placement, relocation, removal, units
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.ends import finish_again, has_ended
-from resctrlmond.workloads.groups.plan import losses_in_a_row, served_before
+from resctrlmond.workloads.groups.queue_order import served_before
+from resctrlmond.workloads.groups.resumption import losses_in_a_row
 from resctrlmond.workloads.model.clock import utc_now
 from resctrlmond.workloads.model.errors import NoSuchWorkload
 from resctrlmond.workloads.model.validation import is_pod_uid, merged_attributes, valid_class

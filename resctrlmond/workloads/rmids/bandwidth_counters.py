@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from resctrlmond.resctrl.bandwidth import Mode, domain_number
 from resctrlmond.workloads.groups import counters
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.groups.plan import lacking_counters
+from resctrlmond.workloads.groups.queue_order import lacking_counters
 
 # The subject of a failure to read the counters of the host. No workload can have this key.
 ALL_COUNTERS = "bandwidth counters"

@@ -25,7 +25,7 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.workloads.groups import creation, ends, placement, removal, target
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.groups.plan import why_late
+from resctrlmond.workloads.groups.queue_order import why_late
 from resctrlmond.workloads.groups.units import (
     OVERFLOW_PREFIX,
     is_overflow,

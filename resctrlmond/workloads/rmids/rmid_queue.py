@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from resctrlmond.resctrl.errors import LACKS, GroupExists, KernelRefused, NoSuchClass, PermissionDenied
 from resctrlmond.workloads.groups import creation, placement, removal
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.groups.plan import waiting, why_late
+from resctrlmond.workloads.groups.queue_order import waiting, why_late
 from resctrlmond.workloads.model.errors import ForeignGroup
 from resctrlmond.workloads.model.workload import Group, GroupState
 from resctrlmond.workloads.records.store import Transaction

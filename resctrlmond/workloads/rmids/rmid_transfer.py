@@ -22,7 +22,7 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.workloads.groups import creation, placement, removal
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.groups.plan import InWorkload
+from resctrlmond.workloads.groups.queue_order import InWorkload
 from resctrlmond.workloads.groups.runs import wait_again
 from resctrlmond.workloads.groups.units import is_overflow, is_unit
 from resctrlmond.workloads.model.clock import boot_ns, seconds_since_ns

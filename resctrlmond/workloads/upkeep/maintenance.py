@@ -32,7 +32,8 @@ from resctrlmond.workloads.evidence.watched import may_end_unseen
 from resctrlmond.workloads.figures.verdict import is_news
 from resctrlmond.workloads.groups import counters, ends, location, placement, removal
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.groups.plan import lacking_counters, losses_in_a_row, resumes_after_s
+from resctrlmond.workloads.groups.queue_order import lacking_counters
+from resctrlmond.workloads.groups.resumption import losses_in_a_row, resumes_after_s
 from resctrlmond.workloads.groups.runs import resume
 from resctrlmond.workloads.model.clock import seconds_since_ns
 from resctrlmond.workloads.model.settings import Settings

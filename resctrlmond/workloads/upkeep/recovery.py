@@ -15,7 +15,8 @@ from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Found
 from resctrlmond.workloads.groups import creation, ends, location, placement, removal
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.groups.plan import Do, Step, plan_start, why_late
+from resctrlmond.workloads.groups.plan import Do, Step, plan_start
+from resctrlmond.workloads.groups.queue_order import why_late
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.errors import InvalidKey
 from resctrlmond.workloads.model.owners import RECOVERED

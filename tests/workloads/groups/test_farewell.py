@@ -62,7 +62,7 @@ def test_lost_workload_is_not_resumed_by_a_later_start(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lost run waits for a new group: the next start created it although the package was gone."""
-    monkeypatch.setattr("resctrlmond.workloads.groups.plan.RESUME_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.groups.resumption.RESUME_S", 0.0)
     seen, unseen = (assign(host.ctx, assignment(key, process().pid)).workload for key in ("seen", "unseen"))
     os.rmdir(host.tree.full_path(seen.first.ref))
     host.manager.maintenance.tick()

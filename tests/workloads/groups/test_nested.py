@@ -678,7 +678,7 @@ def test_outer_run_is_late_if_a_rejected_task_ran_outside(family: Family, monkey
 
 
 def test_resumed_outer_run_keeps_the_nested_ones(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resctrlmond.workloads.groups.plan.RESUME_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.groups.resumption.RESUME_S", 0.0)
     outer = family.start()
     family.assign("outer", outer, nested=False)
     inner, ended = family.start(by=outer), family.start(by=outer)
@@ -727,7 +727,7 @@ def test_nested_use_is_not_exact_after_a_loss_of_the_outer_group(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that begins before the group is created again is not in the list of the outer run."""
-    monkeypatch.setattr("resctrlmond.workloads.groups.plan.RESUME_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.groups.resumption.RESUME_S", 0.0)
     outer = family.start()
     family.assign("outer", outer, nested=False)
     first, missed = family.start(by=outer), family.start(by=outer)

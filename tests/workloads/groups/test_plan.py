@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from resctrlmond.resctrl.tree import Found, GroupRef
-from resctrlmond.workloads.groups.plan import Do, claims_over, plan_start, waiting
+from resctrlmond.workloads.groups.claims import claims_over
+from resctrlmond.workloads.groups.plan import Do, plan_start
+from resctrlmond.workloads.groups.queue_order import waiting
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.owners import OCI, RECOVERED
 from resctrlmond.workloads.model.workload import Claim, EndRule, Group, Member, State, Workload

@@ -121,7 +121,7 @@ def test_control_group_without_a_claim_is_not_assigned_again(
 def test_stopped_service_whose_group_is_lost_is_still_watched(
     host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resctrlmond.workloads.groups.plan.RESUME_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.groups.resumption.RESUME_S", 0.0)
     first, second = process(), process()
     service(host, cgroup, first)
     stop(cgroup, first)

@@ -17,7 +17,7 @@ import pytest
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads.groups import counters
-from resctrlmond.workloads.groups.plan import MAX_RESUME_S, losses_in_a_row, resumes_after_s
+from resctrlmond.workloads.groups.resumption import MAX_RESUME_S, losses_in_a_row, resumes_after_s
 from resctrlmond.workloads.model.errors import ForeignGroup, NotWritten
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import PriorRuns, State
@@ -39,7 +39,7 @@ TRAFFIC = "mbm_total_bytes"
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resctrlmond.workloads.groups.plan.RESUME_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.groups.resumption.RESUME_S", 0.0)
 
 
 @pytest.fixture
@@ -338,7 +338,7 @@ def test_the_next_loss_waits_in_full_after_a_resume_that_failed_late(
         remove(host, UID)
         host.manager.maintenance.tick()
     assert host.get(UID).state is not State.LOST
-    monkeypatch.setattr("resctrlmond.workloads.groups.plan.RESUME_S", 60.0)
+    monkeypatch.setattr("resctrlmond.workloads.groups.resumption.RESUME_S", 60.0)
     host.manager.maintenance.tick()
     assert host.ctx.runs.of(UID).resume_try is None
     remove(host, UID)

@@ -170,7 +170,7 @@ def test_a_command_that_ended_before_the_stop_is_estimated_once_its_time_is_over
         assert host.get("k").state is State.IDLE
         host.restart()
         assert WHY not in reasons(host)
-        monkeypatch.setattr("resctrlmond.workloads.groups.plan.MEMBERS_LINGER_S", 0)
+        monkeypatch.setattr("resctrlmond.workloads.groups.claims.MEMBERS_LINGER_S", 0)
         host.restart()
         record = host.get("k")
         assert record.state is State.COMPLETED
@@ -207,7 +207,7 @@ def test_end_without_a_release_is_estimated_if_processes_may_continue(
     host: Host, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """resctrlctl was killed, or its Release failed: for 10 s, processes of the command were counted, exactly."""
-    monkeypatch.setattr("resctrlmond.workloads.groups.plan.MEMBERS_LINGER_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.groups.claims.MEMBERS_LINGER_S", 0.0)
     assign(host.ctx, assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS))
     left = command.begin()
     command.end()
@@ -250,7 +250,7 @@ def test_members_of_a_lost_run_end_with_its_last_claim(host: Host, command: Comm
 def test_totals_stay_exact_while_another_claim_keeps_the_run(
     host: Host, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resctrlmond.workloads.groups.plan.MEMBERS_LINGER_S", 0.0)
+    monkeypatch.setattr("resctrlmond.workloads.groups.claims.MEMBERS_LINGER_S", 0.0)
     assign(host.ctx, assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS))
     create(host.ctx, "k", owner="cli")
     left = command.begin()

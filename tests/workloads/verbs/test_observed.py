@@ -23,7 +23,7 @@ from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.groups import creation
-from resctrlmond.workloads.groups.plan import RESUME_S
+from resctrlmond.workloads.groups.resumption import RESUME_S
 from resctrlmond.workloads.model.errors import AlreadyMonitored, ForeignGroup, InvalidClass, NotWritten
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Pool, Quality

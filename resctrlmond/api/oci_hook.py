@@ -12,7 +12,7 @@ import msgspec
 
 from resctrlmond.api import podman
 from resctrlmond.api.access import Caller
-from resctrlmond.api.oci import (
+from resctrlmond.api.oci_state import (
     InvalidOciState,
     OciContainer,
     State,
