@@ -113,6 +113,13 @@ def test_a_block_unmounts_even_a_server_that_was_killed(mountpoint: Path) -> Non
     assert not is_mounted(mountpoint)
 
 
+def test_errors_of_a_simulation_are_shown_at_its_end(mountpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reader of a file sees only EINVAL for an error in the simulator."""
+    with Simulation(str(mountpoint)) as simulation:
+        Path(f"/proc/{simulation.pid}/fd/2").write_text("an error\n")
+    assert capsys.readouterr().err == "an error\n"
+
+
 def refuse_missing(path: Path) -> str:
     return str(path / "missing")
 

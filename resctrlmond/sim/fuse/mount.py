@@ -18,7 +18,7 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.sim.fuse.filesystem import Filesystem
@@ -238,6 +238,7 @@ class Simulation:
         ]
         self._options += ["--debug"] if debug else []
         self._server: subprocess.Popen[str] | None = None
+        self._complaints: IO[str] | None = None
 
     @property
     def pid(self) -> int:
@@ -251,22 +252,20 @@ class Simulation:
         command += [] if self._outlives else ["--until-eof"]
         package = str(Path(__file__).parents[3])
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-        with tempfile.TemporaryFile("w+") as complaints:
-            self._server = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL if self._outlives else subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=complaints,
-                text=True,
-                env={**os.environ, "PYTHONPATH": path},
-                # A Ctrl-C in the terminal is for this process, which then stops the simulation itself.
-                start_new_session=True,
-            )
-            if not self._announced():
-                self.stop()
-                complaints.seek(0)
-                output = complaints.read().strip() or f"no answer within {START_SECONDS:.0f} s"
-                raise SimulationFailed(f"the simulation did not start: {output}", path=self.mountpoint)
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by _end()
+        self._server = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL if self._outlives else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+            # A Ctrl-C in the terminal is for this process, which then stops the simulation itself.
+            start_new_session=True,
+        )
+        if not self._announced():
+            output = self._end() or f"no answer within {START_SECONDS:.0f} s"
+            raise SimulationFailed(f"the simulation did not start: {output}", path=self.mountpoint)
 
     def _announced(self) -> bool:
         assert self._server is not None
@@ -275,10 +274,15 @@ class Simulation:
         return bool(readable) and self._server.stdout.readline() != ""
 
     def stop(self) -> None:
-        """Unmount and end the server, in any state."""
+        """Unmount and end the server, in any state, and show the errors that it has printed."""
+        if complaints := self._end():
+            print(complaints, file=sys.stderr)
+
+    def _end(self) -> str:
+        """End the server, and return what it has printed on standard error."""
         server, self._server = self._server, None
         if server is None:
-            return
+            return ""
         server.terminate()
         try:
             server.wait(END_SECONDS)
@@ -292,6 +296,10 @@ class Simulation:
             # A killed server could not unmount.
             with contextlib.suppress(OSError):
                 unmount(self.mountpoint)
+        assert self._complaints
+        with self._complaints as file:
+            file.seek(0)
+            return file.read().strip()
 
     def __enter__(self) -> Self:
         self.start()
