@@ -12,13 +12,13 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, localcontext
 
 import msgspec
 
 from resctrlmond.resctrl import kernel_files
-from resctrlmond.resctrl.counters import EXACTLY, Kind, Value, event, parse_value
+from resctrlmond.resctrl.counters import EXACTLY, Kind, Value, added_values, event, parse_value
 from resctrlmond.resctrl.errors import LACKS, NoSuchGroup, not_read
 
 # A domain and an event, such as ("mon_L3_00", "llc_occupancy").
@@ -83,8 +83,8 @@ class ClassCounters(msgspec.Struct):
 def read_class(tree: str, class_: str) -> ClassCounters:
     """Read a class of the resctrl mounted at ``tree``; its name is "" for the root.
 
-    Outer domains only: the value of an L3 cache includes its Sub-NUMA nodes. Raises NoSuchGroup if the class was
-    removed, and NotRead.
+    Outer domains only: the value of an L3 cache is the sum of its Sub-NUMA nodes, as in ``counters``. Raises
+    NoSuchGroup if the class was removed, and NotRead.
     """
     path = os.path.join(tree, class_) if class_ else tree
     try:
@@ -114,7 +114,7 @@ def _read_counters(path: str, found: ClassCounters, left: deque[Counter]) -> Non
             break
         counter = left.popleft()
         try:
-            own, partial[counter] = _read_apart(path, counter, known)
+            own, partial[counter] = _read_apart(path, counter, _nodes(found, counter[0]), known)
         except FileNotFoundError:  # the domain went offline
             found.domains.pop(counter[0], None)
             for other in [other for other in left if other[0] == counter[0]]:
@@ -129,6 +129,11 @@ def _read_counters(path: str, found: ClassCounters, left: deque[Counter]) -> Non
     for counter in left:
         own = Own(None, reason="groups were created and removed during each reading", is_read=False)
         _keep(found, known, counter, own, partial[counter])
+
+
+def _nodes(found: ClassCounters, domain: str) -> list[str]:
+    """Return the Sub-NUMA nodes of a domain, or the domain itself if it has none."""
+    return [node for node in found.domains if node.startswith(f"{domain}/")] or [domain]
 
 
 def _keep(
@@ -158,7 +163,7 @@ def _domains(class_: str) -> Iterable[tuple[str, dict[str, int], list[str]]]:
 
 
 def _read_apart(
-    class_: str, counter: Counter, known: dict[int, GroupCounters]
+    class_: str, counter: Counter, nodes: Sequence[str], known: dict[int, GroupCounters]
 ) -> tuple[Own | None, dict[int, Value]]:
     """Return the class's own use, None if the set of groups changed, and the values of the groups that are there.
 
@@ -169,20 +174,20 @@ def _read_apart(
     try:
         # One that goes before it is listed is not in the values of the class either.
         before = _list_groups(class_, known, is_complete=False)
-        first = _value(class_, counter)
+        first = _value(class_, nodes, counter[1])
         for inode, group in before.items():
             try:
-                values[inode] = _value(group.path, counter)
+                values[inode] = _value(group.path, nodes, counter[1])
             except OSError as error:
-                _check_domain(class_, counter, error)
+                _check_nodes(class_, nodes, error)
                 is_same = False
-        second = _value(class_, counter)
+        second = _value(class_, nodes, counter[1])
         if not is_same or _list_groups(class_, known, is_complete=True).keys() != before.keys():
             return None, values
     except _Changed:
         return None, values
     except OSError as error:
-        _check_domain(class_, counter, error)
+        _check_nodes(class_, nodes, error)
         return None, values
     with localcontext(EXACTLY):
         own = _difference(counter, first, second, values)
@@ -190,11 +195,12 @@ def _read_apart(
     return own if own.low is None or own.width >= 0 else None, values
 
 
-def _check_domain(class_: str, counter: Counter, error: OSError) -> None:
-    """Raise FileNotFoundError if the class has no such domain, because it went offline, and errors of other kinds."""
+def _check_nodes(class_: str, nodes: Iterable[str], error: OSError) -> None:
+    """Raise FileNotFoundError if the class lacks one of these, which went offline, and errors of other kinds."""
     if error.errno not in _GONE:
         raise error
-    os.stat(os.path.join(class_, "mon_data", counter[0]))
+    for node in nodes:
+        os.stat(os.path.join(class_, "mon_data", node))
 
 
 def _list_groups(class_: str, known: dict[int, GroupCounters], *, is_complete: bool) -> dict[int, GroupCounters]:
@@ -220,14 +226,17 @@ def _list_groups(class_: str, known: dict[int, GroupCounters], *, is_complete: b
     return found
 
 
-def _value(directory: str, counter: Counter) -> Value:
-    path = os.path.join(directory, "mon_data", *counter)
-    try:
-        return parse_value(kernel_files.read(path).decode("utf-8", "replace"))
-    except OSError as error:
-        if error.errno in LACKS or error.errno in _GONE:
-            raise
-        return parse_value(os.strerror(error.errno or 0))
+def _value(directory: str, nodes: Iterable[str], name: str) -> Value:
+    values = []
+    for node in nodes:
+        try:
+            text = kernel_files.read(os.path.join(directory, "mon_data", node, name)).decode("utf-8", "replace")
+        except OSError as error:
+            if error.errno in LACKS or error.errno in _GONE:
+                raise
+            text = os.strerror(error.errno or 0)
+        values.append(parse_value(text))
+    return added_values(values)
 
 
 def _difference(counter: Counter, first: Value, second: Value, groups: Mapping[int, Value]) -> Own:

@@ -134,7 +134,7 @@ def parse_value(text: str) -> Value:
 
 
 def added_values(values: Sequence[Value]) -> Value:
-    """Add one event's values of several groups. Returns the first value that is not a number, if there is one."""
+    """Add one event's values of several groups or nodes. Returns the first that is not a number, if there is one."""
     without = next((value for value in values if value.number is None), None)
     if without is not None or len(values) == 1:
         return without or values[0]
@@ -209,7 +209,7 @@ def read_mon_data(group: int, known: Layout = ()) -> tuple[list[Reading], Layout
             layout = tuple(sorted(found, key=_DOMAIN))
         # If the group was removed meanwhile, the counters read so far are incomplete.
         os.stat("mon_data", dir_fd=group)
-        return readings, layout
+        return _with_sums(readings), layout
     finally:
         os.close(fd)
 
@@ -220,6 +220,26 @@ _DOMAIN = operator.attrgetter("domain")
 
 # The deepest file of the kernel is mon_data/mon_L3_00/mon_sub_L3_00/llc_occupancy.
 _DEPTH = 2
+
+
+def _with_sums(readings: list[Reading]) -> list[Reading]:
+    """Return the readings with the sum of the Sub-NUMA nodes as the value of their L3 cache.
+
+    Without Linux commit 594902c986e2 ("Remove inappropriate references to cacheinfo"), the file of the cache reads 0
+    after the first CPU of a node was offline.
+    """
+    parts: dict[tuple[str, str], list[Value]] = {}
+    for reading in readings:
+        if reading.is_part:
+            parts.setdefault((reading.domain.partition("/")[0], reading.event), []).append(reading.value)
+    if not parts:
+        return readings
+    return [
+        msgspec.structs.replace(reading, value=added_values(of))
+        if (of := parts.get((reading.domain, reading.event)))
+        else reading
+        for reading in readings
+    ]
 
 
 def _read_known(mon_data: int, known: Layout) -> list[Reading] | None:

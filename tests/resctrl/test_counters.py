@@ -150,12 +150,24 @@ def test_unknown_domains_and_events_are_kept(tmp_path: Path) -> None:
     assert read(tmp_path) == [number("", "at_the_top", 6), number("mon_L9_warp_00", "tachyons", 5)]
 
 
-def test_a_sub_domain_is_part_of_the_outer_one(tmp_path: Path) -> None:
-    put(tmp_path, "mon_L3_00/llc_occupancy", "7\n")
+def test_the_value_of_a_cache_is_the_sum_of_its_nodes(tmp_path: Path) -> None:
+    """The file of the cache reads 0 on kernels with an error (before Linux commit 594902c986e2)."""
+    put(tmp_path, "mon_L3_00/llc_occupancy", "0\n")
     put(tmp_path, "mon_L3_00/mon_sub_L3_01/llc_occupancy", "3\n")
-    outer, inner = read(tmp_path)
+    put(tmp_path, "mon_L3_00/mon_sub_L3_02/llc_occupancy", "4\n")
+    put(tmp_path, "mon_L3_01/llc_occupancy", "5\n")
+    outer, *nodes, other = read(tmp_path)
     assert (outer, outer.is_part) == (number("mon_L3_00", "llc_occupancy", 7), False)
-    assert (inner, inner.is_part) == (number("mon_L3_00/mon_sub_L3_01", "llc_occupancy", 3), True)
+    assert nodes == [number(f"mon_L3_00/mon_sub_L3_0{node}", "llc_occupancy", node + 2) for node in (1, 2)]
+    assert all(node.is_part for node in nodes)
+    assert other == number("mon_L3_01", "llc_occupancy", 5)
+
+
+def test_a_cache_has_no_value_if_a_node_has_none(tmp_path: Path) -> None:
+    put(tmp_path, "mon_L3_00/llc_occupancy", "0\n")
+    put(tmp_path, "mon_L3_00/mon_sub_L3_01/llc_occupancy", "3\n")
+    put(tmp_path, "mon_L3_00/mon_sub_L3_02/llc_occupancy", "Unavailable\n")
+    assert read(tmp_path)[0] == Reading("mon_L3_00", "llc_occupancy", Value(Status.UNAVAILABLE, "Unavailable"))
 
 
 def test_directories_deeper_than_the_kernels_are_not_read(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
@@ -438,6 +438,22 @@ def test_node_of_a_cache_that_was_offline_is_estimated(tmp_path: Path) -> None:
             assert (use.quality is Quality.ESTIMATED) == is_estimated, use
 
 
+def test_file_of_a_cache_that_has_nodes_is_not_believed(tmp_path: Path, process: Start) -> None:
+    """On kernels before Linux commit 594902c986e2 it can read 0: the machine had used 0 bytes, exact."""
+    with own_host(tmp_path, "intel-snc2", 16, virtual_cpus=8, lag_ms=0) as host:
+        pools = Pools(host)
+        control, tid = pools.control, pools.control.spawn(tid=process().pid)
+        assign(host.ctx, assignment("k", tid))
+        control.set_faults(Fault(domain="mon_L3_0?", answer=WORD))
+        for cpu in range(8):
+            control.run(tid, SECOND, cpu)
+        found = pools.read()
+        for event in (TRAFFIC, CACHE):
+            assert qualities(found, Pool.TRACKED, event) == {Quality.EXACT}
+        assert used(found, Pool.TRACKED, TRAFFIC) == total_of(read(host.ctx, "k")[2]).number == 8 << 30
+        assert used(found, Pool.TRACKED, CACHE) > 0
+
+
 def test_group_that_is_found_in_two_classes_is_counted_once(
     pools: Pools, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -643,12 +659,13 @@ def test_reading_ends_while_groups_come_and_go(pools: Pools, process: Start, mon
     value, passes = class_counters._value, dict[class_counters.Counter, int]()
     group = [host.make_foreign("theirs0")]
 
-    def change(directory: str, counter: class_counters.Counter) -> Value:
+    def change(directory: str, nodes: Sequence[str], name: str) -> Value:
+        counter = nodes[0], name
         if directory == host.mountpoint:
             passes[counter] = passes.get(counter, 0) + 1
             os.rmdir(host.tree.full_path(group.pop()))
             group.append(host.make_foreign(f"theirs{sum(passes.values())}"))
-        return value(directory, counter)
+        return value(directory, nodes, name)
 
     with monkeypatch.context() as patched:
         patched.setattr(class_counters, "_value", change)
@@ -680,12 +697,10 @@ def test_group_that_is_removed_during_a_reading_is_not_exact(
     control.run(tid, SECOND)
     read = class_counters._read_apart
 
-    def remove(
-        class_: str, counter: class_counters.Counter, known: dict[int, class_counters.GroupCounters]
-    ) -> object:
+    def remove(class_: str, counter: class_counters.Counter, *others: Any) -> object:
         if counter == ("mon_PERF_PKG_00", ENERGY) and os.path.exists(host.tree.full_path(group)):
             os.rmdir(host.tree.full_path(group))
-        return read(class_, counter, known)
+        return read(class_, counter, *others)
 
     with monkeypatch.context() as patched:
         patched.setattr(class_counters, "_read_apart", remove)
@@ -698,14 +713,14 @@ def test_counter_is_read_again_if_groups_came_and_went(pools: Pools, monkeypatch
     pools.check()
     value, passes = class_counters._value, list[class_counters.Counter]()
 
-    def change(directory: str, counter: class_counters.Counter) -> Value:
+    def change(directory: str, nodes: Sequence[str], name: str) -> Value:
         if directory == host.mountpoint:
-            passes.append(counter)
+            passes.append((nodes[0], name))
             if len(passes) in (1, 21):  # the first counter, at its first and at its second pass
                 create(host.ctx, "brief", owner="test")
                 release(host.ctx, "brief", owner="test")
                 create(host.ctx, f"stays{len(passes)}", owner="test")
-        return value(directory, counter)
+        return value(directory, nodes, name)
 
     with monkeypatch.context() as patched:
         patched.setattr(class_counters, "_value", change)
@@ -720,10 +735,10 @@ def test_domain_that_goes_offline_during_a_reading_is_estimated(
 ) -> None:
     read = class_counters._read_apart
 
-    def fail(class_: str, counter: class_counters.Counter, known: dict[int, class_counters.GroupCounters]) -> object:
+    def fail(class_: str, counter: class_counters.Counter, *others: Any) -> object:
         if counter[0] == "mon_L3_01":
             raise FileNotFoundError
-        return read(class_, counter, known)
+        return read(class_, counter, *others)
 
     monkeypatch.setattr(class_counters, "_read_apart", fail)
     uses = [use for use in pools.read().pools if use.domain == "mon_L3_01"]
