@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.workloads.groups import plan
+from resctrlmond.workloads.groups import claims
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, State
 from resctrlmond.workloads.profiles.requests import Assignment
@@ -164,7 +164,7 @@ def test_tasks_that_return_are_moved_in_before_the_workload_ends(
     host.manager.maintenance.tick()
     assert host.get(KEY).first.baseline is Quality.EXACT
     start(cgroup, child)
-    monkeypatch.setattr(plan, "MEMBERS_LINGER_S", 0.0)  # its time is over
+    monkeypatch.setattr(claims, "MEMBERS_LINGER_S", 0.0)  # its time is over
     if end == "tick":
         host.manager.maintenance.tick()
     elif end == "restart of the daemon":
