@@ -426,4 +426,6 @@ def listing(host: Administrator) -> set[str]:
     )
     # As every Debian package, this one keeps its system group, so that its number is not used again.
     allowed = ("/etc/group", "/etc/gshadow", "/etc/ld.so.cache")
-    return {line for line in found.splitlines() if not line.startswith(allowed)}
+    # systemd makes the directories of its registry for the first socket that has a link there, and keeps them.
+    registry = {"/run/varlink", "/run/varlink/registry"}
+    return {line for line in found.splitlines() if not line.startswith(allowed)} - registry
