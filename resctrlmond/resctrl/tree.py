@@ -199,8 +199,7 @@ class Tree:
         """
         path = directory if isinstance(directory, str) else directory.path
         text = self._read_text(f"{path}/tasks" if path else "tasks", "list the tasks of the group")
-        # MPAM kernels of NVIDIA also list devices, as "iommu_group:5".
-        return [int(line) for line in text.split() if line.isdecimal()]
+        return [int(line) for line in text.split()]
 
     def cpus(self, ref: GroupRef) -> str:
         """Return the CPUs whose tasks without a group are counted in this one, such as "0-3"; "" for none."""

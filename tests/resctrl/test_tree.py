@@ -196,16 +196,6 @@ def test_a_task_in_another_users_group_of_files(tree: Tree, make: Make, puppet: 
 # -- counters of a group
 
 
-def test_devices_in_a_list_of_tasks_are_passed_over(
-    tree: Tree, make: Make, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ref = make("a")
-    tree.write_task(ref.path, puppet.pid)
-    read = Tree._read_text
-    monkeypatch.setattr(Tree, "_read_text", lambda *words: f"iommu_group:5\n{read(*words)}")
-    assert tree.tasks(ref) == [puppet.pid]
-
-
 def test_a_new_group_has_readings(tree: Tree, make: Make) -> None:
     readings = tree.read(make("a"))
     assert readings
