@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -33,3 +35,15 @@ def wait_until_equal(read: Callable[[], T], expected: T, *, interval_s: float = 
     with contextlib.suppress(AssertionError):
         wait_until(lambda: read() == expected, interval_s=interval_s)
     assert read() == expected
+
+
+def wait_until_served(path: str | os.PathLike[str]) -> None:
+    """Return as soon as a process listens at a path, which exists already between its bind() and its listen()."""
+
+    def is_served() -> bool:
+        with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            client.connect(os.fspath(path))
+            return True
+        return False
+
+    wait_until(is_served, failure=f"no process listens at {os.fspath(path)}")

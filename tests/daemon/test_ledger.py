@@ -33,7 +33,7 @@ from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.release import release
 from tests.daemon.ledger_host import FileJournal, LedgerHost
 from tests.daemon.test_journal import Journal
-from tests.wait import wait_until
+from tests.wait import wait_until, wait_until_served
 from tests.workloads.builders import workload
 from tests.workloads.conftest import MARK
 from tests.workloads.groups.test_cut import Fuse, cut
@@ -493,7 +493,7 @@ def test_daemon_sends_entries_and_reports_those_that_wait(host: LedgerHost, tmp_
         return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
     try:
-        wait_until((tmp_path / "varlink").exists)
+        wait_until_served(tmp_path / "varlink")
         resctrlctl("create", KEY)
         resctrlctl("release", KEY)
         wait_until(lambda: "the journal does not accept entries" in resctrlctl("status", "--full"))

@@ -15,7 +15,7 @@ from resctrlmond.client import Client, VarlinkError
 from resctrlmond.host import unit_exec
 from tests.daemon.conftest import Machine
 from tests.hook.builds import ROOT
-from tests.wait import wait_until
+from tests.wait import wait_until_served
 
 DAEMON = """
 import asyncio, sys
@@ -39,7 +39,7 @@ def test_call_is_served_before_the_bus_answers(machine: Machine) -> None:
     daemon = subprocess.Popen([sys.executable, "-c", DAEMON, str(machine.top)], cwd=ROOT)
     try:
         path = Path(machine.run, os.path.basename(unit_exec.SOCKET))
-        wait_until(path.exists)
+        wait_until_served(path)
         # Its answer is about this caller: units are watched already.
         with Client(str(path)) as client, pytest.raises(VarlinkError, match="control group of process"):
             client.call("org.resctrlmon.Unit.AssignSelf")

@@ -21,7 +21,7 @@ from resctrlmond.api.types import AssignRequest
 from resctrlmond.client import Client
 from tests.ctl.live.test_top import Terminal
 from tests.pictures.svg import drawn
-from tests.wait import wait_until
+from tests.wait import wait_until_served
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "man" / "images"
@@ -62,7 +62,7 @@ def simulation(folder: Path) -> Iterator[dict[str, str]]:
         socket = folder / "run" / "org.resctrlmon.Manager"
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "RESCTRLMOND_SOCKET": str(socket), "TZ": "UTC"}
         start(sys.executable, "-m", "resctrlmond", "--simulate", str(folder))
-        wait_until(socket.exists)
+        wait_until_served(socket)
         with contextlib.closing(Client(str(socket))) as client:
             for key, attributes, *load in WORKLOADS:
                 # The process waits for its input as a container waits for its runtime.
