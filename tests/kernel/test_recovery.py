@@ -55,9 +55,10 @@ def test_service_that_systemd_restarts_continues_late_and_is_logged(host: Host) 
     workload = host.call("Get", key="batch")["workload"]
     log = host.out("journalctl -u resctrlmond --no-pager -q | grep batch")
     after = host.identity("batch")
+    why = host.out("resctrlctl show --why batch; cat /run/resctrlmond/groups/batch/quality")
     host.run("resctrlctl release batch; systemctl stop batch")
     assert after == identity, "the service kept its group"
-    assert (workload["baseline"], [member["late"] for member in workload["members"]]) == ("late", [True])
+    assert (workload["baseline"], [member["late"] for member in workload["members"]]) == ("late", [True]), why
     assert "has tasks again" in log or "moved 1 task" in log
 
 

@@ -23,11 +23,20 @@ SLACK_NS = 1_000_000
 _HISTORY_NS = 60 * 10**9
 # Only then is use since a group was created taken for that of former users.
 _JUST_NS = 10**9
+# A service that restarts for ever, each time with a new control group, must not make its record grow for ever.
+_MAX_CGROUPS = 100
 
 
 def with_cause(proof: Proof, cause: str) -> Proof:
     """Return the proof that shows nothing from now on, and the first cause of that."""
     return proof if proof.cause else replace(proof, cause=printable(cause))
+
+
+def with_new_cgroup(proof: Proof, inode: int, member: str) -> Proof:
+    """Return the proof with a control group that has replaced one of a member. All that it has used counts."""
+    if len(proof.entered) >= _MAX_CGROUPS:
+        return with_cause(proof, f"the control group of {member} was created too many times")
+    return replace(proof, cgroups=(*proof.cgroups, inode), entered={**proof.entered, inode: 0})
 
 
 def unknown(workload: Workload, cause: str) -> Workload:

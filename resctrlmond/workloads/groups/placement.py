@@ -26,6 +26,7 @@ from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import NO_OPTIONS, CgroupTasks, Moved, MoveOptions, Origins, ProcessTasks, Tasks, move
 from resctrlmond.workloads.evidence.callers import COMMAND_GRACE_S
 from resctrlmond.workloads.figures.reasons import Reason, ran_before
+from resctrlmond.workloads.figures.verdict import with_new_cgroup
 from resctrlmond.workloads.groups import creation, location, nested, relocation, units
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.clock import boot_ns, seconds_since_ns, utc_now
@@ -123,13 +124,20 @@ def _wake(ctx: Context, txn: Transaction, must_wait: Callable[[Member], bool]) -
 
 
 def _mark_removed(txn: Transaction, member: Member) -> None:
-    """Make a group late if a member's control group is not the one that is weighed: another may have had tasks."""
-    workload, entered = txn.workload, txn.workload.proof.entered
-    is_weighed = bool(entered and member.cgroup) and not member.pid and not member.commands
-    if not is_weighed or workload.group_of(member).baseline is not Quality.EXACT:
+    """Make a group late if a member's control group is not the one that is weighed: another may have had tasks.
+
+    From now on the new one is weighed too. What its tasks have used until they are moved, was used outside.
+    """
+    workload, proof = txn.workload, txn.workload.proof
+    is_weighed = bool(proof.entered and member.cgroup) and not member.pid and not member.commands
+    if not is_weighed or (inode := cgroups.inode(member.cgroup)) in proof.entered:
         return
-    if cgroups.inode(member.cgroup) not in entered:
-        txn.save(workload.with_late(member, Reason.REMOVED_CGROUP.text(member=member.id)))
+    if workload.group_of(member).baseline is Quality.EXACT:
+        workload = workload.with_late(member, Reason.REMOVED_CGROUP.text(member=member.id))
+    if inode is not None:
+        workload = replace(workload, proof=with_new_cgroup(proof, inode, member.id))
+    if workload is not txn.workload:
+        txn.save(workload)
 
 
 def _has_waited(ctx: Context, txn: Transaction, member: Member) -> bool:

@@ -26,6 +26,7 @@ from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key
 from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.upkeep import maintenance
 from resctrlmond.workloads.verbs import excluded
 from resctrlmond.workloads.verbs.assign import assign
@@ -772,3 +773,40 @@ def test_status_states_why_there_is_no_witness(host: Host, tmp_path: Path, monke
     assert "the kernel has no BTF. Load it: " in text
     state.unlink()
     assert "No such file" in host.manager.watcher.look().unwitnessed
+
+
+def test_control_group_that_is_created_again_is_late_by_what_it_used_outside(host: Host, cgroup: str) -> None:
+    """As that of a service that restarts. Its processes were taken for strangers, and the totals were estimated."""
+    first = Init(cgroup)
+    begun = assign(host.ctx, Assignment(key=CTR, owner="admin", cgroup=cgroup))
+    first.end()
+    assert begun.workload.first.baseline is Quality.LATE
+    count(host)
+    os.rmdir(cgroup)
+    os.mkdir(cgroup)
+    again = Init(cgroup)
+    try:
+        again.do("burn(0.2)")
+        host.manager.maintenance.sweep(CTR)
+        again.do("burn(0.3)")
+        host.manager.maintenance.sweep(CTR)
+        quality, reason = figures(host)
+        proof = host.ctx.proofs.weighed(host.get(CTR)).proof
+    finally:
+        again.end()
+    assert quality is Quality.LATE, reason
+    assert 200_000_000 <= proof.outside_ns < 400_000_000
+    assert proof.inside_ns >= 300_000_000
+
+
+def test_control_group_that_is_created_again_and_again_does_not_grow_the_record(host: Host, cgroup: str) -> None:
+    assign(host.ctx, Assignment(key=CTR, owner="admin", cgroup=cgroup))
+    sizes = []
+    for number in range(120):
+        os.rmdir(cgroup)
+        os.mkdir(cgroup)
+        host.manager.maintenance.sweep(CTR)
+        if number > 100:
+            sizes.append(len(host.get(CTR).proof.entered))
+    assert set(sizes) == {100}
+    assert "was created too many times" in host.get(CTR).proof.cause
