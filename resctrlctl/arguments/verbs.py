@@ -69,7 +69,8 @@ examples:
 actions:
   enable    watch the units that the globs select, from now on; with "!" in front, a glob excludes units
   disable   remove globs
-  exact     make the figures of services exact from their next start on
+  exact     make the figures of services exact from their next start on, if
+            resctrlmond-witness is loaded
   inexact   undo exact
   status    show the globs and the files that set them; the default
 

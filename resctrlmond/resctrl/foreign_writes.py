@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detect writes of other programs to files of resctrl, with inotify(7).
+"""Detect changes that other programs make in resctrl, with inotify(7).
 
-These are the tasks and cpus files of classes and groups, and the files that reset bandwidth counters: those of the
-counters of one group (mbm_L3_assignments), and of all groups (mbm_assign_mode, and what an event counts).
+These are new directories and removed ones, and writes: to the cpus files of groups, and to the files that reset
+bandwidth counters, which are those of the counters of one group (mbm_L3_assignments), and of all groups
+(mbm_assign_mode, and what an event counts). resctrlmond-witness reports writes to the tasks files.
 
 A write to a file of kernfs raises IN_MODIFY, in every mount namespace. The event does not name the process that
-wrote, so the daemon counts its own writes: if a file has more events than these, another program wrote to it.
-
-Limits:
-- inotify merges an event with an equal one right before it. So several writes through one open file count as one.
-- A write that the kernel refuses raises no event. Opening a file with O_TRUNC raises one (``echo 1 >tasks``), also if
-  the kernel refuses the write that follows.
-- Since Linux 6.7 a program can write a list of tasks (``1,2``). The kernel refuses it at the first task that it
-  cannot move, and has moved the tasks before that one.
+wrote, so the daemon counts its own writes to mbm_L3_assignments: if there are more events than these, another program
+wrote to it. A write that the kernel refuses raises no event, but opening a file with O_TRUNC raises one.
 """
 
 from __future__ import annotations
@@ -21,7 +16,6 @@ import contextlib
 import errno
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -29,7 +23,6 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from resctrlmond.resctrl.inotify import (
-    IN_CLOSE_WRITE,
     IN_CREATE,
     IN_DELETE,
     IN_IGNORED,
@@ -44,9 +37,7 @@ from resctrlmond.resctrl.inotify import (
     Readiness,
 )
 from resctrlmond.resctrl.mounts import Mounting
-from resctrlmond.resctrl.processes import TICKS_PER_S
 
-TASKS = "tasks"
 COUNTERS = "mbm_L3_assignments"
 # Only the files of bandwidth events are in these; each event has a directory in the second.
 _CONFIGURATION = os.path.join("info", "L3_MON")
@@ -55,47 +46,31 @@ _MODE, _FILTER, _CONFIG = "mbm_assign_mode", "event_filter", "_config"
 _MON_GROUPS = "mon_groups"
 _NOT_CLASSES = frozenset({"info", "mon_data", _MON_GROUPS})
 _CPUS = frozenset({"cpus", "cpus_list"})
-# IN_CLOSE_WRITE shows that a write is complete, and separates two writes whose events the kernel would merge.
-_MASK = IN_MODIFY | IN_CLOSE_WRITE | IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO
+_MASK = IN_MODIFY | IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO
 # A program that writes continuously must not keep the daemon reading for ever.
 _MAX_READS = 16
 # The directory was removed meanwhile.
 _REMOVED = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
-# Moves that are older than this are dropped once there are so many.
-_MAX_MOVES = 10_000
-_MOVE_AGE_S = 600
 # If more directories were removed or renamed, any may have been.
 _MAX_GONE = 10_000
 
 
-def boot_ticks() -> int:
-    """Return the time since boot in clock ticks, the unit of field 22 of /proc/PID/stat."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * TICKS_PER_S // 10**9
-
-
 class OwnWrites:
-    """Counts the daemon's own writes, by directory relative to the tree. Thread-safe.
-
-    A write to the tasks file has the name of its directory, a write to COUNTERS its own path.
-    """
+    """Counts the daemon's own writes to the file COUNTERS, by directory relative to the tree. Thread-safe."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._begun: dict[str, int] = {}
         self._running = 0
         self._sequence = 0
-        # By thread and directory: the last move (clock ticks since boot).
-        self._moved: dict[int, dict[str, int]] = {}
 
     @contextlib.contextmanager
-    def counted(self, directory: str, tid: int = 0) -> Iterator[None]:
+    def counted(self, directory: str) -> Iterator[None]:
         """Count one write, unless it raises: a write that the kernel refuses raises no event."""
         with self._guard:
             self._begun[directory] = self._begun.get(directory, 0) + 1
             self._sequence += 1
             self._running += 1
-            if tid:
-                self._record_move(tid, directory)
         try:
             yield
         except BaseException:
@@ -105,16 +80,6 @@ class OwnWrites:
             raise
         with self._guard:
             self._running -= 1
-
-    def moved_since(self, tid: int, ticks: int, directory: str | None = None) -> bool:
-        """Whether the daemon has moved the thread, to ``directory`` if given, since then (clock ticks since boot)."""
-        moved = self._moved.get(tid, {}).copy()
-        return any(at >= ticks for name, at in moved.items() if directory in (None, name))
-
-    def begun(self, directory: str) -> int:
-        """Return how many writes to the directory have begun since the count was last reset."""
-        with self._guard:
-            return self._begun.get(directory, 0)
 
     def checkpoint(self) -> int | None:
         """Return a number for ``pop`` if no write is running, None otherwise."""
@@ -132,40 +97,24 @@ class OwnWrites:
             self._begun = {} if is_reset else begun.copy()
             return begun, is_reset
 
-    def _record_move(self, tid: int, directory: str) -> None:
-        now = boot_ticks()
-        if len(self._moved) >= _MAX_MOVES:
-            oldest = now - _MOVE_AGE_S * TICKS_PER_S
-            self._moved = {tid: moved for tid, moved in self._moved.items() if max(moved.values()) > oldest}
-        self._moved[tid] = {**self._moved.get(tid, {}), directory: now}
-
 
 class Written(msgspec.Struct):
     """The changes that other programs have made, by directory relative to the tree.
 
-    ``tasks``: how often each tasks file was opened and written to; 0 for a further write through a file that was open
-    before. ``cpus``: the directories whose cpus files were written to.
-    ``counters``: the directories whose COUNTERS were written to. ``configuration``: the files of bandwidth events,
-    below ``info``, that were written to.
-    ``created``, ``renamed``: new directories, and new names of directories.
-    ``missed``: directories that were removed, and that were written to or not watched since their creation.
-    ``is_incomplete``: events are missing, or a directory was not watched since its creation.
-    ``is_lost``: the event queue overflowed, or could not be read.
+    ``cpus``, ``counters``: the directories whose cpus files, or file COUNTERS, were written to. ``configuration``:
+    the files of bandwidth events, below ``info``, that were written to. ``created``: new directories, also those that
+    were removed again, and new names of directories.
+    ``is_lost``: events are missing, because the queue overflowed, it could not be read, or it could not be filled.
     """
 
-    tasks: Counter[str] = msgspec.field(default_factory=Counter)
     cpus: set[str] = msgspec.field(default_factory=set)
     counters: set[str] = msgspec.field(default_factory=set)
     configuration: set[str] = msgspec.field(default_factory=set)
     created: set[str] = msgspec.field(default_factory=set)
-    renamed: set[str] = msgspec.field(default_factory=set)
-    missed: set[str] = msgspec.field(default_factory=set)
-    is_incomplete: bool = False
     is_lost: bool = False
 
     def __bool__(self) -> bool:
-        files = self.tasks or self.cpus or self.counters or self.configuration
-        return bool(files or self.renamed or self.missed or self.is_incomplete)
+        return bool(self.cpus or self.counters or self.configuration or self.created or self.is_lost)
 
 
 class ForeignWrites:
@@ -183,11 +132,6 @@ class ForeignWrites:
         self._paths: dict[int, str] = {}
         self._watches: dict[str, int] = {}
         self._modified: Counter[str] = Counter()
-        # How often each tasks file was opened and written to, and the directories whose file is still open since.
-        self._sessions: Counter[str] = Counter()
-        self._being_written: set[str] = set()
-        # The directories that were created during this call of _read().
-        self._new: set[str] = set()
         self._written = Written()
         # The directories that are not at their path any more since the last take_gone(); None if any may be.
         self._gone: set[str] | None = None
@@ -218,11 +162,6 @@ class ForeignWrites:
         """The descriptor that is readable for events; -1 if there is none."""
         return self._readiness.fd if self._readiness is not None else -1
 
-    @property
-    def watches(self) -> int:
-        """The number of watched directories."""
-        return len(self._watches)
-
     def is_watched(self, directory: str) -> bool:
         """Whether the removal of a group is detected, and that of the classes above it."""
         groups = os.path.dirname(directory)
@@ -237,16 +176,6 @@ class ForeignWrites:
             is_known = mounting == self._mounting and any(mounting) and not self.trouble
             gone, self._gone = self._gone, set()
             return gone if is_known else None
-
-    @property
-    def directories(self) -> set[str]:
-        """The watched classes and groups."""
-        return {path for path in self._watches.copy() if not path or _has_tasks_file(path)}
-
-    @property
-    def being_written(self) -> set[str]:
-        """The directories whose tasks file was written to and has not been closed since."""
-        return self._being_written.copy()
 
     def update_watches(self, mounting: Mounting) -> bool:
         """Watch all directories after a mount or an error. Returns whether this has completed the watches."""
@@ -272,7 +201,7 @@ class ForeignWrites:
             self._mounting = mounting
             self._watch_all()
             # Writes to directories that were not watched until now were not detected.
-            self._written.is_incomplete |= had_trouble and not self.trouble
+            self._written.is_lost |= had_trouble and not self.trouble
             return not self.trouble
 
     def unreported(self) -> AbstractContextManager[None]:
@@ -315,8 +244,6 @@ class ForeignWrites:
         if self._inotify is None:
             return
         checkpoint = self._own.checkpoint()
-        continued = self._being_written.copy()
-        self._new.clear()
         for _ in range(_MAX_READS):
             try:
                 events = self._inotify.read()
@@ -334,18 +261,11 @@ class ForeignWrites:
         begun, is_reset = self._own.pop(checkpoint)
         for directory, number in self._modified.items():
             own = begun.get(directory, 0)
-            if number <= own:
-                continue
-            if os.path.basename(directory) == COUNTERS:
-                self._written.counters.add(os.path.dirname(directory))
+            if number > own:
+                self._written.counters.add(directory)
                 self._modified[directory] = own
-            else:
-                least = 0 if directory in continued else 1
-                self._written.tasks[directory] += max(self._sessions[directory] - own, least)
-                self._modified[directory] = self._sessions[directory] = own
         if is_reset:
             self._modified.clear()
-            self._sessions.clear()
 
     def _process(self, event: Event) -> None:
         if event.mask & IN_Q_OVERFLOW:
@@ -358,28 +278,20 @@ class ForeignWrites:
             self._forget(directory)
         elif event.mask & IN_ISDIR:
             self._process_directory(event, os.path.join(directory, event.name))
-        elif event.mask & IN_MODIFY and event.name == TASKS:
-            self._modified[directory] += 1
-            if directory not in self._being_written:
-                self._being_written.add(directory)
-                self._sessions[directory] += 1
-        elif event.mask & IN_CLOSE_WRITE and event.name == TASKS:
-            self._being_written.discard(directory)
         elif event.mask & IN_MODIFY and event.name in _CPUS:
             self._written.cpus.add(directory)
         elif event.mask & IN_MODIFY and event.name == COUNTERS:
-            self._modified[os.path.join(directory, COUNTERS)] += 1
+            self._modified[directory] += 1
         elif event.mask & IN_MODIFY and _is_configuration(directory, event.name):
             self._written.configuration.add(os.path.join(directory, event.name))
 
     def _lose_events(self) -> None:
         """Record that events are missing, and watch all directories anew."""
         self._modified.clear()
-        self._sessions.clear()
         self._gone = None
         self._forget_below("")
         self._watch_all()
-        self._written.is_incomplete = self._written.is_lost = True
+        self._written.is_lost = True
 
     def _process_directory(self, event: Event, path: str) -> None:
         if event.mask & (IN_CREATE | IN_MOVED_TO) and path not in self._watches:
@@ -388,29 +300,16 @@ class ForeignWrites:
                 return
             self._watch_new(path)
             if _has_tasks_file(path):
-                self._process_new(event, path)
+                # Groups that were in it before it was watched have no events of their own.
+                below = {other for other in self._watches if other.startswith(f"{path}/") and _has_tasks_file(other)}
+                self._written.created.update(below, {path})
         elif event.mask & IN_DELETE:
-            if path in self._new:
-                self._written.missed.add(path)
             self._add_gone(path)
             self._forget_below(path)
         elif event.mask & IN_MOVED_FROM:
             # The watch continues; IN_MOVED_TO sets its new path.
             self._add_gone(path)
             self._watches.pop(path, None)
-
-    def _process_new(self, event: Event, path: str) -> None:
-        if event.mask & IN_MOVED_TO:
-            self._written.renamed.add(path)
-            return
-        self._new.add(path)
-        # It may have been written to before it was watched, and may be removed already.
-        self._written.is_incomplete = True
-        if path in self._watches:
-            self._written.created.add(path)
-            self._written.created.update(below for below in self.directories if below.startswith(f"{path}/"))
-        else:
-            self._written.missed.add(path)
 
     def _watch_all(self) -> None:
         if self._add(""):
@@ -461,11 +360,7 @@ class ForeignWrites:
         if wd is None:
             return
         self._add_gone(directory)
-        if self._modified.pop(directory, 0) > self._own.begun(directory):
-            self._written.missed.add(directory)
-        self._modified.pop(os.path.join(directory, COUNTERS), None)
-        self._sessions.pop(directory, None)
-        self._being_written.discard(directory)
+        self._modified.pop(directory, None)
         if self._paths.get(wd) == directory:
             del self._paths[wd]
             assert self._inotify is not None

@@ -12,12 +12,20 @@ import msgspec
 
 from resctrlmond.resctrl.errors import KernelRefused, NoSuchProcess, NotMounted, from_oserror
 
+_GROUPS = "mon_groups/"
+
 
 class Membership(msgspec.Struct, frozen=True):
     """The class ("" is the root) and monitoring group ("" is none) of one thread."""
 
     class_: str
     group: str
+
+
+def membership_of(directory: str) -> Membership:
+    """Return the class and group whose directory has this path in the tree; "" is the root."""
+    class_, _, name = directory.rpartition(_GROUPS)
+    return Membership(class_.rstrip("/"), name) if class_ or directory.startswith(_GROUPS) else Membership(name, "")
 
 
 class MembershipReader(Protocol):

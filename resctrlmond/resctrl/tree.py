@@ -332,7 +332,7 @@ class Tree:
         except OSError:
             # Before Linux 6.16 mkdir appends to the text of earlier commands, and an error of the VFS leaves it. An
             # empty list of tasks clears it. To clear it before each mkdir would cost each group three calls.
-            with contextlib.suppress(OSError), self.own_writes.counted(""):
+            with contextlib.suppress(OSError):
                 _write(f"{self.path}/tasks", b"\n")
             os.mkdir(path, 0o755)
 
@@ -384,9 +384,8 @@ class Tree:
             with self._command(f"move task {tid}", path):
                 if before is not None and self.membership(tid) != before:
                     return False
-                with self.own_writes.counted(directory, tid):
-                    # Decimal without leading zeros, because the kernel reads a leading zero as octal.
-                    _write(path, b"%d\n" % tid)
+                # Decimal without leading zeros, because the kernel reads a leading zero as octal.
+                _write(path, b"%d\n" % tid)
         except errors.KernelRefused as error:
             # The newest kernels clear last_cmd_status at each operation on a group, also of another program. Then the
             # membership of the task shows the reason.
@@ -415,8 +414,7 @@ class Tree:
         path = os.path.join(self.path, ref.class_, "tasks")
         with self._command(f"move task {tid}", path):
             if self.membership(tid) == Membership(ref.class_, ref.name):
-                with self.own_writes.counted(ref.class_, tid):
-                    _write(path, b"%d\n" % tid)
+                _write(path, b"%d\n" % tid)
 
     def assign_counter(self, ref: GroupRef, event: str, domain: int) -> bool:
         """Assign a bandwidth counter of one L3 to the group; False if all counters there are in use.
@@ -427,7 +425,7 @@ class Tree:
         try:
             with (
                 self._command(f"assign a counter for {event} in L3 {domain}", path),
-                self.own_writes.counted(os.path.join(ref.path, COUNTERS)),
+                self.own_writes.counted(ref.path),
             ):
                 _write(path, f"{event}:{domain}=e\n".encode())
         except errors.KernelRefused as error:

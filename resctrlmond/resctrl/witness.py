@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what resctrlmond-witness(8) has seen: which control group used CPU time with which CLOSID and RMID."""
+"""Read what resctrlmond-witness(8) has seen: the CPU time by control group, CLOSID and RMID, and moves of tasks."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -17,6 +18,14 @@ STATE = "/run/resctrlmond/witness/state"
 # In a simulation, which lists no such directory.
 SIMULATED_FOLDER = ".witness"
 FORMAT = 1
+
+# How often to read the moves again if a record is incomplete, and the time between. The kernel may have interrupted
+# the program that writes it.
+_TRIES = 5
+_RETRY_S = 0.001
+
+# How many times as many moves are kept as the witness keeps.
+_KEPT = 4
 
 # CLOSID and RMID, on arm64 PARTID and PMG.
 Ids = tuple[int, int]
@@ -44,11 +53,42 @@ class Use(msgspec.Struct, frozen=True):
     cgroups: tuple[int, ...]
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """The IDs of the tasks that writes have moved into a group, and the control groups that these were in."""
+class Move(msgspec.Struct, frozen=True):
+    """A task that was moved by a write to the file ``tasks`` of ``directory`` (its inode number).
 
-    ids: Ids
-    cgroups: frozenset[int] = frozenset()
+    ``number`` counts writes and moves from 1 on, ``at_ns`` is the time (ns since boot), ``writer`` the process that
+    wrote (0: not known), ``cgroup`` the inode number of the control group that the task was in. ``old`` and ``new``
+    are the IDs of the task.
+    """
+
+    number: int
+    at_ns: int
+    writer: int
+    directory: int
+    cgroup: int
+    old: Ids
+    new: Ids
+
+
+class Moves(msgspec.Struct, frozen=True):
+    """The moves after number ``before`` until number ``last``, all of them.
+
+    All moves since ``since_ns`` (ns since boot) are among these. ``writes`` are the writer and the directory of each
+    of the last writes, by its number. ``capacity`` is the number of records that the witness keeps. ``is_whole``:
+    there was none after ``last`` that the witness was still writing.
+    """
+
+    before: int = 0
+    last: int = 0
+    since_ns: int = 0
+    tasks: tuple[Move, ...] = ()
+    writes: dict[int, tuple[int, int]] = {}
+    capacity: int = 0
+    is_whole: bool = True
+
+    def into(self, directory: int, since_ns: int) -> list[Move]:
+        """Return the moves into a directory that was created at ``since_ns``: inode numbers are given again."""
+        return [move for move in self.tasks if move.directory == directory and move.at_ns >= since_ns]
 
 
 class Seen:
@@ -78,9 +118,15 @@ class Witness:
     def __init__(self, tree: Tree) -> None:
         simulated = os.path.join(tree.path, SIMULATED_FOLDER)
         self.folder = FOLDER if tree.simulation is None else simulated
+        # When the witness began (ns since boot), and the moves that were read from it.
+        self._moves = 0, Moves()
 
     def watch(self) -> Watch:
         """Return since when the witness has counted without a gap."""
+        return self._status()[0]
+
+    def _status(self) -> tuple[Watch, int, int]:
+        """Return the watch, the number of the last write or move, and how many of these the witness keeps."""
         text = self._read("status")
         try:
             found = {name: values for name, *values in map(str.split, text.splitlines())}
@@ -88,13 +134,18 @@ class Witness:
             # Without these, the time before a move is charged to the RMID or the control group after it.
             is_whole = found["cgroup_moves"] == ["1"] and found["task_moves"] == ["1"]
             watch = Watch(int(found["begun"][0]), sum(map(int, found["gaps"])))
+            last, capacity = map(int, found["moves"])
         except (ValueError, LookupError) as error:
             raise self._not_understood("status") from error
         if not is_known:
             raise self._not_understood("status")
         if not is_whole:
             raise NotRead("does not see all moves of tasks on this kernel", path=self._path("status"))
-        return watch
+        return watch, last, capacity
+
+    def watch_and_last_move(self) -> tuple[Watch, int]:
+        """Return the watch and the number of the last write or move (``Move``)."""
+        return self._status()[:2]
 
     def why_unavailable(self) -> str:
         """Return why the witness could not be loaded, as its loader has written; "" if it does not say."""
@@ -125,33 +176,52 @@ class Witness:
         except ValueError as error:
             raise self._not_understood("tasks or ended") from error
 
-    def entry(self, directory: int, since_ns: int) -> Entry | None:
-        """Return what writes to the file ``tasks`` of a directory have moved there, by its inode number.
+    def moves(self) -> Moves:
+        """Return the moves that were read before, and those that the witness has seen since."""
+        begun, known = self._moves
+        now = known
+        for _ in range(_TRIES):
+            watch, last, capacity = self._status()
+            if watch.begun_ns != begun:
+                begun, known = watch.begun_ns, Moves()
+            if last == known.last:
+                return known
+            now = self._with_new(known, last, capacity)
+            if now.is_whole:
+                break
+            time.sleep(_RETRY_S)
+        # Another thread may have read more meanwhile; then the next call reads these again.
+        self._moves = begun, now
+        return now
 
-        ``since_ns`` (ns since boot) is when the directory was created: inode numbers are given again. None if no
-        write since then has moved a task there. Raises NotRead if writes may have, and are not in the file any more.
-        """
-        lines = self._read("moves").splitlines()
+    def _with_new(self, known: Moves, last: int, capacity: int) -> Moves:
+        """Return the known moves with those that were made since, until ``last`` or an incomplete record."""
+        found: dict[int, list[str]] = {}
         try:
-            # Only these lines are parsed, of thousands: a container may be starting.
-            found = (line.split() for line in lines if f" {directory} " in line)
-            writes = [
-                words[0]
-                for words in found
-                if words[1] == "write" and int(words[3]) == directory and int(words[2]) >= since_ns
-            ]
-            named = [line for line in lines if any(" task " in line and f" {write} " in line for write in writes)]
-            moved = [words for words in map(str.split, named) if words[3] in writes]
-            if moved:
-                last = max(moved, key=lambda words: int(words[3]))
-                return Entry((int(last[10]), int(last[11])), frozenset(int(words[7]) for words in moved))
-            numbers = [(int(number), int(at_ns)) for number, _, at_ns, _ in (line.split(" ", 3) for line in lines)]
+            for line in self._read("moves").splitlines():
+                if known.last < (number := int(line.partition(" ")[0])) <= last:
+                    found[number] = line.split()
+            # Older records were overwritten. A later one that is missing is not complete yet.
+            oldest = max(known.last, last - capacity)
+            until = next((number for number in range(oldest + 1, last + 1) if number not in found), last + 1) - 1
+            writes = {number: write for number, write in known.writes.items() if number > last - capacity}
+            new = []
+            for number, words in sorted(found.items()):
+                if words[1] == "write":
+                    writes[number] = int(words[7]), int(words[3])
+                elif oldest < number <= until:
+                    new.append(_parse_move(words, writes))
+            tasks, before, since_ns = (*known.tasks, *new), known.before, known.since_ns
+            if oldest > known.last:
+                tasks, before = tuple(new), oldest
+                ats = (int(words[2]) for number, words in found.items() if number > oldest)
+                since_ns = min(ats, default=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         except (ValueError, LookupError) as error:
             raise self._not_understood("moves") from error
-        oldest = min(numbers, default=(1, 0))
-        if oldest[0] > 1 and oldest[1] >= since_ns:
-            raise NotRead("does not have the moves into the group any more", path=self._path("moves"))
-        return None
+        if len(tasks) > _KEPT * capacity:
+            dropped, tasks = tasks[: len(tasks) // 2], tasks[len(tasks) // 2 :]
+            before, since_ns = dropped[-1].number, dropped[-1].at_ns + 1
+        return Moves(before, until, since_ns, tasks, writes, capacity, until == last)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)
@@ -165,6 +235,13 @@ class Witness:
 
     def _not_understood(self, name: str) -> NotRead:
         return NotRead("is not in the format of resctrlmond-witness(8)", path=self._path(name))
+
+
+def _parse_move(words: Sequence[str], writes: Mapping[int, tuple[int, int]]) -> Move:
+    """Return a move. Raises ValueError, IndexError."""
+    writer, directory = writes.get(int(words[3]), (0, 0))
+    cgroup, *ids = map(int, words[7:12])
+    return Move(int(words[0]), int(words[2]), writer, directory, cgroup, (ids[0], ids[1]), (ids[2], ids[3]))
 
 
 def _parse_tasks(lines: Iterable[str]) -> list[Use]:

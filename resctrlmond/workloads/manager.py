@@ -61,7 +61,7 @@ class Manager:
             tree, store, snapshots, gid=mark.gid, energy=energy, may_run=ends.may_leave_tasks, file=file
         )
         runs = RunStates(store)
-        interference = Interference(tree, store, runs, mark)
+        interference = Interference(tree, store, mark)
         interference.on_created, interference.on_events_lost = machine.created_by_others, machine.events_lost
         interference.on_counters_reset, machine.read_events = machine.counters_reset, interference.read_all_events
         self.context = Context(

@@ -752,12 +752,13 @@ def test_show_why_of_a_late_container_has_the_time_of_an_exec_session(
     assert f"used {outside[1]} s of CPU time outside the group" in host.ctl("show", "session").stdout
 
 
-def test_show_why_of_a_command_names_the_missing_control_group(host: Host) -> None:
+def test_show_why_of_a_command_has_the_moves_of_other_programs(host: Host) -> None:
     assert host.ctl("run", "--key", "plain", "--", "true").returncode == 0
     qualities, proofs = why(host, "plain")
     assert qualities == {"exact"}
-    assert [kind for kind, (shown, _) in proofs.items() if shown] == ["entered", "read"]
-    assert "has no control group of its own; only the checks of resctrlmond apply" in proofs["closed"][1]
+    assert [kind for kind, (shown, _) in proofs.items() if shown] == ["entered", "closed", "alone", "read", "watched"]
+    assert "other programs have moved no task out of its groups" in proofs["closed"][1]
+    assert "other programs have moved no task into its groups" in proofs["alone"][1]
     assert proofs["read"][1].endswith("at the end")
 
 

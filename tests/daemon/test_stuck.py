@@ -35,9 +35,10 @@ def test_eight_stuck_calls_block_neither_list_nor_status_nor_a_stop(machine: Mac
     for caller in callers:
         caller.start()
     # The records are written, so the calls are in the kernel, or wait for a thread.
-    while len([workload for workload in machine.call("List")["workloads"] if workload["state"] == "pending"]) < 8:
-        pass
-    assert machine.group("before")["state"] == "active"
+    states: dict[str, str] = {}
+    while list(states.values()).count("pending") < 8:
+        states = {workload["key"]: workload["state"] for workload in machine.call("List")["workloads"]}
+    assert states["before"] == "active"
     status = machine.call("Status")
     assert all(caller.is_alive() for caller in callers)
     assert status["mounted"]

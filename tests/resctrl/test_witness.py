@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resctrlmond.resctrl.errors import NotRead
-from resctrlmond.resctrl.witness import Entry, Use, Watch, Witness
+from resctrlmond.resctrl.tree import Tree
+from resctrlmond.resctrl.witness import Move, Use, Watch, Witness
 
 STATUS = "format 1\nbegun 5\ngaps 2 1\nrows 3 65536\nmoves 4 4096\nkeep 3600000000000\ncgroup_moves 1\ntask_moves 1\n"
 SECOND = 10**9
@@ -27,11 +28,15 @@ MOVES = (
 
 def witness(folder: Path, **texts: str) -> Witness:
     """Return the witness with these files."""
-    for name, text in {"status": STATUS, "tasks": TASKS, "ended": ENDED, "moves": MOVES, **texts}.items():
-        (folder / name).write_text(text)
-    found = Witness.__new__(Witness)
+    put(folder, **{"status": STATUS, "tasks": TASKS, "ended": ENDED, "moves": MOVES, **texts})
+    found = Witness(Tree(str(folder), str(folder)))
     found.folder = str(folder)
     return found
+
+
+def put(folder: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        (folder / name).write_text(text)
 
 
 def test_watch_has_the_begin_and_all_gaps(tmp_path: Path) -> None:
@@ -62,21 +67,79 @@ def test_look_has_charged_time_and_the_rest_of_living_tasks(tmp_path: Path) -> N
     assert len(list(seen.of_cgroups((11, 1)))) == 2, "each once"
 
 
-def test_ids_are_those_of_the_last_move_by_a_write_to_the_directory(tmp_path: Path) -> None:
+def test_moves_have_the_writer_the_directory_and_the_ids(tmp_path: Path) -> None:
+    found = witness(tmp_path).moves()
+    assert found.tasks == (Move(1, 8, 0, 0, 11, (0, 0), (0, 9)), Move(3, 9, 7, 500, 11, (0, 0), (0, 4)))
+    assert (found.before, found.last, found.since_ns) == (0, 4, 0)
+    assert found.into(500, 9) == [found.tasks[1]]
+    assert found.into(501, 9) == [], "refused"
+    assert found.into(500, 10) == [], "of an earlier directory"
+
+
+def test_moves_that_were_read_before_are_kept_after_they_were_overwritten(tmp_path: Path) -> None:
     found = witness(tmp_path)
-    assert found.entry(500, 9) == Entry((0, 4), frozenset({11}))
-    assert found.entry(501, 9) is None, "refused"
-    assert found.entry(502, 9) is None, "not ended"
-    assert found.entry(9, 9) is None
-    assert found.entry(500, 10) is None, "of an earlier directory"
+    before = found.moves()
+    put(
+        tmp_path,
+        status=STATUS.replace("moves 4", "moves 6"),
+        moves="5 write 11 500 2 1 0 9 9 sh 3\n6 task 12 5 3 3 1 9 0 0 0 4 1\n",
+    )
+    now = found.moves()
+    assert now.tasks == (*before.tasks, Move(6, 12, 9, 500, 9, (0, 0), (0, 4)))
+    assert (now.before, now.last, now.since_ns) == (0, 6, 0)
 
 
-def test_moves_that_were_overwritten_leave_the_ids_unknown(tmp_path: Path) -> None:
-    found = witness(tmp_path, moves=MOVES.replace("1 task 8 0", "2 task 9 0").replace("2 write", "7 write"))
-    with pytest.raises(NotRead, match="does not have the moves"):
-        found.entry(9, 9)
-    assert found.entry(9, 10) is None, "all are of before"
-    assert witness(tmp_path, moves="").entry(9, 9) is None
+def test_moves_that_were_overwritten_before_they_were_read_are_a_gap(tmp_path: Path) -> None:
+    found = witness(tmp_path)
+    found.moves()
+    put(
+        tmp_path,
+        status=STATUS.replace("moves 4 4096", "moves 7 2"),
+        moves="6 write 11 500 2 1 0 9 9 sh 3\n7 task 12 6 3 3 1 9 0 0 0 4 1\n",
+    )
+    now = found.moves()
+    assert (now.before, now.last, now.since_ns, now.is_whole) == (5, 7, 11, True)
+    assert [move.number for move in now.tasks] == [7]
+
+
+def test_record_that_is_not_complete_is_read_later(tmp_path: Path) -> None:
+    """The kernel interrupted the program that writes it."""
+    found = witness(tmp_path)
+    before = found.moves()
+    late, last = "5 write 11 500 2 1 0 9 9 sh 3\n", "6 task 12 5 3 3 1 9 0 0 0 4 1\n"
+    put(tmp_path, status=STATUS.replace("moves 4", "moves 6"), moves=last)
+    now = found.moves()
+    assert (now.before, now.last, now.tasks, now.is_whole) == (0, 4, before.tasks, False)
+    put(tmp_path, moves=late + last)
+    now = found.moves()
+    assert (now.before, now.last, now.is_whole) == (0, 6, True)
+    assert now.tasks == (*before.tasks, Move(6, 12, 9, 500, 9, (0, 0), (0, 4)))
+
+
+def test_no_more_moves_are_kept_than_four_times_those_of_the_witness(tmp_path: Path) -> None:
+    found = witness(tmp_path, status=STATUS.replace("moves 4 4096", "moves 0 2"), moves="")
+    now = found.moves()
+    for number in range(1, 10):
+        put(
+            tmp_path,
+            status=STATUS.replace("moves 4 4096", f"moves {number} 2"),
+            moves=f"{number} task {number} 0 3 3 1 9 0 0 0 4 1\n",
+        )
+        now = found.moves()
+        assert [move.number for move in now.tasks] == list(range(now.before + 1, number + 1))
+    assert (now.before, now.since_ns) == (4, 5)
+
+
+def test_moves_of_a_witness_that_was_loaded_again_are_all_new(tmp_path: Path) -> None:
+    found = witness(tmp_path)
+    found.moves()
+    put(
+        tmp_path,
+        status=STATUS.replace("begun 5", "begun 6").replace("moves 4", "moves 1"),
+        moves="1 write 11 500 -3 1 0 9 9 sh 3\n",
+    )
+    assert found.moves().tasks == ()
+    assert found.moves().last == 1
 
 
 @pytest.mark.parametrize(
@@ -110,6 +173,6 @@ def test_damaged_text_raises_the_typed_error_only(tmp_path: Path, name: str, dat
     found = witness(tmp_path, **{name: text})
     try:
         found.look()
-        found.entry(500, 9)
+        found.moves()
     except NotRead:
         pass

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from resctrlmond.workloads.evidence.attribution import Groups
 from resctrlmond.workloads.figures import caveats
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Group, Workload, replace
@@ -15,6 +14,8 @@ from resctrlmond.workloads.records.store import Transaction
 
 log = logging.getLogger(__name__)
 
+# The nonces of groups, by the key of their workload.
+Groups = Mapping[str, frozenset[int]]
 # The quality, its reason, and the events; none for all.
 _Downgrade = tuple[Quality, str, tuple[str, ...]]
 

@@ -18,21 +18,6 @@ Activity = tuple[bytes, ...]
 Stamp = tuple[int, int]
 
 
-class ListedThread(msgspec.Struct, frozen=True):
-    """The process of a thread, its start time (clock ticks since boot), and the folder of the group that it is in."""
-
-    pid: int
-    start_time: int
-    folder: str
-
-
-class Listing(msgspec.Struct):
-    """The threads in the groups of a run at a time (clock ticks since boot)."""
-
-    at: int
-    threads: dict[int, ListedThread] = msgspec.field(default_factory=dict)
-
-
 class TakenCheckpoint(msgspec.Struct):
     """A checkpoint of ``workload``, and the CPU times of its tasks before the counters were read.
 
@@ -75,8 +60,6 @@ class RunState(msgspec.Struct, eq=False):
     ``resume_try`` is the time.monotonic() of the last try to resume the run after a loss, and the number of failed
     tries. ``returning`` is when a dormant member of a service ended, and since when (``clock.boot_ns``) its control
     group has tasks again. ``empty_since_ns`` is when an overflow workload lost its last member (``overflow.py``).
-
-    ``listing`` are the threads at the last inspection (``inspection.py``).
     """
 
     generation: int
@@ -91,12 +74,6 @@ class RunState(msgspec.Struct, eq=False):
     resume_try: tuple[float, int] | None = None
     returning: tuple[str, int] = ("", 0)
     empty_since_ns: int | None = None
-    listing: Listing | None = None
-
-    @property
-    def threads(self) -> frozenset[int] | None:
-        """The threads in the groups at the last inspection; None if there was none."""
-        return None if self.listing is None else frozenset(self.listing.threads)
 
     def of_group(self, group: Group) -> DirectoryState:
         """Return the state of the directory of a group."""

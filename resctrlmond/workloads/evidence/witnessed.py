@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask the witness, and keep in the record of a run what is needed to weigh what it has seen (``figures.verdict``).
 
-Only workloads of which each member has a control group of its own can be weighed: the witness knows tasks by these.
+The witness knows the tasks of a workload by control groups if each member has one of its own. For others, it shows
+which tasks were moved into the groups and out of them.
 """
 
 from __future__ import annotations
@@ -9,24 +10,40 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import LACKS, NotRead
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.resctrl.witness import Entry, Seen, Witness
+from resctrlmond.resctrl.witness import Move, Moves, Seen, Witness
 from resctrlmond.workloads.evidence.pod_cgroups import container_in
-from resctrlmond.workloads.figures.verdict import entered_now, unknown, weighed, with_cause, with_ids
+from resctrlmond.workloads.figures.verdict import (
+    NOT_LOADED,
+    entered_now,
+    is_news,
+    unknown,
+    weighed,
+    with_cause,
+    with_ids,
+)
 from resctrlmond.workloads.model.clock import boot_ns
 from resctrlmond.workloads.model.workload import Group, Member, Proof, Workload, replace
 
 log = logging.getLogger(__name__)
 
+# The inode number of the first PID namespace (include/linux/proc_ns.h, PROC_PID_INIT_INO).
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC
 # CRI-O runs a monitor for each container, in a control group beside that of the container.
 _MONITOR = "crio-conmon-"
 
 
-# All that the witness had seen, and the time before the look (``clock.boot_ns``).
-Look = tuple[Seen, int]
+class Look(NamedTuple):
+    """All that the witness had seen, the time before the look (``clock.boot_ns``), and the process of this daemon."""
+
+    seen: Seen
+    moves: Moves
+    at_ns: int
+    mover: int
 
 
 class Proofs:
@@ -43,30 +60,56 @@ class Proofs:
             self._witness.watch()
         except NotRead as error:
             why = self._witness.why_unavailable() or error
-            what = f"no new run of a container, pod or control group is exact without resctrlmond-witness: {why}"
+            what = f"no new run is exact without resctrlmond-witness: {why}"
             return f"{what}. Load it: systemctl start resctrlmond-witness.service"
         return ""
 
     def begin(self) -> Proof:
         """Return the proof of a run that begins now."""
         try:
-            return Proof(watch=self._witness.watch())
+            watch, last_move = self._witness.watch_and_last_move()
+            return Proof(watch=watch, moves=last_move, movers=tuple(filter(None, [self._mover()])))
         except NotRead as error:
             log.debug("no witness: %s", error)
             return Proof()
 
-    def entered(self, workload: Workload, member: Member, sandbox: str = "") -> Workload:
-        """Return the workload with the control group of a member whose tasks have just been moved into the group.
+    def continued(self, workload: Workload) -> Workload:
+        """Return the workload with the moves that earlier daemons have made, and with this daemon as its mover.
 
-        ``sandbox`` is the id of the container that keeps the namespaces of the pod, if it is known.
-        The tasks must wait still. What the control group has used until now, was used outside. A service is known by
-        its commands, and its processes are not weighed.
+        The PID of an earlier one may be given to another program.
         """
-        if member.commands or not member.has_tasks or not (member.cgroup or workload.proof.cgroups):
+        if workload.proof.cgroups or workload.proof.movers == (self._mover(),):
             return workload
         try:
-            return self._entered(workload, member, sandbox)
+            look = self._look_at_moves()
+            seen = self.weighed(workload, look)
+        except NotRead:
+            return workload  # the next look decides
+        if seen.proof.until_ns != look.at_ns:
+            return seen
+        return replace(seen, proof=replace(seen.proof, moves=look.moves.last, movers=(look.mover,)))
+
+    def entered(self, workload: Workload, member: Member, sandbox: str = "", *, moved: bool = True) -> Workload:
+        """Return the workload with the control group of a member whose tasks have just been moved into the group.
+
+        ``sandbox`` is the id of the container that keeps the namespaces of the pod, if it is known. ``moved``: a task
+        was moved. The tasks must still wait. What the control group has used until now was used outside. For a
+        workload that is not known by control groups, only the IDs of its groups are looked up.
+        """
+        is_known_by_cgroup = not member.commands and bool(member.cgroup or workload.proof.cgroups)
+        if not member.has_tasks:
+            return workload
+        try:
+            if is_known_by_cgroup:
+                return self._entered(workload, member, sandbox)
+            # Now, because another program may rename the group before the next look: then its IDs are not found.
+            seen = self.weighed(workload, self._look_at_moves())
+            if moved and not seen.proof.cause and seen.proof.watch and seen.group_of(member).ids is None:
+                seen = unknown(seen, f"the witness has not seen the move of {member.id} into the group")
+            return seen if is_news(workload, seen) else workload
         except NotRead as error:
+            if not is_known_by_cgroup:
+                return workload  # the next look decides
             # Not a reason to leave its tasks out of the group.
             return replace(workload, proof=with_cause(workload.proof, str(error)))
 
@@ -78,7 +121,7 @@ class Proofs:
         inode, pod = cgroups.inode(member.cgroup), _pod_of(workload, member)
         home = inode if not pod else cgroups.inode(pod)
         if proof.watch is None:
-            proof = with_cause(proof, "resctrlmond-witness had not been loaded when the run began")
+            proof = with_cause(proof, NOT_LOADED)
         elif workload.nested.count:
             proof = with_cause(proof, "workloads are nested in it")
         elif inode is None or home is None:
@@ -96,18 +139,26 @@ class Proofs:
             return workload
         # With the RMID of an earlier run, tasks there may have used it too.
         inodes = [home, inode] if is_again else [inode]
-        found, at_ns = self._entries(workload), boot_ns()
-        seen = self._witness.look([home], [entry.ids for entry in found.values()])
-        workload = _with_ids(workload, found, seen, at_ns)
+        found, at_ns = self._moved_in(workload, self._witness.moves()), boot_ns()
+        seen = self._witness.look([home], [moved[-1].new for moved in found.values()])
+        workload = _with_history(workload, found, seen, at_ns)
         return replace(workload, proof=entered_now(workload.proof, inodes, workload.groups, seen))
 
     def weighed(self, workload: Workload, look: Look | None = None) -> Workload:
         """Return the workload with what the witness has seen of it until now, or until a look."""
-        if not workload.proof.cgroups or workload.proof.cause:
+        proof = workload.proof
+        if proof.watch is None or proof.cause or workload.is_observed:
             return workload
+        if not proof.cgroups and not proof.movers:
+            return unknown(workload, "resctrlmond cannot distinguish its own moves from those of other programs")
         try:
-            seen, at_ns = look or self._look()
-            return weighed(_with_ids(workload, self._entries(workload), seen, at_ns), seen, at_ns)
+            now = look or (self._look() if proof.cgroups else self._look_at_moves())
+            # The numbers of another watch began again.
+            found = self._moved_in(workload, now.moves) if now.seen.watch == proof.watch else {}
+            found_now = weighed(_with_history(workload, found, now.seen, now.at_ns), *now)
+            if look is None and not proof.cgroups and not now.moves.is_whole:
+                return unknown(found_now, "the witness was still recording a move")
+            return found_now
         except NotRead as error:
             if error.errno in LACKS:
                 raise
@@ -122,25 +173,47 @@ class Proofs:
 
     def _look(self) -> Look:
         at_ns = boot_ns()
-        return self._witness.look(), at_ns
+        return Look(self._witness.look(), self._witness.moves(), at_ns, self._mover())
 
-    def _entries(self, workload: Workload) -> dict[str, Entry]:
-        """Return what has entered groups whose IDs were not known before, by folder. Raises NotRead."""
+    def _look_at_moves(self) -> Look:
+        """Look at the moves only, which takes less time."""
+        at_ns = boot_ns()
+        moves = self._witness.moves()
+        return Look(Seen(self._witness.watch(), ()), moves, at_ns, self._mover())
+
+    def _mover(self) -> int:
+        """Return the ID of this process as the witness states it; 0 if that is not known."""
+        is_known = self._tree.simulation is not None or os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
+        return os.getpid() if is_known else 0
+
+    def _moved_in(self, workload: Workload, moves: Moves) -> dict[str, list[Move]]:
+        """Return what was moved into groups whose IDs were not known before, by folder. Raises NotRead."""
+        proof, found = workload.proof, dict[str, list[Move]]()
+        if not proof.cgroups and moves.before > proof.moves:
+            raise NotRead(
+                "the witness has overwritten moves that resctrlmond had not read", path=self._witness.folder
+            )
         counting = {workload.group_of(member).folder for member in workload.members if member.has_tasks}
-        new = [group for group in workload.existing_groups if group.ids is None and group.folder in counting]
-        found = ((group.folder, self._entry(group)) for group in new)
-        return {folder: entry for folder, entry in found if entry is not None}
+        for group in workload.existing_groups:
+            if group.ids is not None or (proof.cgroups and group.folder not in counting):
+                continue
+            if (directory := self._directory(group)) is not None:
+                moved = moves.into(directory, group.created_ns)
+                if moved:
+                    found[group.folder] = moved
+                elif proof.cgroups and moves.since_ns > group.created_ns:
+                    raise NotRead("the witness has overwritten the moves into the group", path=self._witness.folder)
+        return found
 
-    def _entry(self, group: Group) -> Entry | None:
-        if (found := self._tree.find(group.ref)) is None:
-            raise NotRead("does not exist, so its RMID is not known", path=self._tree.full_path(group.ref))
-        return self._witness.entry(found.inode, group.created_ns)
+    def _directory(self, group: Group) -> int | None:
+        found = self._tree.find(group.ref)
+        return found.inode if found is not None else None
 
 
-def _with_ids(workload: Workload, found: Mapping[str, Entry], seen: Seen, at_ns: int) -> Workload:
+def _with_history(workload: Workload, found: Mapping[str, list[Move]], seen: Seen, at_ns: int) -> Workload:
     for group in workload.groups:
-        if entry := found.get(group.folder):
-            workload = workload.with_group(with_ids(group, entry, workload.proof, seen, at_ns))
+        if moved := found.get(group.folder):
+            workload = workload.with_group(with_ids(group, moved, workload.proof, seen, at_ns))
     return workload
 
 

@@ -126,6 +126,10 @@ class Reason(enum.Enum):
     )
 
     # The group counted other tasks.
+    NESTED_OTHERS = (
+        Quality.ESTIMATED,
+        "the nested workload {key} had tasks of others, and their use may be counted since its end",
+    )
     REJECTED = (
         Quality.ESTIMATED,
         "tasks of {member} were in the group until their Assign failed, and their use there is counted",
@@ -148,25 +152,11 @@ class Reason(enum.Enum):
         "another program gave the group CPUs ({cpus}), and the use of other tasks there is counted",
     )
 
-    # Another program may have moved tasks unseen.
-    MOVED_UNSEEN = (
-        Quality.ESTIMATED,
-        "another program wrote to {path}, or tried to, and may have moved a task of this workload that ended before "
-        "it could be seen",
-    )
-    REMOVED_UNSEEN = (
-        Quality.ESTIMATED,
-        "another program removed {path} before resctrlmond could see which tasks were moved there; one of this "
-        "workload may have been",
-    )
-    NOT_INSPECTED = (
-        Quality.ESTIMATED,
-        "another program wrote to resctrl, and a task that it may have moved cannot be found: {error}",
-    )
+    # Changes of other programs are not known.
     EVENTS_LOST = (
         Quality.ESTIMATED,
         "writes of other programs to resctrl were not seen, because they were too many or because the kernel's "
-        "events could not be read; a task may have been moved",
+        "events could not be read: CPUs may have been given to the group, and counters reset",
     )
     DOWNGRADE_NOT_SAVED = (
         Quality.ESTIMATED,

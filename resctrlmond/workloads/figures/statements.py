@@ -9,11 +9,10 @@ import msgspec
 
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.reasons import Reason, ran_before
-from resctrlmond.workloads.figures.verdict import SLACK_NS, outside_ns_of
+from resctrlmond.workloads.figures.verdict import NOT_LOADED, SLACK_NS, outside_ns_of
 from resctrlmond.workloads.model.states import ProofKind, Quality, seconds_up_to
 from resctrlmond.workloads.model.workload import Member, Proof, Workload
 
-_OWN_CHECKS = "only the checks of resctrlmond apply (inotify, and a search of the control groups every 5 s)"
 # The reasons that are recorded of a member that is late, beside that for which it ran before.
 _LATE = (
     Reason.NOT_AWAITED,
@@ -43,11 +42,11 @@ def statements(workload: Workload, counted: Sequence[Total], now_ns: int) -> Ite
     """
     yield from _entered(workload)
     if missing := _missing(workload):
-        text = f"the witness does not show it: {missing}; {_OWN_CHECKS}"
+        text = f"the witness does not show it: {missing}"
         yield Statement(ProofKind.CLOSED, shown=False, text=text)
         yield Statement(ProofKind.ALONE, shown=False, text=text)
     else:
-        yield _closed(workload.proof, now_ns)
+        yield _closed(workload, now_ns)
         yield _alone(workload, now_ns)
     yield _read(workload, counted)
     yield _watched(workload)
@@ -82,26 +81,18 @@ def _outside_before(workload: Workload, member: Member) -> str:
 
 def _missing(workload: Workload) -> str:
     """Return why the witness shows nothing about the tasks of the workload; "" if it does."""
-    if workload.proof.cause:
-        return workload.proof.cause
-    if not workload.proof.cgroups:
-        return _without_cgroups(workload)
-    return "" if workload.proof.until_ns else "it has not been asked yet"
+    proof = workload.proof
+    if proof.cause or workload.is_observed:
+        return proof.cause or "another program owns the group"
+    if proof.watch is None:
+        return NOT_LOADED
+    return "" if proof.until_ns else "it has not been asked yet"
 
 
-def _without_cgroups(workload: Workload) -> str:
-    """Return why the tasks of the workload are not known by control groups."""
-    if workload.is_observed:
-        return "another program owns the group"
-    for member in workload.members:
-        if member.commands:
-            return f"{member.id} is a service, which is known by its commands"
-        if member.has_tasks and not member.cgroup:
-            return f"{member.id} has no control group of its own"
-    return "no task has been put into its groups"
-
-
-def _closed(proof: Proof, now_ns: int) -> Statement:
+def _closed(workload: Workload, now_ns: int) -> Statement:
+    proof = workload.proof
+    if not proof.cgroups:
+        return _moved(ProofKind.CLOSED, workload, sum(group.moved_out for group in workload.groups), "out of", now_ns)
     outside_ns = outside_ns_of(proof)
     share = outside_ns / ((outside_ns + proof.inside_ns) or 1)
     text = (
@@ -111,7 +102,16 @@ def _closed(proof: Proof, now_ns: int) -> Statement:
     return Statement(ProofKind.CLOSED, outside_ns <= SLACK_NS, text)
 
 
+def _moved(kind: ProofKind, workload: Workload, number: int, where: str, now_ns: int) -> Statement:
+    tasks = "no task" if not number else "1 task" if number == 1 else f"{number} tasks"
+    moved = f"other programs have moved {tasks} {where} its groups since these were created"
+    text = f"{moved}, {_until(workload.proof, now_ns)}"
+    return Statement(kind, not number, text)
+
+
 def _alone(workload: Workload, now_ns: int) -> Statement:
+    if not workload.proof.cgroups:
+        return _moved(ProofKind.ALONE, workload, sum(group.moved_in for group in workload.groups), "into", now_ns)
     groups = [group for group in workload.groups if group.ids is not None and group.inodes]
     ids = ", ".join(f"CLOSID {group.ids[0]} and RMID {group.ids[1]}" for group in groups if group.ids is not None)
     used, until = seconds_up_to(sum(group.strangers_ns for group in groups)), _until(workload.proof, now_ns)
@@ -139,7 +139,7 @@ def _read(workload: Workload, counted: Sequence[Total]) -> Statement:
 def _watched(workload: Workload) -> Statement:
     watch, missing = workload.proof.watch, _missing(workload)
     if watch is None or missing:
-        text = f"not known: {missing}" if watch else "resctrlmond-witness had not been loaded when the run began"
+        text = f"not known: {missing}" if watch else NOT_LOADED
         return Statement(ProofKind.WATCHED, shown=False, text=text)
     text = f"resctrlmond-witness has counted without a gap since {_seconds(watch.begun_ns)} s after boot"
     if workload.first.created_ns:

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decide from what the witness has seen whether the tasks of a run were always in its groups, and no others.
 
-Two questions to one table (``resctrl.witness``): which CPU time was used in the control groups of the workload with
-other RMIDs, and which with its RMIDs in other control groups. The answers are sums since the begin, so a look at any
-time covers all of the run, and nothing has to be found while it happens.
+If the workload is known by control groups, these are two questions to one table (``resctrl.witness``): which CPU
+time was used in its control groups with other RMIDs, and which with its RMIDs in other control groups. The answers
+are sums since the begin, so a look at any time covers all of the run, and nothing has to be found while it happens.
+
+Otherwise its tasks are those that were put into its groups, and what these start: a new task has the RMID of the one
+that has started it. So they are in its groups, and no others, if no other program has moved a task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.resctrl.witness import Entry, Ids, Seen, Use
+from resctrlmond.resctrl.witness import Ids, Move, Moves, Seen, Use
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.states import Quality, seconds_up_to
 from resctrlmond.workloads.model.workload import Group, Proof, Workload, replace
@@ -23,6 +26,7 @@ SLACK_NS = 1_000_000
 _HISTORY_NS = 60 * 10**9
 # Only then is use since a group was created taken for that of former users.
 _JUST_NS = 10**9
+NOT_LOADED = "resctrlmond-witness had not been loaded when the run began"
 # A service that restarts for ever, each time with a new control group, must not make its record grow for ever.
 _MAX_CGROUPS = 100
 
@@ -40,20 +44,25 @@ def with_new_cgroup(proof: Proof, inode: int, member: str) -> Proof:
 
 
 def unknown(workload: Workload, cause: str) -> Workload:
-    """Return the workload of which the witness shows nothing from now on, if it is known by its control groups."""
-    return replace(workload, proof=with_cause(workload.proof, cause)) if workload.proof.cgroups else workload
+    """Return the workload of which the witness shows nothing from now on."""
+    return replace(workload, proof=with_cause(workload.proof, cause))
 
 
-def is_weighed(workload: Workload) -> bool:
-    """Whether the witness shows where the tasks of the workload ran, so that nothing else has to be found out."""
-    return bool(workload.proof.cgroups) and not workload.proof.cause
+def weighed(workload: Workload, seen: Seen, moves: Moves, until_ns: int, mover: int = 0) -> Workload:
+    """Return the workload with what the witness has seen of it until ``until_ns``, at least.
 
-
-def weighed(workload: Workload, seen: Seen, until_ns: int) -> Workload:
-    """Return the workload with what the witness has seen of it until ``until_ns``, at least."""
-    proof = workload.proof
-    if seen.watch != proof.watch:
+    Moves by the process ``mover`` are those of resctrlmond.
+    """
+    if seen.watch != workload.proof.watch:
         return unknown(workload, "resctrlmond-witness was loaded again during the run, or its tables were full")
+    if workload.proof.cgroups:
+        return _with_use(workload, seen, until_ns)
+    return _with_moves(workload, moves, until_ns, {*workload.proof.movers, mover})
+
+
+def _with_use(workload: Workload, seen: Seen, until_ns: int) -> Workload:
+    """Return the workload, which is known by control groups, with what was used in these and in its groups."""
+    proof = workload.proof
     groups = [group for group in workload.groups if group.inodes]
     inside_ns, outside_by = _use_of(proof, groups, proof.cgroups, seen)
     starting_ns = outside_by.pop(0, 0)
@@ -66,6 +75,26 @@ def weighed(workload: Workload, seen: Seen, until_ns: int) -> Workload:
     amounts = {"inside_ns": inside_ns, "outside_ns": outside_ns, "starting_ns": starting_ns}
     proof = replace(proof, until_ns=until_ns, **amounts)
     return replace(workload, proof=proof)
+
+
+def _with_moves(workload: Workload, moves: Moves, until_ns: int, movers: Container[int]) -> Workload:
+    """Return the workload, which is not known by control groups, with the moves of other programs."""
+    proof, before, groups = workload.proof, workload.groups, workload.existing_groups
+
+    def is_own(ids: Ids) -> bool:
+        return any(_has_ids(group, ids) for group in groups)
+
+    new = [move for move in moves.tasks if move.number > proof.moves and move.writer not in movers]
+    new = [move for move in new if is_own(move.old) != is_own(move.new)]
+    for group in groups:
+        # An earlier group may have had the same IDs.
+        of_group = [move for move in new if move.at_ns >= group.created_ns]
+        moved_in = group.moved_in + sum(_has_ids(group, move.new) for move in of_group)
+        moved_out = group.moved_out + sum(_has_ids(group, move.old) for move in of_group)
+        workload = workload.with_group(replace(group, moved_in=moved_in, moved_out=moved_out))
+    # A new number is saved (``is_news``), and a save sends a signal. So it rises only before moves are forgotten.
+    is_due = workload.groups != before or moves.last - proof.moves > moves.capacity // 4
+    return replace(workload, proof=replace(proof, moves=moves.last if is_due else proof.moves, until_ns=until_ns))
 
 
 def outside_ns_of(proof: Proof) -> int:
@@ -101,14 +130,14 @@ def _has_ids(group: Group, ids: Ids) -> bool:
     return group.ids == ids or (group.changed_class and group.ids is not None and group.ids[1] == ids[1])
 
 
-def with_ids(group: Group, entry: Entry, proof: Proof, seen: Seen, at_ns: int) -> Group:
-    """Return the group with the IDs that are known since a look, and with what others had used with these.
+def with_ids(group: Group, moved: Sequence[Move], proof: Proof, seen: Seen, at_ns: int) -> Group:
+    """Return the group with the IDs of what was moved into it, and with what others had used with these until a look.
 
     What was charged since the group was created is history only if no task of others was moved into it.
     """
-    group = replace(group, ids=entry.ids)
+    group = replace(group, ids=moved[-1].new)
     own = {*proof.cgroups, *(use.cgroups[0] for use in seen.of_cgroups(proof.cgroups))}
-    is_empty_of_others = at_ns - group.created_ns < _JUST_NS and entry.cgroups <= own
+    is_empty_of_others = at_ns - group.created_ns < _JUST_NS and own.issuperset(move.cgroup for move in moved)
     until_ns = at_ns if is_empty_of_others else group.created_ns
     uses = _of_others(group, proof, seen, since_ns=group.created_ns - _HISTORY_NS)
     return replace(group, history=_by_cgroup(use for use in uses if min(use.at_ns, at_ns) <= until_ns))
@@ -138,16 +167,18 @@ def _by_cgroup(uses: Iterable[Use]) -> dict[int, int]:
 
 def with_verdict(workload: Workload) -> Workload:
     """Return the workload with baselines that are no better than what the witness has shown, and with the reasons."""
-    proof = workload.proof
+    proof, was_not_asked = workload.proof, False
     if not proof.cgroups and not proof.cause:
-        if any(member.cgroup and not member.commands for member in workload.members):
+        was_not_asked = any(member.cgroup and not member.commands for member in workload.members)
+        if was_not_asked:
             proof = with_cause(proof, "resctrlmond did not ask the witness when its tasks entered the group")
+        elif proof.watch is None and not workload.is_observed:
+            proof = with_cause(proof, NOT_LOADED)
+    for group in workload.groups:
         # Members that were put into the group later than they ran are late, and need no other reason.
-        groups = [group for group in workload.groups if group.inodes and group.baseline is Quality.EXACT]
-    else:
-        groups = list(workload.groups)
-    for group in groups:
-        for quality, why in _failures(proof, group):
+        is_late = was_not_asked and group.baseline is not Quality.EXACT
+        has_cause = group.inodes and not is_late
+        for quality, why in _failures(proof if has_cause else replace(proof, cause=""), group):
             workload = workload.downgraded(group, quality, why)
     return workload
 
@@ -164,6 +195,10 @@ def _failures(proof: Proof, group: Group) -> list[tuple[Quality, str]]:
     if group.strangers_ns > SLACK_NS:
         why = Reason.USED_BY_OTHERS.text(seconds=seconds_up_to(group.strangers_ns))
         found.append((Quality.ESTIMATED, why))
+    if group.moved_out:
+        found.append((Quality.LATE, Reason.MOVED_OUT.text()))
+    if group.moved_in:
+        found.append((Quality.ESTIMATED, Reason.MOVED_IN.text()))
     return found
 
 
@@ -173,7 +208,7 @@ def is_news(before: Workload, now: Workload) -> bool:
     Amounts that change the verdict are saved, and again each time that they have doubled: each save sends a signal.
     """
     known, new = before.proof, now.proof
-    if known.cause != new.cause:
+    if (known.cause, known.moves) != (new.cause, new.moves):
         return True
     amounts = [(outside_ns_of(known), outside_ns_of(new))]
     amounts += [(old.strangers_ns, group.strangers_ns) for old, group in zip(before.groups, now.groups, strict=True)]

@@ -224,9 +224,11 @@ def with_baseline(
         quality = worst(quality, group.baseline)
     else:
         group = replace(group, baseline_reasons=())  # of another directory, which has been removed
+    # A task that another program moves into the group from now on counts as one of others.
+    created_at, created_ns = utc_now(), boot_ns()
     if quality is not Quality.UNKNOWN and not group.observed:
         group, quality = _cleared(ctx, workload.key, group, quality)
-    group = replace(group, created_at=utc_now(), created_ns=boot_ns(), ids=None, history={})
+    group = replace(group, created_at=created_at, created_ns=created_ns, ids=None, history={})
     # Before the readings, and at the end after them, so that a change in between is found.
     configuration = ctx.tree.bandwidth_configuration(mounting)
     group = replace(group, transactions=configuration.transactions)

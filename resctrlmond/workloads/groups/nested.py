@@ -36,7 +36,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads.figures.accounting import Total, added, digits
 from resctrlmond.workloads.figures.reasons import Reason
-from resctrlmond.workloads.figures.verdict import unknown
+from resctrlmond.workloads.figures.verdict import SLACK_NS, unknown
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.states import Quality, worst
@@ -63,11 +63,13 @@ Find = Callable[[str], Workload | None]
 class _End(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """The file of a nested workload that has ended: its own totals.
 
-    ``left_tasks``: tasks may have run on that were not moved into the group of the outer workload.
+    ``left_tasks``: tasks may have run on that were not moved into the group of the outer workload. ``gave_others``:
+    tasks of others were in its group, and may have been moved there.
     """
 
     totals: dict[str, NestedTotal]
     left_tasks: bool = False
+    gave_others: bool = False
 
 
 # Created by the import: if two threads use a type for the first time at once, msgspec crashes, because one of them
@@ -97,7 +99,10 @@ def enter(ctx: Context, txn: Transaction) -> None:
                 nested = replace(
                     workload.nested, living=(*workload.nested.living, part), count=workload.nested.count + 1
                 )
-                outer.save(unknown(replace(workload, nested=nested), "workloads are nested in it"))
+                workload = replace(workload, nested=nested)
+                if workload.proof.cgroups:
+                    workload = unknown(workload, "workloads are nested in it")
+                outer.save(workload)
 
 
 def undo_enter(ctx: Context, txn: Transaction, *, has_run: bool) -> None:
@@ -223,13 +228,18 @@ def report_end(ctx: Context, workload: Workload) -> None:
 def _end_of(snapshots: Snapshots, over: Workload) -> _End | None:
     """Return the end of a workload that is over; None if its files were removed. Raises NotRead, OSError."""
     found = used(snapshots, over, {})
-    return _End(_by_event(found), _may_have_left(over)) if found or not over.first.inodes else None
+    return _end(found, over) if found or not over.first.inodes else None
+
+
+def _end(found: Iterable[Total], workload: Workload) -> _End:
+    gave_others = any(group.moved_in or group.strangers_ns > SLACK_NS for group in workload.groups)
+    return _End(_by_event(found), _may_have_left(workload), gave_others)
 
 
 def _may_have_left(workload: Workload) -> bool:
     # The tasks of a group that another program removes run on in no group, and those that it moves out are not moved
     # into the group of the outer workload at the end.
-    were_moved = any(Reason.MOVED_OUT.text() in group.baseline_reasons for group in workload.groups)
+    were_moved = any(group.moved_out for group in workload.groups)
     return workload.left_tasks or were_moved or workload.state is State.LOST
 
 
@@ -340,6 +350,9 @@ def _with_end(workload: Workload, part: Part, end: _End) -> Workload:
     both = added(parts)
     living = tuple(one for one in nested.living if one != part)
     workload = replace(workload, nested=replace(nested, living=living, totals=_by_event(both)))
+    if end.gave_others:
+        why = Reason.NESTED_OTHERS.text(key=part.key)
+        workload = workload.downgraded(workload.first, Quality.ESTIMATED, why)
     return _with_left_tasks(workload, part) if end.left_tasks else workload
 
 
@@ -390,5 +403,5 @@ def _current(ctx: Context, workload: Workload, part: Part, own_now: OwnTotals) -
         if later is None or (later.as_part, later.first.state) != (part, inner.first.state):
             continue
         if found or not inner.first.inodes:
-            return _End(_by_event(found), _may_have_left(later))
+            return _end(found, later)
     return _read_end(ctx.snapshots, workload, part)

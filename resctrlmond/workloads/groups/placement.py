@@ -183,6 +183,7 @@ def adopt(ctx: Context, txn: Transaction, group: Group) -> None:
 
 def rejoin(ctx: Context, txn: Transaction) -> None:
     """Move every living member into its group at the start: the last daemon may have been killed before it did."""
+    txn.save(ctx.proofs.continued(txn.workload))
     for member in location.follow(ctx, txn).living:
         try:
             # A task that is moved now ran outside.
@@ -374,10 +375,7 @@ def _move_into(
         yields=late or isinstance(tasks, CgroupTasks),
         waits_for=waits_for,
     )
-    moved = move(ctx.tree, tasks, group.ref, options)
-    for _, before in here.values() if origins is None else ():
-        ctx.interference.found_outside(before)
-    return moved
+    return move(ctx.tree, tasks, group.ref, options)
 
 
 def _group_in(ctx: Context, txn: Transaction, class_: str, moved: Moved) -> Group:

@@ -147,7 +147,8 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
     reported = with_verdict(txn.workload).group(group.folder) or group
     if reported.baseline not in (Quality.EXACT, Quality.LATE):
         # Only now, the tasks of others are known. One that came since the reading may have ended.
-        ctx.machine.ending(txn.workload, reported, has_new_tasks=is_written or bool(group.strangers_ns))
+        has_others = is_written or bool(group.strangers_ns or group.moved_in)
+        ctx.machine.ending(txn.workload, reported, has_new_tasks=has_others)
     # In one file first, because the group may be removed before each value is in a file of its own. A domain that
     # went offline has its last value there too.
     last = readings_of(ctx.snapshots.checkpoint(subfolder, now, readings, group.inodes))

@@ -112,7 +112,9 @@ class Quality(enum.StrEnum):
     the group, or a task was outside the group.
     """
     ESTIMATED = "estimated"
-    """A missing reading was replaced by a rule, or the counter may not be right; see *reason* of *Total*."""
+    """The figure may be too high or too low: a reading is missing, the counter may not be right, other tasks may be
+    counted, or *resctrlmond-witness*(8) does not show where the tasks were; see *reason* of *Total*.
+    """
     UNKNOWN = "unknown"
     """There is no number."""
 
@@ -123,9 +125,9 @@ class ProofKind(enum.StrEnum):
     ENTERED = "entered"
     """The first task of a member was in the group before it ran, because its caller waited."""
     CLOSED = "closed"
-    """No task of the control groups of the workload has used CPU time outside its groups since then."""
+    """No task of the workload has used CPU time outside its groups since then, or was moved out of them."""
     ALONE = "alone"
-    """No other task has used CPU time with the RMIDs of its groups."""
+    """No other task has used CPU time with the RMIDs of its groups, or was moved into them."""
     READ = "read"
     """Every counter had a number at the begin, and at the last reading or at the end."""
     WATCHED = "watched"

@@ -175,27 +175,35 @@ class Nested(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True):
-    """A run whose tasks are known by their control groups, as the witness has seen it (``figures.verdict``).
+    """The proof of a run: what the witness has seen of it (``figures.verdict``).
 
     ``watch``: since when the witness had counted without a gap when the run began; None without a witness. ``cause``
-    is why it cannot show that the totals are exact, "" if it can. ``cgroups`` are the inode numbers of the control
-    groups whose tasks, also those below, are the workload's, () if the workload is not known by control groups, as a
-    process with its descendants. ``entered`` is what was used in the control group of each member before its tasks
-    entered the groups, and ``helpers`` are control groups whose tasks belong to the runtime: neither is missing.
-    ``inside_ns`` was used with the RMIDs of the groups, and ``outside_ns`` with others, until ``until_ns``
-    (``clock.boot_ns``); so was ``starting_ns``, in control groups that have not entered, such as that of a container
-    that its runtime is about to start. CPU times are in ns.
+    is why it cannot show that the totals are exact, "" if it can. All was seen until ``until_ns``
+    (``clock.boot_ns``). CPU times are in ns.
+
+    ``cgroups`` are the inode numbers of the control groups whose tasks, also those below, are the workload's.
+    ``entered`` is what was used in the control group of each member before its tasks entered the groups, and
+    ``helpers`` are control groups whose tasks belong to the runtime: neither is missing. ``inside_ns`` was used with
+    the RMIDs of the groups, and ``outside_ns`` with others; so was ``starting_ns``, in control groups that have not
+    entered, such as that of a container that its runtime is about to start.
+
+    ``cgroups`` is () if the workload is not known by control groups: a process with its descendants, or a service
+    that is known by its commands. The tasks of such a workload leave its groups only by a move. ``moves`` is the
+    number of the last write or move that was read for it. ``movers`` is the PID of the daemon that has read it, whose
+    moves do not count; () if that is not known.
     """
 
     watch: Watch | None = None
     cause: str = ""
+    until_ns: int = 0
     cgroups: tuple[int, ...] = ()
     entered: dict[int, int] = msgspec.field(default_factory=dict)
     helpers: tuple[int, ...] = ()
     inside_ns: int = 0
     outside_ns: int = 0
     starting_ns: int = 0
-    until_ns: int = 0
+    moves: int = 0
+    movers: tuple[int, ...] = ()
 
 
 class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True):
@@ -221,7 +229,7 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     order of the RMID queue are computed from these. ``ids`` are its CLOSID and RMID, None if no task has entered it.
     ``changed_class``: it was moved to another class, with another CLOSID. ``strangers_ns`` is the CPU time that tasks
     of others used with its IDs, see ``Proof``. ``history`` is what others had used with these before, by control
-    group.
+    group. ``moved_in`` and ``moved_out`` are the numbers of tasks that other programs moved into it and out of it.
     """
 
     folder: str = ""
@@ -248,6 +256,8 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     changed_class: bool = False
     history: dict[int, int] = msgspec.field(default_factory=dict)
     strangers_ns: int = 0
+    moved_in: int = 0
+    moved_out: int = 0
 
     @property
     def ref(self) -> GroupRef:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from resctrlmond.resctrl.counters import Reading, Status, Value, added_values, event, parse_value
+from resctrlmond.resctrl.witness import Watch
 from resctrlmond.workloads.figures import checkpoint, verdict
 from resctrlmond.workloads.figures.accounting import Total, added, totals
 from resctrlmond.workloads.figures.checkpoint import Checkpoint
@@ -84,7 +85,9 @@ def by_counters(snapshots: Snapshots, workload: Workload) -> list[Total]:
         group if group.baseline is Quality.UNKNOWN else replace(group, baseline=Quality.EXACT, baseline_reasons=())
         for group in workload.groups
     )
-    of_counters = replace(workload, groups=tuple(groups), members=(), proof=Proof())
+    # As if a witness had seen that nothing is missing.
+    clean = (replace(group, strangers_ns=0, moved_in=0, moved_out=0) for group in groups)
+    of_counters = replace(workload, groups=tuple(clean), members=(), proof=Proof(watch=Watch(0, 0)))
     return shown(workload, used(snapshots, of_counters, {}, up_to_last=True))
 
 

@@ -26,7 +26,6 @@ from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.evidence.activity import activity
-from resctrlmond.workloads.evidence.interference import Inspect
 from resctrlmond.workloads.evidence.run_state import Activity, TakenCheckpoint
 from resctrlmond.workloads.evidence.watched import may_end_unseen
 from resctrlmond.workloads.figures.verdict import is_news
@@ -157,28 +156,26 @@ class Maintenance:
                     with self._store.transaction_if_free(workload.key) as txn:
                         # At its end, its tasks leave the groups.
                         if txn is not None and txn.find() is workload:
-                            txn.save(proofs.weighed(workload))
+                            self._save_weighed(txn, proofs.weighed(workload, look))
+
+    def _save_weighed(self, txn: Transaction, weighed: Workload) -> None:
+        """Save what the witness has shown. On an error, remove the file "quality", which may be better than that."""
+        try:
+            txn.save(weighed)
+        except ResctrlError:
+            self._ctx.snapshots.remove_quality(txn.key)
+            raise
 
     def react(self) -> float:
         """Downgrade workloads after writes of other programs to resctrl; see ``Interference.react``."""
-
-        def inspect(txn: Transaction, inspect_groups: Inspect) -> None:
-            def follow_and_inspect(txn: Transaction) -> None:
-                # The sweep may not have found them: another program may have a group in its place.
-                location.follow(self._ctx, txn)
-                inspect_groups(txn)
-
-            placement.sweep(self._ctx, txn)
-            self._inspect(txn, follow_and_inspect)
-
-        return self._ctx.interference.react(lambda key: self._guarded(key, "inspecting", is_tick=False), inspect)
+        return self._ctx.interference.react(lambda key: self._guarded(key, "downgrading", is_tick=False))
 
     def begin(self) -> None:
-        """Look for what other programs have done to the groups while no daemon ran."""
+        """Find CPUs that other programs gave to the groups while no daemon ran."""
         for workload in self._store.unfinished():
-            with self._guarded(workload.key, "inspecting"), self._store.transaction(workload.key) as txn:
+            with self._guarded(workload.key, "looking for CPUs"), self._store.transaction(workload.key) as txn:
                 # The recovery has just found the groups.
-                self._inspect(txn, self._ctx.interference.inspect_with_cpus)
+                self._look_for_cpus(txn)
 
     def sweep(self, key: str) -> None:
         """Move tasks that joined the workload's members from outside into its groups."""
@@ -203,27 +200,25 @@ class Maintenance:
     def _search(self, txn: Transaction) -> None:
         """Search for tasks outside the workload's groups, which were just found."""
         workload, run = txn.find(), self._runs.of(txn.key)
-        threads = run.threads
         # Before the search: a task that runs meanwhile may fork after it.
-        before = activity(workload, threads) if workload is not None else None
+        before = activity(workload) if workload is not None else None
         run.sleeping = None
         placement.sweep(self._ctx, txn)
-        self._inspect(txn, self._ctx.interference.inspect)
-        has_found_all = txn.find() is workload and run.threads == threads
-        if workload is not None and before is not None and has_found_all:
+        if self._ctx.interference.has_trouble:
+            self._look_for_cpus(txn)
+        if workload is not None and before is not None and txn.find() is workload:
             run.sleeping = workload, before
 
-    def _inspect(self, txn: Transaction, inspect_groups: Inspect) -> None:
-        """Inspect the workload's groups, and once more if they were renamed meanwhile."""
+    def _look_for_cpus(self, txn: Transaction) -> None:
         workload = txn.find()
         if workload is None or workload.state not in (State.ACTIVE, State.IDLE):
             return
         with contextlib.suppress(NoSuchGroup, NotMounted):  # its loss is about to be recorded
             try:
-                inspect_groups(txn)
+                self._ctx.interference.look_for_cpus(txn)
             except NoSuchGroup:  # another program may have renamed it since
                 location.follow(self._ctx, txn)
-                inspect_groups(txn)
+                self._ctx.interference.look_for_cpus(txn)
 
     @contextlib.contextmanager
     def _guarded(self, key: str, work: str = "", *, is_tick: bool = True) -> Iterator[None]:
@@ -364,7 +359,7 @@ class Maintenance:
         sleeping, before = run.sleeping or (None, None)
         if sleeping is not workload or self._ctx.interference.has_trouble:
             return False
-        return activity(workload, run.threads) == before
+        return activity(workload) == before
 
     def _tick(self, txn: Transaction, settings: Settings, *, is_sweep: bool) -> Workload | None:
         """Do the work of a second. Return the workload if it has a group."""
@@ -456,7 +451,7 @@ class Maintenance:
     def _activity(self, workload: Workload) -> Activity | None:
         if self._ctx.interference.has_trouble or ends.may_run_unseen(workload):
             return None
-        return activity(workload, self._runs.of(workload.key).threads)
+        return activity(workload)
 
     def _checkpoint(self, txn: Transaction, workload: Workload, interval_s: float) -> None:
         now = time.monotonic()

@@ -165,7 +165,7 @@ def assign_target(
             ctx, txn.workload, member, target, assignment, moved_again=moved.moved if is_known else None
         )
         workload = replace(txn.workload.with_member(member), is_active=True)
-        workload = ctx.proofs.entered(workload, member, assignment.sandbox)
+        workload = ctx.proofs.entered(workload, member, assignment.sandbox, moved=bool(moved.moved))
         if member.late or member.tasks_outside or why:
             stayed = Reason.WERE_OUTSIDE.text(member=member.id) if member.tasks_outside else ""
             workload = workload.with_late(member, why or stayed)

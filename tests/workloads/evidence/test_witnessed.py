@@ -518,13 +518,13 @@ def test_witness_that_is_unloaded_during_the_run(host: Host, init: Init, control
     check_not_witnessed(figures(host) if at == "a read" else released(host), "cannot read what the witness has seen")
 
 
-def test_process_tree_needs_no_witness(host: Host, process: Start, control: Control) -> None:
-    """It is known by inheritance."""
+def test_process_tree_needs_a_witness(host: Host, process: Start, control: Control) -> None:
+    """Its tasks inherit its RMID, but nothing else shows that no other program has moved one."""
     control.set_witness(available=False)
     assign(host.ctx, assignment("tree", process().pid, "oci"))
     host.manager.maintenance.tick()
-    assert figures(host, "tree") == (Quality.EXACT, "")
-    assert released(host, "tree") == (Quality.EXACT, "")
+    check_not_witnessed(figures(host, "tree"), "had not been loaded")
+    check_not_witnessed(released(host, "tree"), "had not been loaded")
 
 
 def test_full_table_of_the_witness_is_a_gap(host: Host, init: Init, control: Control) -> None:
@@ -769,7 +769,7 @@ def test_status_states_why_there_is_no_witness(host: Host, tmp_path: Path, monke
     monkeypatch.setattr("resctrlmond.resctrl.witness.SIMULATED_FOLDER", "gone")
     host.restart()
     text = host.manager.watcher.look().unwitnessed
-    assert text.startswith("no new run of a container, pod or control group is exact without resctrlmond-witness: ")
+    assert text.startswith("no new run is exact without resctrlmond-witness: ")
     assert "the kernel has no BTF. Load it: " in text
     state.unlink()
     assert "No such file" in host.manager.watcher.look().unwitnessed

@@ -120,12 +120,8 @@ def test_totals_of_a_group_that_is_lost_before_its_first_checkpoint_are_unknown(
     host.check()
 
 
-def test_group_that_did_not_change_is_not_written_again(
-    tmp_path: Path, process: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_that_did_not_change_is_not_written_again(tmp_path: Path, process: Start) -> None:
     """Each checkpoint wrote two files, and read all begin values back."""
-    # Tasks that the simulation runs use no CPU time: no checkpoint may be skipped.
-    monkeypatch.setattr("resctrlmond.workloads.evidence.activity._MAX_THREADS", 0)
     with virtual_machine(tmp_path, "intel-aet") as (host, control):
         child = process()
         control.spawn(tid=child.pid)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from resctrlmond.resctrl.counters import event
-from resctrlmond.resctrl.witness import Seen, Use, Watch
+from resctrlmond.resctrl.witness import Moves, Seen, Use, Watch
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.statements import statements
 from resctrlmond.workloads.figures.verdict import weighed, with_verdict
@@ -20,7 +20,6 @@ from tests.workloads.figures.test_verdict import CLASS_DEFAULT, HERE, MS, OTHER,
 
 S = 1_000_000_000
 COUNTED = [Total(event(name), 7, Quality.EXACT) for name in ("core_energy", "mbm_total_bytes")]
-OWN_CHECKS = "only the checks of resctrlmond apply (inotify, and a search of the control groups every 5 s)"
 
 
 def member(**fields: Any) -> Member:
@@ -36,7 +35,7 @@ def stated(of: Workload, counted: Sequence[Total] = (), now_ns: int = 12 * S) ->
 
 def seen(*some: Use, watch: Watch = WATCH, of: Workload | None = None) -> Workload:
     """Return a run with a member, as the witness has seen it 10 s after the boot."""
-    return weighed(of or running(30 * MS), Seen(watch, some), 10 * S)
+    return weighed(of or running(30 * MS), Seen(watch, some), Moves(), 10 * S)
 
 
 def test_all_proofs_of_an_exact_run_are_shown() -> None:
@@ -118,19 +117,21 @@ def test_each_member_with_tasks_has_a_statement() -> None:
     assert ["0.030 s" in one.text for one in found] == [False, True, False]
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"commands": ("1:2",)}, "c1 is a service, which is known by its commands"),
-        ({"cgroup": ""}, "c1 has no control group of its own"),
-    ],
-)
-def test_member_that_is_not_known_by_a_control_group_is_named(changes: dict[str, Any], text: str) -> None:
-    of = replace(running(), members=(replace(member(), **changes),), proof=Proof(watch=WATCH))
+@pytest.mark.parametrize("changes", [{"commands": ("1:2",)}, {"cgroup": ""}])
+@pytest.mark.parametrize(("moved_in", "moved_out"), [(0, 0), (0, 1), (3, 0)])
+def test_moves_of_others_are_stated_if_the_tasks_are_not_known_by_a_control_group(
+    changes: dict[str, Any], moved_in: int, moved_out: int
+) -> None:
+    of = replace(running(), members=(replace(member(), **changes),), proof=Proof(watch=WATCH, until_ns=10 * S))
+    of = of.with_group(replace(of.first, moved_in=moved_in, moved_out=moved_out))
     found = stated(of)
-    both = False, f"the witness does not show it: {text}; {OWN_CHECKS}"
-    assert found[ProofKind.CLOSED] == found[ProofKind.ALONE] == both
-    assert found[ProofKind.WATCHED] == (False, f"not known: {text}")
+    out, into = "1 task" if moved_out else "no task", "3 tasks" if moved_in else "no task"
+    moved = (
+        "other programs have moved {} its groups since these were created, as seen 2.000 s ago (10.000 s after boot)"
+    )
+    assert found[ProofKind.CLOSED] == (not moved_out, moved.format(f"{out} out of"))
+    assert found[ProofKind.ALONE] == (not moved_in, moved.format(f"{into} into"))
+    assert found[ProofKind.WATCHED][0]
     assert found[ProofKind.ENTERED][0]
 
 
@@ -163,7 +164,7 @@ def test_witness_that_was_not_asked_yet_shows_nothing() -> None:
 
 
 def test_workload_without_tasks_shows_nothing() -> None:
-    found = stated(replace(running(), members=(), proof=Proof(watch=WATCH)))
+    found = stated(replace(running(), members=(), proof=Proof()))
     assert not any(shown for shown, _ in found.values())
     assert found[ProofKind.ENTERED][1] == "no task has been put into its groups"
     assert found[ProofKind.READ][1] == "no counter has been read"

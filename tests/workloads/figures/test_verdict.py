@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.resctrl.witness import Entry, Ids, Seen, Use, Watch
+from resctrlmond.resctrl.witness import Ids, Move, Moves, Seen, Use, Watch
 from resctrlmond.workloads.figures.verdict import entered_now, is_news, weighed, with_ids, with_verdict
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Member, Proof, Workload, replace
@@ -19,7 +19,16 @@ BASELINE_NS = 1_000
 # A container's control group, one below it, another container, and what is above all.
 HERE, BELOW, OTHER, TOP = 11, 12, 13, 1
 MS = 1_000_000
-ENTRY = Entry(OWN, frozenset({HERE}))
+OTHERS, OURS = 99, 7
+
+
+def moved(
+    number: int, old: Ids, new: Ids, *, writer: int = OTHERS, cgroup: int = HERE, at_ns: int = BASELINE_NS + 1
+) -> Move:
+    return Move(number, at_ns, writer, 500, cgroup, old, new)
+
+
+ENTRY = [moved(1, CLASS_DEFAULT, OWN)]
 
 
 def running(entered_ns: int = 0) -> Workload:
@@ -37,7 +46,7 @@ def used(ids: Ids, ns: int, *cgroups: int, at_ns: int = BASELINE_NS + 1) -> Use:
 
 def judged(of: Workload, *uses: Use, watch: Watch = WATCH) -> Workload:
     """Return the workload as its totals are reported after a look."""
-    return with_verdict(weighed(of, Seen(watch, uses), 2_000))
+    return with_verdict(weighed(of, Seen(watch, uses), Moves(), 2_000))
 
 
 def test_use_in_the_group_alone_is_exact() -> None:
@@ -105,12 +114,12 @@ def test_stranger_that_was_moved_into_a_new_group_has_no_history() -> None:
     of = running()
     uses = used(OWN, 20 * MS, OTHER, at_ns=BASELINE_NS + MS), used(CLASS_DEFAULT, MS, BELOW, HERE)
     for entry, quality in (
-        (Entry(OWN, frozenset({HERE, BELOW})), Quality.EXACT),
-        (Entry(OWN, frozenset({HERE, OTHER})), Quality.ESTIMATED),
+        ([*ENTRY, moved(2, CLASS_DEFAULT, OWN, cgroup=BELOW)], Quality.EXACT),
+        ([*ENTRY, moved(2, CLASS_DEFAULT, OWN, cgroup=OTHER)], Quality.ESTIMATED),
     ):
         seen = Seen(WATCH, uses)
         new = of.with_group(with_ids(of.first, entry, of.proof, seen, BASELINE_NS + 2 * MS))
-        assert with_verdict(weighed(new, seen, 2_000)).first.baseline is quality
+        assert with_verdict(weighed(new, seen, Moves(), 2_000)).first.baseline is quality
 
 
 def test_use_of_others_elsewhere_does_not_matter() -> None:
@@ -131,19 +140,55 @@ def test_use_before_a_task_has_entered_the_group_is_late() -> None:
 
 def test_rows_that_the_witness_has_dropped_make_no_verdict_better() -> None:
     uses = used(CLASS_DEFAULT, 30 * MS, HERE), used(OWN, 9 * MS, OTHER)
-    before = weighed(running(), Seen(WATCH, uses), 2_000)
+    before = weighed(running(), Seen(WATCH, uses), Moves(), 2_000)
     assert judged(before).first.baseline_reasons == with_verdict(before).first.baseline_reasons
 
 
-def test_run_that_is_not_known_by_control_groups_is_left_to_others() -> None:
+def tree() -> Workload:
+    """Return a run that is known by the tasks that were put into its group."""
     of = running()
-    of = replace(of.with_member(replace(of.members[0], cgroup="")), proof=Proof(watch=WATCH))
-    assert with_verdict(of) == of
+    return replace(
+        of.with_member(replace(of.members[0], cgroup="")), proof=Proof(watch=WATCH, moves=4, movers=(OURS,))
+    )
+
+
+def judged_by(of: Workload, *moves: Move, last: int = 10) -> Workload:
+    seen = weighed(of, Seen(WATCH, ()), Moves(last=last, tasks=moves, capacity=4096), 2_000)
+    assert is_news(of, seen) == bool(seen.first.moved_in or seen.first.moved_out or last - 4 > 1024)
+    return with_verdict(seen)
+
+
+def test_run_of_which_no_other_program_has_moved_a_task_is_exact() -> None:
+    for move in (
+        moved(5, CLASS_DEFAULT, OWN, writer=OURS),
+        moved(5, OWN, CLASS_DEFAULT, writer=OURS),
+        moved(4, OWN, CLASS_DEFAULT),  # it was looked at
+        moved(5, CLASS_DEFAULT, ROOT),
+        moved(5, OWN, OWN),
+        moved(5, OWN, ROOT, at_ns=BASELINE_NS - 1),  # out of an earlier group
+    ):
+        assert judged_by(tree(), move).first.baseline is Quality.EXACT
+
+
+def test_moves_of_others_are_counted_once() -> None:
+    for move, quality in ((moved(5, OWN, ROOT), Quality.LATE), (moved(5, ROOT, OWN), Quality.ESTIMATED)):
+        for of in (tree(), tree().with_late(tree().members[0], "it ran before")):
+            found = judged_by(of, move)
+            assert found.first.baseline is quality
+            again = weighed(found, Seen(WATCH, ()), Moves(last=10, tasks=(move,)), 3_000)
+            assert (again.first.moved_in, again.first.moved_out) == (found.first.moved_in, found.first.moved_out)
+            assert found.first.moved_in + found.first.moved_out == 1
+
+
+def test_number_of_the_last_move_is_saved_before_the_witness_forgets() -> None:
+    assert judged_by(tree(), last=1028).proof.moves == 4
+    assert judged_by(tree(), last=1029).proof.moves == 1029
 
 
 def test_run_without_a_witness_is_not_exact() -> None:
     of = running()
     assert with_verdict(replace(of, proof=replace(of.proof, cause="none ran"))).first.baseline is Quality.ESTIMATED
+    assert with_verdict(replace(tree(), proof=Proof())).first.baseline is Quality.ESTIMATED
 
 
 uses = st.lists(
@@ -167,7 +212,7 @@ def test_more_use_never_makes_a_verdict_better(some: list[Use], more: list[Use])
 @given(uses)
 def test_verdict_is_news_when_it_is_not_in_the_record(some: list[Use]) -> None:
     of = running()
-    now = weighed(of, Seen(WATCH, some), 2_000)
+    now = weighed(of, Seen(WATCH, some), Moves(), 2_000)
     if with_verdict(now).first.baseline is not with_verdict(of).first.baseline:
         assert is_news(of, now)
     assert not is_news(now, now)
@@ -210,7 +255,7 @@ def test_use_of_a_container_that_is_about_to_enter_is_late_until_it_has() -> Non
     of = running()
     of = replace(of, proof=replace(of.proof, cgroups=(TOP,)))
     starting = used(CLASS_DEFAULT, 300 * MS, OTHER)
-    seen = weighed(of, Seen(WATCH, [starting]), 2_000)
+    seen = weighed(of, Seen(WATCH, [starting]), Moves(), 2_000)
     assert with_verdict(seen).first.baseline is Quality.LATE
     entered = replace(seen, proof=entered_now(seen.proof, [OTHER], seen.groups, Seen(WATCH, [starting])))
     assert with_verdict(entered).first.baseline is Quality.EXACT

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl.counters import Reading
+from resctrlmond.resctrl.inotify import Event, Inotify
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.model.errors import LimitExceeded, NotWritten
@@ -62,16 +64,21 @@ def test_a_mark_that_arrives_while_the_write_of_another_fails_is_kept(
     def refuse(txn: Transaction, workload: Workload, limit: Limit | None = None) -> Workload:
         if txn.key == "k" and not failed:
             failed.append(workload)
-            write(host, f"{record.first.ref.path}/cpus", "1")
-            create(host.ctx, "other", owner="test")  # reads the event of that write
+            with monkeypatch.context() as patched:
+                patched.setattr(Inotify, "read", cannot_read)
+                create(host.ctx, "other", owner="test")
             raise NotWritten("cannot write", errno=errno.ENOSPC)
         return save(txn, workload, limit)
 
+    def cannot_read(_inotify: Inotify) -> list[Event]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
     monkeypatch.setattr(Transaction, "save", refuse)
-    write(host, f"{record.first.ref.path}/tasks", process().pid)
+    write(host, f"{record.first.ref.path}/cpus", "1")
     react(host)
     assert failed
-    written = [why for why in host.get("k").first.baseline_reasons if "another program wrote to" in why]
+    host.manager.maintenance.tick()
+    written = [why for why in host.get("k").first.baseline_reasons if "other program" in why]
     assert len(written) == 2, written
 
 

@@ -49,8 +49,9 @@ PICO = 10**12
 
 
 def inspect(host: Host, key: str) -> None:
+    host.manager.maintenance._weigh()
     with host.ctx.store.transaction(key) as txn:
-        host.ctx.interference.inspect_with_cpus(txn)
+        host.ctx.interference.look_for_cpus(txn)
 
 
 class Family:
@@ -375,7 +376,7 @@ def test_outer_run_is_late_if_another_program_moves_a_task_out_of_the_inner_one(
     family.inspect("inner")
     write_as_other(family.host.tree.path, child)
     family.inspect("inner")
-    assert family.host.get("inner").first.baseline_reasons == (Reason.MOVED_OUT.text(),)
+    assert family.host.get("inner").first.moved_out == 1
     family.run(child)
     os.kill(child, 9)
     os.waitpid(child, 0)

@@ -935,25 +935,6 @@ def test_task_that_came_after_the_last_reading_and_has_ended_is_estimated(
     assert reasons(pools.read(), Pool.TRACKED) == {"a workload ended while its tasks ran"}
 
 
-def test_write_elsewhere_before_the_end_is_not_one_to_the_group(pools: Pools, process: Start) -> None:
-    """A task may have left the group, which makes the workload estimated. Its use is in another pool."""
-    host, control = pools.host, pools.control
-    host.make_foreign("theirs")
-    pools.read()
-    first, other = process(), process()
-    assign(host.ctx, assignment("a", control.spawn(tid=first.pid)))
-    control.spawn(tid=other.pid)
-    (Path(host.mountpoint) / "mon_groups/theirs/tasks").write_text(f"{other.pid}\n")
-    for task in (other, first):
-        control.exit(task.pid)
-        task.kill()
-        task.wait()
-    release(host.ctx, "a", owner="test")
-    workload = host.ctx.store.get("a")
-    assert workload and workload.first.baseline is Quality.ESTIMATED
-    assert reasons(pools.read(), Pool.TRACKED) == set()
-
-
 def test_group_that_came_and_went_during_a_reading_is_known_to_it(
     pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:

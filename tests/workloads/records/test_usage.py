@@ -25,7 +25,7 @@ from resctrlmond.workloads.groups import counters
 from resctrlmond.workloads.machine import pools as machine
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.states import Quality, worst
-from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.model.workload import State, replace
 from resctrlmond.workloads.records import usage as usages
 from resctrlmond.workloads.records.usage import SharedPass, Usage
 from resctrlmond.workloads.verbs.assign import assign
@@ -61,7 +61,9 @@ def check_as_read(host: Host) -> None:
     """Check that the use of each workload is that of Read."""
     for key, usage in all_usage(host).items():
         record, readings, totals = read(host.ctx, key)
-        assert (usage.workload, list(usage.readings), list(usage.totals)) == (record, readings, totals)
+        proof = replace(usage.workload.proof, until_ns=record.proof.until_ns)  # each looks at the witness itself
+        workload = replace(usage.workload, proof=proof)
+        assert (workload, list(usage.readings), list(usage.totals)) == (record, readings, totals)
         assert not usage.error
 
 

@@ -199,6 +199,12 @@ def test_removal_is_found_by_the_next_tick_if_nothing_reports_it(host: Host, pro
     assert host.get("k").state is State.LOST
 
 
+def assign_in(host: Host, cgroup: str, pid: int) -> None:
+    """Assign a process that has a control group of its own: the kernel states the CPU time of that."""
+    join(cgroup, pid)
+    assign(host.ctx, assignment("k", pid, "oci", own_cgroup=cgroup))
+
+
 def fall_asleep(host: Host, monkeypatch: pytest.MonkeyPatch, looked_at: list[str]) -> None:
     """Sweep until the sweep skips the workload."""
     watch(host)
@@ -211,10 +217,10 @@ def fall_asleep(host: Host, monkeypatch: pytest.MonkeyPatch, looked_at: list[str
 
 
 def test_sweep_of_all_skips_no_workload(
-    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, looked_at: list[str]
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, looked_at: list[str], cgroup: str
 ) -> None:
     """In case that the report of an end, or of a removed group, was lost."""
-    assign(host.ctx, assignment("k", process().pid))
+    assign_in(host, cgroup, process().pid)
     fall_asleep(host, monkeypatch, looked_at)
     monkeypatch.setattr("resctrlmond.workloads.upkeep.maintenance.SWEEP_ALL_S", 0.0)
     tick_of_a_sweep(host, monkeypatch)
@@ -222,10 +228,10 @@ def test_sweep_of_all_skips_no_workload(
 
 
 def test_end_of_a_process_of_a_workload_that_slept_is_found_by_the_next_sweep(
-    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, looked_at: list[str]
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, looked_at: list[str], cgroup: str
 ) -> None:
     child = process()
-    assign(host.ctx, assignment("k", child.pid, "oci"))
+    assign_in(host, cgroup, child.pid)
     fall_asleep(host, monkeypatch, looked_at)
     end(child)
     tick_of_a_sweep(host, monkeypatch)
@@ -249,19 +255,6 @@ def test_task_that_joins_a_workload_that_slept_is_moved_after_it_has_run(
         init.kill()
 
 
-def test_child_of_a_process_that_slept_is_known_to_the_next_sweep(
-    host: Host, monkeypatch: pytest.MonkeyPatch, looked_at: list[str], puppet: Puppet
-) -> None:
-    """If another program moves it later, it is known by then as a task of the workload."""
-    assign(host.ctx, assignment("k", puppet.pid))
-    fall_asleep(host, monkeypatch, looked_at)
-    child = int(puppet.do("fork"))
-    tick_of_a_sweep(host, monkeypatch)
-    threads = host.ctx.runs.of("k").threads
-    assert threads is not None
-    assert child in threads
-
-
 def test_workload_with_a_task_outside_does_not_sleep(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, looked_at: list[str], cgroup: str
 ) -> None:
@@ -279,14 +272,14 @@ def test_workload_with_a_task_outside_does_not_sleep(
     assert host.get("k").members[0].tasks_outside == 1
 
 
-@pytest.mark.parametrize("text", ["0 0 0\n", "nr_periods 0\nnr_throttled 0\n", ""])
+@pytest.mark.parametrize("text", ["nr_periods 0\nnr_throttled 0\n", ""])
 def test_file_without_a_cpu_time_does_not_show_that_nothing_has_run(tmp_path: Path, text: str) -> None:
-    """A kernel without CONFIG_SCHED_INFO, and a control group of version 1."""
+    """That of a control group of version 1, and of one that is gone."""
     (tmp_path / "cpu.stat").write_text(text)
     member = Member("m", "cgroup", "a", cgroup=str(tmp_path))
-    assert activity(workload("k", members=(member,)), None) is None
+    assert activity(workload("k", members=(member,))) is None
     (tmp_path / "cpu.stat").write_text("usage_usec 7\nuser_usec 0\n")
-    assert activity(workload("k", members=(member,)), None) == (b"usage_usec 7",)
+    assert activity(workload("k", members=(member,))) == (b"usage_usec 7",)
 
 
 @pytest.fixture
@@ -317,17 +310,15 @@ def wait_until_it_sleeps(pid: int) -> None:
 
 def ticks(host: Host, number: int = 20) -> None:
     host.ctx.config.settings = Settings(checkpoint_interval_s=1e-9)
-    with pytest.MonkeyPatch.context() as patched:
-        # The threads of a workload without a control group are known after a sweep.
-        patched.setattr("resctrlmond.workloads.upkeep.maintenance.SWEEP_S", 0.0)
-        host.manager.maintenance.tick()
-    for _ in range(number - 1):
+    for _ in range(number):
         host.manager.maintenance.tick()
 
 
-def test_checkpoints_are_skipped_while_no_task_runs(host: Host, puppet: Puppet, checkpoints: list[str]) -> None:
+def test_checkpoints_are_skipped_while_no_task_runs(
+    host: Host, puppet: Puppet, checkpoints: list[str], cgroup: str
+) -> None:
     wait_until_it_sleeps(puppet.pid)
-    assign(host.ctx, assignment("k", puppet.pid))
+    assign_in(host, cgroup, puppet.pid)
     ticks(host)
     checkpoints.clear()
     ticks(host)
@@ -342,9 +333,9 @@ def test_checkpoints_are_skipped_while_no_task_runs(host: Host, puppet: Puppet, 
     assert checkpoints == ["k", "k"]
 
 
-def test_use_of_a_task_that_slept_is_in_the_next_checkpoint(host: Host, puppet: Puppet) -> None:
+def test_use_of_a_task_that_slept_is_in_the_next_checkpoint(host: Host, puppet: Puppet, cgroup: str) -> None:
     wait_until_it_sleeps(puppet.pid)
-    assign(host.ctx, assignment("k", puppet.pid))
+    assign_in(host, cgroup, puppet.pid)
     ticks(host)
     before = host.ctx.snapshots.last_read("k")
     puppet.do("burn 0.2")
@@ -369,10 +360,9 @@ def test_no_checkpoint_is_skipped_of_a_group_that_can_lose_its_counters(
         host.ctx.interference.close()
 
 
-def test_no_checkpoint_is_skipped_if_the_cpu_time_of_a_task_is_unknown(
-    host: Host, process: Start, checkpoints: list[str], monkeypatch: pytest.MonkeyPatch
+def test_no_checkpoint_is_skipped_of_a_workload_without_a_control_group(
+    host: Host, process: Start, checkpoints: list[str]
 ) -> None:
-    monkeypatch.setattr("resctrlmond.workloads.evidence.activity._MAX_THREADS", 0)
     assign(host.ctx, assignment("k", process().pid))
     ticks(host, 10)
     assert checkpoints == ["k"] * 10

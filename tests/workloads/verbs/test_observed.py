@@ -40,7 +40,7 @@ from resctrlmond.workloads.verbs.release import reconcile, release
 from tests.commanded import Commanded
 from tests.wait import wait_until
 from tests.workloads.conftest import UID, Host, assignment, join, machine, own_host
-from tests.workloads.evidence.test_interference import react, wait_until_gone, write
+from tests.workloads.evidence.test_interference import wait_until_gone, write
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 ID = "5" * 64
@@ -313,16 +313,10 @@ def test_workload_that_a_container_is_moved_out_of_is_not_exact(
         join(inner, child)
         ref = create_as_runtime(host, child)
         start(host, child, own_cgroup=inner)
-        interference = host.ctx.interference
-        interference._inspect_not_before = float("inf")  # a pause after an inspection
-        while host.manager.maintenance.react() and interference._attribution.has_open:
-            time.sleep(0.01)
         if found_by == "orphan":
             run_in(inner, host.tree.full_path(ref))
         os.kill(child, signal.SIGKILL)
         wait_until_gone(child)
-        interference._inspect_not_before = 0
-        react(host)
         totals = read(host.ctx, "outer")[2]
         assert {total.quality for total in totals} == {Quality.LATE}
         why = "another program moved tasks out of the group, and what they use outside is not counted"
