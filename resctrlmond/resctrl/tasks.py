@@ -101,8 +101,6 @@ class MoveOptions(msgspec.Struct, frozen=True):
     ``among``: the groups of one workload, in several classes. Threads in any of these stay there, and threads in
     other classes are returned in ``Moved.in_other_classes`` instead of raising. ``before_first`` is called before the
     first thread is moved, if there is one. ``origins`` receives each moved thread, for ``put_back``.
-    ``yields``: a thread that another call has moved since it was listed stays there until the next pass, which finds
-    it in its new group.
     ``waits_for``: a thread that is outside stays there for now if this returns true, and is not reported: its own
     call moves it.
     """
@@ -115,7 +113,6 @@ class MoveOptions(msgspec.Struct, frozen=True):
     among: Collection[GroupRef] | None = None
     before_first: Callable[[], object] | None = None
     origins: Origins | None = None
-    yields: bool = False
     waits_for: Callable[[int], bool] = lambda _tid: False
 
 
@@ -313,14 +310,15 @@ class _Move(msgspec.Struct):
         return process if process is not None and process.pid == tid else None
 
     def write(self, tid: int, before: Membership) -> bool:
-        """Write the thread to the group; return False if it was moved by another call, and this move yields."""
+        """Write the thread to the group; return False if another call has moved it since it was listed.
+
+        Then it stays there until the next pass, which finds it in its new group.
+        """
         directories = [self.ref.path]
         if self.options.through_class and before.class_ != self.ref.class_:
             directories.insert(0, self.ref.class_)
         for directory in directories:
-            if not self.options.yields:
-                self.tree.write_task(directory, tid)
-            elif not self.tree.write_task_from(before, directory, tid):
+            if not self.tree.write_task_from(before, directory, tid):
                 return False
             before = Membership(self.ref.class_, "")
         return True

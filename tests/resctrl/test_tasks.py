@@ -100,21 +100,15 @@ class _Listed:
         return self._tasks.ended()
 
 
-def test_thread_that_was_moved_since_it_was_listed_stays_there_if_the_move_yields(
+def test_thread_that_was_moved_since_it_was_listed_stays_there(
     tree: Tree, make: Make, puppet: Puppet, held: Process
 ) -> None:
     ref, other, past = make("a"), make("b"), dict[int, tuple[int, Membership]]()
     listed = _Listed(ProcessTasks(held), lambda tid: tree.write_task(other.path, tid))
-    moved = move(tree, listed, ref, MoveOptions(yields=True, origins=past))
+    moved = move(tree, listed, ref, MoveOptions(origins=past))
     assert tree.membership(puppet.pid) == Membership("", "b")
     assert (moved.moved, moved.in_other_groups, moved.not_moved) == (0, frozenset({puppet.pid}), frozenset())
     assert past == {}
-
-
-def test_thread_that_was_not_moved_since_it_was_listed_is_moved_by_a_move_that_yields(
-    tree: Tree, make: Make, held: Process
-) -> None:
-    assert move(tree, ProcessTasks(held), make("a"), MoveOptions(yields=True)) == Moved(1, 2)
 
 
 def test_start_time_of_a_process_that_is_held_is_not_read_again(
@@ -217,9 +211,10 @@ class _Killer(Tree):
 
     victim: Puppet
 
-    def write_task(self, directory: str, tid: int) -> None:
-        super().write_task(directory, tid)
+    def write_task_from(self, before: Membership, directory: str, tid: int) -> bool:
+        is_written = super().write_task_from(before, directory, tid)
         self.victim.kill()
+        return is_written
 
 
 def test_a_process_that_ends_while_it_is_moved_has_changed(
@@ -260,9 +255,10 @@ def test_threads_in_other_groups_are_taken_over_on_request(
 class _Releaser(Tree):
     """A tree whose other group is removed by its owner while the first thread is moved."""
 
-    def write_task(self, directory: str, tid: int) -> None:
-        super().write_task(directory, tid)
+    def write_task_from(self, before: Membership, directory: str, tid: int) -> bool:
+        is_written = super().write_task_from(before, directory, tid)
         self.remove(GroupRef("", "b"))
+        return is_written
 
 
 def test_thread_that_has_left_another_group_meanwhile_is_moved_and_not_returned(

@@ -370,9 +370,6 @@ def _move_into(
         among=None if member.allow_class_change else [group.ref for group in txn.workload.existing_groups],
         before_first=make_late if late else None,
         origins=here,
-        # A container that starts in a slice is in its control group before its own Assign moves it: a move to the
-        # slice's group after that would leave the container without a task, and with totals that are exact.
-        yields=late or isinstance(tasks, CgroupTasks),
         waits_for=waits_for,
     )
     return move(ctx.tree, tasks, group.ref, options)

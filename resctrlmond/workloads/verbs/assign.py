@@ -288,8 +288,6 @@ def _move(
             own=txn.workload.memberships,
             through_class=member.allow_class_change,
             origins=here,
-            # As in ``placement``: a container may start in a control group meanwhile.
-            yields=isinstance(target.tasks, CgroupTasks),
         )
         return move(ctx.tree, target.tasks, group.ref, options)
 

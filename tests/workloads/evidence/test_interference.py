@@ -439,6 +439,26 @@ def test_tasks_of_others_in_a_nested_run_make_the_outer_one_estimated(
     assert "the nested workload inner had tasks of others" in totals[0].reason
 
 
+def test_task_that_is_assigned_to_another_workload_at_the_same_time_is_in_one_of_them(
+    host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second call took it out of the group of the first one, whose totals stayed exact."""
+    write_task_from, begun = host.tree.write_task_from, list[str]()
+
+    def write_later(before: Membership, directory: str, tid: int) -> bool:
+        if not begun:
+            begun.append(directory)
+            assign(host.ctx, assignment("first", puppet.pid))
+        return write_task_from(before, directory, tid)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host.tree, "write_task_from", write_later)
+        assign(host.ctx, assignment("second", puppet.pid))
+    assert host.tree.membership(puppet.pid).group == "first"
+    is_exact(host, "first")
+    assert figures(host, "second")[0] is Quality.LATE
+
+
 # -- into a group
 
 
@@ -658,18 +678,19 @@ def test_event_loop_is_not_woken_for_the_daemons_own_writes(
 ) -> None:
     """The loop competed with the thread of the verb for Python's lock."""
     manager, was_woken = host.manager, []
-    write_task = manager.context.tree.write_task
+    write_task_from = manager.context.tree.write_task_from
 
     def is_readable() -> bool:
         poll = select.poll()
         poll.register(manager.context.interference.fd, select.POLLIN)
         return bool(poll.poll(0))
 
-    def checked(directory: str, tid: int) -> None:
-        write_task(directory, tid)
+    def checked(before: Membership, directory: str, tid: int) -> bool:
+        is_written = write_task_from(before, directory, tid)
         was_woken.append(is_readable())
+        return is_written
 
-    monkeypatch.setattr(manager.context.tree, "write_task", checked)
+    monkeypatch.setattr(manager.context.tree, "write_task_from", checked)
     assign(manager.context, assignment("k", process().pid))
     assert was_woken == [False]
     assert not is_readable()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from resctrlmond.resctrl.counters import EVENTS, Kind, Value, event, parse_value
 from resctrlmond.resctrl.errors import KernelRefused, NotRead, ResctrlError
+from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.package_energy import PackageEnergy
 from resctrlmond.resctrl.tree import GroupRef
@@ -297,13 +298,13 @@ def test_group_that_is_renamed_during_a_failing_call_is_marked(
     tid = control.spawn(tid=process().pid)
     write_task = host.tree.write_task
 
-    def move_and_fail(directory: str, moved: int) -> NoReturn:
+    def move_and_fail(_before: Membership, directory: str, moved: int) -> NoReturn:
         write_task(directory, moved)
         os.rename(Path(host.mountpoint, directory), Path(host.mountpoint, "mon_groups", "theirs"))
         raise KernelRefused("the kernel refused it", errno=errno.EPERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(host.tree, "write_task", move_and_fail)
+        patch.setattr(host.tree, "write_task_from", move_and_fail)
         with pytest.raises(ResctrlError):
             assign(host.ctx, assignment("k", tid))
     assert not host.marked_groups()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl.errors import ProcessChanged, ResctrlError
+from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
@@ -129,12 +130,13 @@ def test_a_failed_assign_of_a_member_whose_threads_were_outside_leaves_its_basel
     write_task, save = host.tree.write_task, Transaction.save
     has_moved = False
 
-    def moved(directory: str, tid: int) -> None:
+    def moved(_before: Membership, directory: str, tid: int) -> bool:
         nonlocal has_moved
         write_task(directory, tid)
         has_moved = True
         if failure == "the process ends":
             puppet.kill()
+        return True
 
     def refuse(txn: Transaction, record: Workload, limit: Limit | None = None) -> Workload:
         # Nothing but a full /run between two writes does this.
@@ -144,7 +146,7 @@ def test_a_failed_assign_of_a_member_whose_threads_were_outside_leaves_its_basel
         return save(txn, record, limit)
 
     failed: list[Workload] = []
-    monkeypatch.setattr(host.tree, "write_task", moved)
+    monkeypatch.setattr(host.tree, "write_task_from", moved)
     monkeypatch.setattr(Transaction, "save", refuse)
     with pytest.raises(ProcessChanged if failure == "the process ends" else NotWritten):
         assign(host.ctx, given)
@@ -164,14 +166,15 @@ def test_a_failed_assign_keeps_the_late_marks_that_are_on_disk(
     host.tree.write_task("", puppet.pid)
     write_task = host.tree.write_task
 
-    def moved(directory: str, tid: int) -> None:
+    def moved(_before: Membership, directory: str, tid: int) -> bool:
         # As by a task of the member that was found in another class.
         write_task(directory, tid)
         record = host.get("k")
         save(host.ctx.store, record.downgraded(record.first, Quality.LATE, "ran in another class"))
         puppet.kill()
+        return True
 
-    monkeypatch.setattr(host.tree, "write_task", moved)
+    monkeypatch.setattr(host.tree, "write_task_from", moved)
     with pytest.raises(ProcessChanged):
         assign(host.ctx, given)
     record = host.get("k")
@@ -187,15 +190,16 @@ def test_new_member_that_ends_while_it_is_moved_makes_the_totals_estimated(
     write_task = host.tree.write_task
     children: list[int] = []
 
-    def moved(directory: str, tid: int) -> None:
+    def moved(_before: Membership, directory: str, tid: int) -> bool:
         write_task(directory, tid)
         if children:
-            return
+            return True
         children.append(int(puppet.do("fork")))
         os.kill(puppet.pid, signal.SIGKILL)
         os.waitid(os.P_PID, puppet.pid, os.WEXITED | os.WNOWAIT)
+        return True
 
-    monkeypatch.setattr(host.tree, "write_task", moved)
+    monkeypatch.setattr(host.tree, "write_task_from", moved)
     with pytest.raises(ProcessChanged):
         assign(host.ctx, assignment("k", puppet.pid, member="other", late=True))
     record = host.get("k")
@@ -214,10 +218,11 @@ def test_a_new_member_that_is_put_back_makes_the_totals_estimated(
     write_task, save = host.tree.write_task, Transaction.save
     has_moved = False
 
-    def moved(directory: str, tid: int) -> None:
+    def moved(_before: Membership, directory: str, tid: int) -> bool:
         nonlocal has_moved
         write_task(directory, tid)
         has_moved = True
+        return True
 
     def refuse(txn: Transaction, record: Workload, limit: Limit | None = None) -> Workload:
         # Nothing but a full /run between two writes does this.
@@ -225,7 +230,7 @@ def test_a_new_member_that_is_put_back_makes_the_totals_estimated(
             raise NotWritten("cannot write", errno=errno.ENOSPC)
         return save(txn, record, limit)
 
-    monkeypatch.setattr(host.tree, "write_task", moved)
+    monkeypatch.setattr(host.tree, "write_task_from", moved)
     monkeypatch.setattr(Transaction, "save", refuse)
     with pytest.raises(NotWritten):
         assign(host.ctx, assignment("k", puppet.pid, member="other"))
@@ -258,12 +263,13 @@ class _FilledByTheMove:
     def __init__(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = False
         self._write_task = host.tree.write_task
-        monkeypatch.setattr(host.tree, "write_task", self._move)
+        monkeypatch.setattr(host.tree, "write_task_from", self._move)
         monkeypatch.setattr(store, "write_file", self._write)
 
-    def _move(self, directory: str, tid: int) -> None:
+    def _move(self, _before: Membership, directory: str, tid: int) -> bool:
         self._write_task(directory, tid)
         self.is_full = True
+        return True
 
     def _write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         if self.is_full:
