@@ -57,8 +57,8 @@ class Move(msgspec.Struct, frozen=True):
     """A task that was moved by a write to the file ``tasks`` of ``directory`` (its inode number).
 
     ``number`` counts writes and moves from 1 on, ``at_ns`` is the time (ns since boot), ``writer`` the process that
-    wrote (0: not known), ``cgroup`` the inode number of the control group that the task was in. ``old`` and ``new``
-    are the IDs of the task.
+    wrote (0: not known) and ``program`` its name, ``cgroup`` the inode number of the control group that the task was
+    in. ``old`` and ``new`` are the IDs of the task.
     """
 
     number: int
@@ -68,21 +68,22 @@ class Move(msgspec.Struct, frozen=True):
     cgroup: int
     old: Ids
     new: Ids
+    program: str = ""
 
 
 class Moves(msgspec.Struct, frozen=True):
     """The moves after number ``before`` until number ``last``, all of them.
 
-    All moves since ``since_ns`` (ns since boot) are among these. ``writes`` are the writer and the directory of each
-    of the last writes, by its number. ``capacity`` is the number of records that the witness keeps. ``is_whole``:
-    there was none after ``last`` that the witness was still writing.
+    All moves since ``since_ns`` (ns since boot) are among these. ``writes`` are the writer, the directory and the
+    program of each of the last writes, by its number. ``capacity`` is the number of records that the witness keeps.
+    ``is_whole``: there was none after ``last`` that the witness was still writing.
     """
 
     before: int = 0
     last: int = 0
     since_ns: int = 0
     tasks: tuple[Move, ...] = ()
-    writes: dict[int, tuple[int, int]] = {}
+    writes: dict[int, tuple[int, int, str]] = {}
     capacity: int = 0
     is_whole: bool = True
 
@@ -208,7 +209,7 @@ class Witness:
             new = []
             for number, words in sorted(found.items()):
                 if words[1] == "write":
-                    writes[number] = int(words[7]), int(words[3])
+                    writes[number] = int(words[7]), int(words[3]), words[9]
                 elif oldest < number <= until:
                     new.append(_parse_move(words, writes))
             tasks, before, since_ns = (*known.tasks, *new), known.before, known.since_ns
@@ -237,11 +238,11 @@ class Witness:
         return NotRead("is not in the format of resctrlmond-witness(8)", path=self._path(name))
 
 
-def _parse_move(words: Sequence[str], writes: Mapping[int, tuple[int, int]]) -> Move:
+def _parse_move(words: Sequence[str], writes: Mapping[int, tuple[int, int, str]]) -> Move:
     """Return a move. Raises ValueError, IndexError."""
-    writer, directory = writes.get(int(words[3]), (0, 0))
+    writer, directory, program = writes.get(int(words[3]), (0, 0, ""))
     cgroup, *ids = map(int, words[7:12])
-    return Move(int(words[0]), int(words[2]), writer, directory, cgroup, (ids[0], ids[1]), (ids[2], ids[3]))
+    return Move(int(words[0]), int(words[2]), writer, directory, cgroup, (ids[0], ids[1]), (ids[2], ids[3]), program)
 
 
 def _parse_tasks(lines: Iterable[str]) -> list[Use]:

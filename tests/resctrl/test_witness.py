@@ -69,7 +69,7 @@ def test_look_has_charged_time_and_the_rest_of_living_tasks(tmp_path: Path) -> N
 
 def test_moves_have_the_writer_the_directory_and_the_ids(tmp_path: Path) -> None:
     found = witness(tmp_path).moves()
-    assert found.tasks == (Move(1, 8, 0, 0, 11, (0, 0), (0, 9)), Move(3, 9, 7, 500, 11, (0, 0), (0, 4)))
+    assert found.tasks == (Move(1, 8, 0, 0, 11, (0, 0), (0, 9)), Move(3, 9, 7, 500, 11, (0, 0), (0, 4), "sh"))
     assert (found.before, found.last, found.since_ns) == (0, 4, 0)
     assert found.into(500, 9) == [found.tasks[1]]
     assert found.into(501, 9) == [], "refused"
@@ -85,7 +85,7 @@ def test_moves_that_were_read_before_are_kept_after_they_were_overwritten(tmp_pa
         moves="5 write 11 500 2 1 0 9 9 sh 3\n6 task 12 5 3 3 1 9 0 0 0 4 1\n",
     )
     now = found.moves()
-    assert now.tasks == (*before.tasks, Move(6, 12, 9, 500, 9, (0, 0), (0, 4)))
+    assert now.tasks == (*before.tasks, Move(6, 12, 9, 500, 9, (0, 0), (0, 4), "sh"))
     assert (now.before, now.last, now.since_ns) == (0, 6, 0)
 
 
@@ -113,7 +113,7 @@ def test_record_that_is_not_complete_is_read_later(tmp_path: Path) -> None:
     put(tmp_path, moves=late + last)
     now = found.moves()
     assert (now.before, now.last, now.is_whole) == (0, 6, True)
-    assert now.tasks == (*before.tasks, Move(6, 12, 9, 500, 9, (0, 0), (0, 4)))
+    assert now.tasks == (*before.tasks, Move(6, 12, 9, 500, 9, (0, 0), (0, 4), "sh"))
 
 
 def test_no_more_moves_are_kept_than_four_times_those_of_the_witness(tmp_path: Path) -> None:

@@ -104,9 +104,13 @@ def _closed(workload: Workload, now_ns: int) -> Statement:
 
 def _moved(kind: ProofKind, workload: Workload, number: int, where: str, now_ns: int) -> Statement:
     tasks = "no task" if not number else "1 task" if number == 1 else f"{number} tasks"
-    moved = f"other programs have moved {tasks} {where} its groups since these were created"
-    text = f"{moved}, {_until(workload.proof, now_ns)}"
+    by = f" (the last one was {_movers(workload)})" if number else ""
+    text = f"other programs{by} have moved {tasks} {where} its groups, {_until(workload.proof, now_ns)}"
     return Statement(kind, not number, text)
+
+
+def _movers(workload: Workload) -> str:
+    return ", ".join(dict.fromkeys(group.moved_by for group in workload.groups if group.moved_by))
 
 
 def _alone(workload: Workload, now_ns: int) -> Statement:

@@ -88,13 +88,23 @@ def _with_moves(workload: Workload, moves: Moves, until_ns: int, movers: Contain
     new = [move for move in new if is_own(move.old) != is_own(move.new)]
     for group in groups:
         # An earlier group may have had the same IDs.
-        of_group = [move for move in new if move.at_ns >= group.created_ns]
+        of_group = [move for move in new if move.at_ns >= group.created_ns and _is_of(group, move)]
         moved_in = group.moved_in + sum(_has_ids(group, move.new) for move in of_group)
         moved_out = group.moved_out + sum(_has_ids(group, move.old) for move in of_group)
-        workload = workload.with_group(replace(group, moved_in=moved_in, moved_out=moved_out))
+        moved_by = next((_by(move) for move in reversed(of_group)), group.moved_by)
+        workload = workload.with_group(replace(group, moved_in=moved_in, moved_out=moved_out, moved_by=moved_by))
     # A new number is saved (``is_news``), and a save sends a signal. So it rises only before moves are forgotten.
     is_due = workload.groups != before or moves.last - proof.moves > moves.capacity // 4
     return replace(workload, proof=replace(proof, moves=moves.last if is_due else proof.moves, until_ns=until_ns))
+
+
+def _is_of(group: Group, move: Move) -> bool:
+    return _has_ids(group, move.old) or _has_ids(group, move.new)
+
+
+def _by(move: Move) -> str:
+    """Return the program that has moved a task, and its process, for people."""
+    return printable(f"{move.program} (process {move.writer})") if move.writer else "a program that is not known"
 
 
 def outside_ns_of(proof: Proof) -> int:

@@ -229,7 +229,8 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     order of the RMID queue are computed from these. ``ids`` are its CLOSID and RMID, None if no task has entered it.
     ``changed_class``: it was moved to another class, with another CLOSID. ``strangers_ns`` is the CPU time that tasks
     of others used with its IDs, see ``Proof``. ``history`` is what others had used with these before, by control
-    group. ``moved_in`` and ``moved_out`` are the numbers of tasks that other programs moved into it and out of it.
+    group. ``moved_in`` and ``moved_out`` are the numbers of tasks that other programs moved into it and out of it,
+    and ``moved_by`` is the last one of these programs.
     """
 
     folder: str = ""
@@ -258,6 +259,7 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     strangers_ns: int = 0
     moved_in: int = 0
     moved_out: int = 0
+    moved_by: str = ""
 
     @property
     def ref(self) -> GroupRef:

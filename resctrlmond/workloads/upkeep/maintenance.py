@@ -28,7 +28,7 @@ from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.evidence.activity import activity
 from resctrlmond.workloads.evidence.run_state import Activity, TakenCheckpoint
 from resctrlmond.workloads.evidence.watched import may_end_unseen
-from resctrlmond.workloads.figures.verdict import is_news
+from resctrlmond.workloads.figures.verdict import is_news, with_verdict
 from resctrlmond.workloads.groups import counters, ends, location, placement, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.queue_order import lacking_counters
@@ -160,6 +160,7 @@ class Maintenance:
 
     def _save_weighed(self, txn: Transaction, weighed: Workload) -> None:
         """Save what the witness has shown. On an error, remove the file "quality", which may be better than that."""
+        _log_news(txn.workload, weighed)
         try:
             txn.save(weighed)
         except ResctrlError:
@@ -480,6 +481,17 @@ class Maintenance:
         workload = txn.find()
         if workload is not None and workload.state.has_group:
             removal.lose(self._ctx, txn, "resctrl was unmounted, which removed every group")
+
+
+def _log_news(before: Workload, now: Workload) -> None:
+    """Log the reasons that a look at the witness has added, and the last program that has moved a task."""
+    known = {why for group in with_verdict(before).groups for why in group.baseline_reasons}
+    for group, old in zip(with_verdict(now).groups, before.groups, strict=True):
+        for why in group.baseline_reasons:
+            if why not in known:
+                log.warning("%s: %s", now.key, why)
+        if group.moved_by != old.moved_by:
+            log.warning("%s: the last task was moved by %s", now.key, group.moved_by)
 
 
 def _is_below(ref: GroupRef, gone: set[str]) -> bool:

@@ -26,6 +26,7 @@ from resctrlmond.resctrl.witness import Moves, Witness
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.kernel.witness import MOVES
 from resctrlmond.workloads.evidence.witnessed import Proofs
+from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups import creation
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.states import ProofKind, Quality
@@ -236,6 +237,22 @@ def test_asynchronous_write_is_found(host: Host, workload: Workload, puppet: Pup
     of = host.ctx.proofs.weighed(host.get("k")).first
     assert (of.moved_out, of.moved_in) == (1, 1)
     expect_reason(host, Quality.ESTIMATED, ADDED)
+
+
+def test_program_that_has_moved_a_task_is_logged_and_stated(
+    host: Host, workload: Workload, puppet: Puppet, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.manager.maintenance._weigh()
+    assert not caplog.messages
+    path = f"{host.mountpoint}/tasks"
+    mover = subprocess.Popen(["sh", "-c", f"echo {ask(puppet, 'fork')} >{path}"])
+    assert mover.wait() == 0
+    for _ in range(2):
+        host.manager.maintenance._weigh()
+    by = f"sh (process {mover.pid})"
+    assert caplog.messages == [f"k: {Reason.MOVED_OUT.text()}", f"k: the last task was moved by {by}"]
+    (closed,) = (one for one in with_proofs(host.ctx, "k")[1] if one.kind is ProofKind.CLOSED)
+    assert f"other programs (the last one was {by}) have moved 1 task out of its groups" in closed.text
 
 
 def test_move_is_in_the_final_totals(host: Host, class_: str, workload: Workload, puppet: Puppet) -> None:

@@ -123,14 +123,18 @@ def test_moves_of_others_are_stated_if_the_tasks_are_not_known_by_a_control_grou
     changes: dict[str, Any], moved_in: int, moved_out: int
 ) -> None:
     of = replace(running(), members=(replace(member(), **changes),), proof=Proof(watch=WATCH, until_ns=10 * S))
-    of = of.with_group(replace(of.first, moved_in=moved_in, moved_out=moved_out))
-    found = stated(of)
+    of = of.with_group(replace(of.first, moved_in=moved_in, moved_out=moved_out, moved_by="sh (process 99)"))
+    found, ago = stated(of), "as seen 2.000 s ago (10.000 s after boot)"
     out, into = "1 task" if moved_out else "no task", "3 tasks" if moved_in else "no task"
-    moved = (
-        "other programs have moved {} its groups since these were created, as seen 2.000 s ago (10.000 s after boot)"
+    by = " (the last one was sh (process 99))"
+    assert found[ProofKind.CLOSED] == (
+        not moved_out,
+        f"other programs{by if moved_out else ''} have moved {out} out of its groups, {ago}",
     )
-    assert found[ProofKind.CLOSED] == (not moved_out, moved.format(f"{out} out of"))
-    assert found[ProofKind.ALONE] == (not moved_in, moved.format(f"{into} into"))
+    assert found[ProofKind.ALONE] == (
+        not moved_in,
+        f"other programs{by if moved_in else ''} have moved {into} into its groups, {ago}",
+    )
     assert found[ProofKind.WATCHED][0]
     assert found[ProofKind.ENTERED][0]
 

@@ -25,7 +25,7 @@ OTHERS, OURS = 99, 7
 def moved(
     number: int, old: Ids, new: Ids, *, writer: int = OTHERS, cgroup: int = HERE, at_ns: int = BASELINE_NS + 1
 ) -> Move:
-    return Move(number, at_ns, writer, 500, cgroup, old, new)
+    return Move(number, at_ns, writer, 500, cgroup, old, new, "sh")
 
 
 ENTRY = [moved(1, CLASS_DEFAULT, OWN)]
@@ -178,6 +178,7 @@ def test_moves_of_others_are_counted_once() -> None:
             again = weighed(found, Seen(WATCH, ()), Moves(last=10, tasks=(move,)), 3_000)
             assert (again.first.moved_in, again.first.moved_out) == (found.first.moved_in, found.first.moved_out)
             assert found.first.moved_in + found.first.moved_out == 1
+            assert found.first.moved_by == "sh (process 99)"
 
 
 def test_number_of_the_last_move_is_saved_before_the_witness_forgets() -> None:
