@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -86,6 +87,10 @@ class Moves(msgspec.Struct, frozen=True):
     writes: dict[int, tuple[int, int, str]] = {}
     capacity: int = 0
     is_whole: bool = True
+
+    def after(self, number: int) -> Sequence[Move]:
+        """Return the moves after a number."""
+        return self.tasks[bisect.bisect_right(self.tasks, number, key=lambda move: move.number) :]
 
     def into(self, directory: int, since_ns: int) -> list[Move]:
         """Return the moves into a directory that was created at ``since_ns``: inode numbers are given again."""

@@ -84,7 +84,7 @@ def _with_moves(workload: Workload, moves: Moves, until_ns: int, movers: Contain
     def is_own(ids: Ids) -> bool:
         return any(_has_ids(group, ids) for group in groups)
 
-    new = [move for move in moves.tasks if move.number > proof.moves and move.writer not in movers]
+    new = [move for move in moves.after(proof.moves) if move.writer not in movers]
     new = [move for move in new if is_own(move.old) != is_own(move.new)]
     for group in groups:
         # An earlier group may have had the same IDs.
