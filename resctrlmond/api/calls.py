@@ -24,6 +24,7 @@ from resctrlmond.workloads.model.errors import InvalidRequest, NotWatched
 from resctrlmond.workloads.model.states import FOLLOW, NameKind, Quality
 from resctrlmond.workloads.model.workload import EndRule, State, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.records.totals import as_reported
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.members import add_member, remove_member
@@ -268,7 +269,7 @@ async def assign_unit(service: Service, caller: Caller) -> types.AssignSelfReply
     if service.assign_unit is None:
         raise NotWatched("no systemd unit is watched", remedy="Select units: resctrlctl units enable '*.service'")
     workload = await service.assign_unit(caller)
-    exact = workload.state.has_group and all(group.baseline is Quality.EXACT for group in workload.groups)
+    exact = workload.state.has_group and as_reported(workload).worst_baseline is Quality.EXACT
     return types.AssignSelfReply(key=workload.key, state=workload.state, exact=exact)
 
 

@@ -15,7 +15,6 @@ import msgspec
 
 # linux/inotify.h
 IN_MODIFY = 0x2
-IN_CLOSE_WRITE = 0x8
 IN_MOVED_FROM = 0x40
 IN_MOVED_TO = 0x80
 IN_CREATE = 0x100

@@ -8,7 +8,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 import msgspec
@@ -41,6 +41,8 @@ _NO_RESCTRL = (
     "the like) is set. 'resctrlctl doctor' explains what is missing; without the hardware, try the commands on a "
     "simulated machine: resctrlmond --simulate /tmp/sim"
 )
+# The unit of the witness has it keep 1024 records, and each write of a task makes two of them.
+_WRITES_BETWEEN_READS = 200
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -92,6 +94,9 @@ class Tree:
         # operation and the read of its text. The kernel serializes operations anyway (rdtgroup_mutex).
         self._command_lock = threading.Lock()
         self.own_writes = OwnWrites()
+        # Called after each _WRITES_BETWEEN_READS moves of tasks, before the witness forgets the first of them.
+        self.on_many_writes: Callable[[], None] = lambda: None
+        self._writes = 0
         # Both in one tuple, because threads read groups at the same time. Without the layout, a createRuntime takes
         # 1.08 times the CPU time.
         self._layout: tuple[Mounting, counters.Layout] = ((0, 0), ())
@@ -386,6 +391,7 @@ class Tree:
                     return False
                 # Decimal without leading zeros, because the kernel reads a leading zero as octal.
                 _write(path, b"%d\n" % tid)
+                self._count_write()
         except errors.KernelRefused as error:
             # The newest kernels clear last_cmd_status at each operation on a group, also of another program. Then the
             # membership of the task shows the reason.
@@ -415,6 +421,12 @@ class Tree:
         with self._command(f"move task {tid}", path):
             if self.membership(tid) == Membership(ref.class_, ref.name):
                 _write(path, b"%d\n" % tid)
+                self._count_write()
+
+    def _count_write(self) -> None:
+        self._writes += 1
+        if self._writes % _WRITES_BETWEEN_READS == 0:
+            self.on_many_writes()
 
     def assign_counter(self, ref: GroupRef, event: str, domain: int) -> bool:
         """Assign a bandwidth counter of one L3 to the group; False if all counters there are in use.

@@ -7,13 +7,14 @@ which tasks were moved into the groups and out of them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from resctrlmond.resctrl import cgroups
-from resctrlmond.resctrl.errors import LACKS, NotRead
+from resctrlmond.resctrl.errors import LACKS, NotRead, ResctrlError
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.resctrl.witness import Move, Moves, Seen, Witness
 from resctrlmond.workloads.evidence.pod_cgroups import container_in
@@ -52,6 +53,7 @@ class Proofs:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._witness = Witness(tree)
+        tree.on_many_writes = self._read_moves
 
     @property
     def trouble(self) -> str:
@@ -144,8 +146,11 @@ class Proofs:
         workload = _with_history(workload, found, seen, at_ns)
         return replace(workload, proof=entered_now(workload.proof, inodes, workload.groups, seen))
 
-    def weighed(self, workload: Workload, look: Look | None = None) -> Workload:
-        """Return the workload with what the witness has seen of it until now, or until a look."""
+    def weighed(self, workload: Workload, look: Look | None = None, *, is_last: bool = False) -> Workload:
+        """Return the workload with what the witness has seen of it until now, or until a look.
+
+        ``is_last``: the run ends, and no later look can see a move that is still being recorded.
+        """
         proof = workload.proof
         if proof.watch is None or proof.cause or workload.is_observed:
             return workload
@@ -156,7 +161,7 @@ class Proofs:
             # The numbers of another watch began again.
             found = self._moved_in(workload, now.moves) if now.seen.watch == proof.watch else {}
             found_now = weighed(_with_history(workload, found, now.seen, now.at_ns), *now)
-            if look is None and not proof.cgroups and not now.moves.is_whole:
+            if is_last and not proof.cgroups and not now.moves.is_whole:
                 return unknown(found_now, "the witness was still recording a move")
             return found_now
         except NotRead as error:
@@ -180,6 +185,10 @@ class Proofs:
         at_ns = boot_ns()
         moves = self._witness.moves()
         return Look(Seen(self._witness.watch(), ()), moves, at_ns, self._mover())
+
+    def _read_moves(self) -> None:
+        with contextlib.suppress(NotRead):  # the next look states why
+            self._witness.moves()
 
     def _mover(self) -> int:
         """Return the ID of this process as the witness states it; 0 if that is not known."""
@@ -206,7 +215,12 @@ class Proofs:
         return found
 
     def _directory(self, group: Group) -> int | None:
-        found = self._tree.find(group.ref)
+        try:
+            found = self._tree.find(group.ref)
+        except NotRead:
+            raise
+        except ResctrlError as error:
+            raise NotRead(error.message, path=error.path, errno=error.errno) from error
         return found.inode if found is not None else None
 
 

@@ -233,13 +233,18 @@ def _end_of(snapshots: Snapshots, over: Workload) -> _End | None:
 
 def _end(found: Iterable[Total], workload: Workload) -> _End:
     gave_others = any(group.moved_in or group.strangers_ns > SLACK_NS for group in workload.groups)
-    return _End(_by_event(found), _may_have_left(workload), gave_others)
+    return _End(_by_event(found), _may_have_left(workload), gave_others or _is_unseen(workload))
+
+
+def _is_unseen(workload: Workload) -> bool:
+    """Whether the witness does not show what became of the tasks of a workload."""
+    return bool(workload.proof.cause) or workload.proof.watch is None
 
 
 def _may_have_left(workload: Workload) -> bool:
     # The tasks of a group that another program removes run on in no group, and those that it moves out are not moved
     # into the group of the outer workload at the end.
-    were_moved = any(group.moved_out for group in workload.groups)
+    were_moved = any(group.moved_out for group in workload.groups) or _is_unseen(workload)
     return workload.left_tasks or were_moved or workload.state is State.LOST
 
 

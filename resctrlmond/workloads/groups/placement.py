@@ -183,8 +183,10 @@ def adopt(ctx: Context, txn: Transaction, group: Group) -> None:
 
 def rejoin(ctx: Context, txn: Transaction) -> None:
     """Move every living member into its group at the start: the last daemon may have been killed before it did."""
-    txn.save(ctx.proofs.continued(txn.workload))
-    for member in location.follow(ctx, txn).living:
+    workload = location.follow(ctx, txn)
+    with contextlib.suppress(NotWritten):
+        workload = txn.save(ctx.proofs.continued(workload))
+    for member in workload.living:
         try:
             # A task that is moved now ran outside.
             _sweep_member(ctx, txn, member)

@@ -120,7 +120,8 @@ def _close_in_pool(ctx: Context, txn: Transaction, group: Group) -> bool:
     try:
         found = location.find(ctx, txn.key, group)
         # Another program may have renamed it.
-        ctx.machine.ending(txn.workload, replace(group, class_=found.ref.class_, name=found.ref.name))
+        reported = with_verdict(txn.workload).group(group.folder) or group
+        ctx.machine.ending(txn.workload, replace(reported, class_=found.ref.class_, name=found.ref.name))
         ctx.machine.count_last(txn.workload.subfolder(group), group, ctx.tree.read(found.ref))
     except (NoSuchGroup, NotMounted):
         return False
@@ -133,13 +134,14 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
     """Read the last values, and write them as those of a group that ends with ``state``."""
     subfolder = txn.workload.subfolder(group)
     ctx.snapshots.keep_no_more(subfolder)
-    ctx.machine.ending(txn.workload, group)
+    ctx.machine.ending(txn.workload, with_verdict(txn.workload).group(group.folder) or group)
+    moved_in = group.moved_in
     readings, now = ctx.tree.read(group.ref), utc_now()
     ctx.machine.count_last(subfolder, group, readings)
     group = counters.save_caveats(txn, counters.with_caveats(ctx, group, readings))
     group, is_written = ctx.interference.after_last_reading(txn, group)
     try:
-        weighed = ctx.proofs.weighed(txn.workload)
+        weighed = ctx.proofs.weighed(txn.workload, is_last=True)
     except NotRead as error:  # no later look is about this run alone
         weighed = unknown(txn.workload, str(error))
     txn.save(weighed)
@@ -147,7 +149,7 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
     reported = with_verdict(txn.workload).group(group.folder) or group
     if reported.baseline not in (Quality.EXACT, Quality.LATE):
         # Only now, the tasks of others are known. One that came since the reading may have ended.
-        has_others = is_written or bool(group.strangers_ns or group.moved_in)
+        has_others = is_written or bool(group.strangers_ns) or group.moved_in > moved_in
         ctx.machine.ending(txn.workload, reported, has_new_tasks=has_others)
     # In one file first, because the group may be removed before each value is in a file of its own. A domain that
     # went offline has its last value there too.

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from resctrlmond.resctrl.errors import NotRead, ResctrlError, reading
-from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.clock import boot_ns, seconds_since_ns
@@ -302,12 +301,6 @@ class Store:
         """Return the workloads with a group that lacks bandwidth counters, in order of the key."""
         found = (self._workloads.get(key) for key in sorted(self._without_counters.copy()))
         return [workload for workload in found if workload is not None]
-
-    def nested_memberships(self, workload: Workload) -> frozenset[Membership]:
-        """Return the memberships that tasks of the workloads nested in this one have."""
-        found = (self._workloads.get(part.key) for part in workload.nested.living)
-        inside = [inner for inner in found if inner is not None and workload.has_part(inner)]
-        return frozenset(where for inner in inside for where in inner.memberships)
 
     def check_limits(self, workload: Workload, limit: Limit = Limit.NORMAL, size: int | None = None) -> None:
         """Raise LimitExceeded if the workload, or all of them with it, would be too large.

@@ -56,6 +56,10 @@ def _log_failure(key: str, error: ResctrlError | OSError) -> None:
     log.error("%s: %s", key, error)
 
 
+# Work that the start does, and a sweep again if that failed.
+_CPUS = "looking for CPUs"
+
+
 class Maintenance:
     """Does the work that no caller asks for. Each step is a transaction of one workload.
 
@@ -174,7 +178,7 @@ class Maintenance:
     def begin(self) -> None:
         """Find CPUs that other programs gave to the groups while no daemon ran."""
         for workload in self._store.unfinished():
-            with self._guarded(workload.key, "looking for CPUs"), self._store.transaction(workload.key) as txn:
+            with self._guarded(workload.key, _CPUS), self._store.transaction(workload.key) as txn:
                 # The recovery has just found the groups.
                 self._look_for_cpus(txn)
 
@@ -205,8 +209,9 @@ class Maintenance:
         before = activity(workload) if workload is not None else None
         run.sleeping = None
         placement.sweep(self._ctx, txn)
-        if self._ctx.interference.has_trouble:
-            self._look_for_cpus(txn)
+        if self._ctx.interference.has_trouble or (txn.key, _CPUS) in self._failures:
+            with self._guarded(txn.key, _CPUS):
+                self._look_for_cpus(txn)
         if workload is not None and before is not None and txn.find() is workload:
             run.sleeping = workload, before
 

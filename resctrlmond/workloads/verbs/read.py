@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from resctrlmond.resctrl.counters import Reading
-from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
+from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, NotRead, ResctrlError
 from resctrlmond.workloads.evidence.witnessed import Look
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.statements import Statement, statements
@@ -201,7 +201,10 @@ class Usages:
         look = proofs.look()
         for usage in found:
             with contextlib.suppress(NoSuchWorkload):
-                is_old = look is None or is_news(usage.workload, proofs.weighed(usage.workload, look))
+                try:
+                    is_old = look is None or is_news(usage.workload, proofs.weighed(usage.workload, look))
+                except NotRead:
+                    is_old = True  # it is read again, with this error
                 now = usage_of(self._ctx, usage.workload.key) if is_old else usage
                 if not now.workload.state.is_over:
                     yield now

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import select
 import signal
@@ -18,10 +19,10 @@ import msgspec
 import pytest
 
 from resctrlmond.resctrl import foreign_writes, processes
-from resctrlmond.resctrl.errors import NotRead
+from resctrlmond.resctrl.errors import NotMounted, NotRead, ResctrlError
 from resctrlmond.resctrl.inotify import IN_MODIFY, Event, Inotify
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.resctrl.tree import Tree
+from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.resctrl.witness import Moves, Witness
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.kernel.witness import MOVES
@@ -412,17 +413,58 @@ def test_move_into_the_group_that_the_witness_has_not_seen_is_not_exact(
     expect_reason(host, Quality.ESTIMATED, "has not seen the move of")
 
 
-@pytest.mark.parametrize("is_weighed", [True, False])
-def test_record_that_is_not_complete_makes_no_read_exact(
-    host: Host, workload: Workload, monkeypatch: pytest.MonkeyPatch, is_weighed: bool
+def test_record_that_is_not_complete_makes_no_end_exact(
+    host: Host, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The next look sees the move, but for the last look."""
     now = host.ctx.proofs._witness.moves()
-    with monkeypatch.context() as patched:
-        patched.setattr(Witness, "moves", lambda _: msgspec.structs.replace(now, is_whole=False))
-        assert figures(host)[0] is Quality.ESTIMATED
-        if is_weighed:
-            host.manager.maintenance._weigh()
+    monkeypatch.setattr(Witness, "moves", lambda _: msgspec.structs.replace(now, is_whole=False))
+    host.manager.maintenance._weigh()
     is_exact(host)
+    (quality,) = {total.quality for total in release(host.ctx, "k", owner="test").totals}
+    assert quality is Quality.ESTIMATED
+
+
+def test_many_moves_of_the_daemon_hide_none_of_others(host: Host, workload: Workload, puppet: Puppet) -> None:
+    """They fill the list of the witness."""
+    child = ask(puppet, "fork")
+    write(host, "tasks", child)
+    paths = itertools.cycle([workload.first.ref.path, ""])
+    for path in itertools.islice(paths, MOVES):
+        host.tree.write_task(path, puppet.pid)
+    host.tree.write_task(workload.first.ref.path, puppet.pid)
+    quality, why = figures(host)
+    assert (quality, TAKEN in why) == (Quality.LATE, True)
+    assert host.ctx.proofs.weighed(host.get("k")).first.moved_in == 0
+
+
+@pytest.mark.parametrize("error", [NotRead("no", path="moves", errno=errno.EMFILE), NotMounted("gone", path="x")])
+def test_look_that_fails_for_one_workload_keeps_no_other_from_being_read(
+    host: Host, workload: Workload, other: Workload, monkeypatch: pytest.MonkeyPatch, error: ResctrlError
+) -> None:
+    create(host.ctx, "empty", owner="test")
+    find = Tree.find
+
+    def fail(tree: Tree, ref: GroupRef) -> Found | None:
+        if ref.name == "empty":
+            raise error
+        return find(tree, ref)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tree, "find", fail)
+        usages = {usage.workload.key: usage for usage in host.manager.usages.read_all()}
+    assert {total.quality for key in ("k", "other") for total in usages[key].totals} == {Quality.EXACT}
+
+
+def test_inner_run_of_which_the_witness_shows_nothing_leaves_no_outer_one_exact(
+    host: Host, workload: Workload, puppet: Puppet, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(host.ctx.proofs, "begin", Proof)
+        assign(host.ctx, assignment("inner", ask(puppet, "fork"), nested=True))
+    write(host, "mon_groups/inner/tasks", process().pid)
+    release(host.ctx, "inner", owner="test")
+    assert figures(host)[0] is Quality.ESTIMATED
 
 
 @pytest.mark.parametrize("is_late", [True, False])
