@@ -240,8 +240,10 @@ class Session:
             self._send_last(done, answer)
         elif not self._is_over:
             log.warning("an event was answered before resctrlmond was updated: resctrlmond is slow")
-            # After the other callbacks of the cancellation, which report that nothing holds the container.
-            asyncio.get_running_loop().call_soon(self._send_last, done, answer)
+            # After the other callbacks of the cancellation, by which the daemon learns that nothing holds the
+            # container: they abort the call, and asyncio closes the socket in the next pass of the loop.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._send_last, done, answer)
 
     def _answer_creation(
         self, stream: int, done: asyncio.Future[tuple[dict[str, str], messages.Mount | None]]

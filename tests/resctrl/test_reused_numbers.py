@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from resctrlmond.resctrl import tree as tree_module
 from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
@@ -24,17 +25,25 @@ class NumberReuser(Tree):
     victim = 0
     reuse: Callable[[], int]
 
-    def write_task(self, directory: str, tid: int) -> None:
+    def before_write(self, tid: int) -> None:
         if tid == self.victim:
             self.victim = 0
             pause_for_start_time()
             assert self.reuse() == tid, "the number could not be had again"
-        super().write_task(directory, tid)
 
 
 @pytest.fixture
-def reuser(tree: Tree) -> NumberReuser:
-    return NumberReuser(tree.path, tree.simulation)
+def reuser(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> NumberReuser:
+    made, write = NumberReuser(tree.path, tree.simulation), tree_module._write
+
+    def write_later(path: str, command: bytes) -> None:
+        # After the last look at the task.
+        if os.path.basename(path) == "tasks" and command.strip():
+            made.before_write(int(command))
+        write(path, command)
+
+    monkeypatch.setattr(tree_module, "_write", write_later)
+    return made
 
 
 @pytest.fixture
@@ -92,23 +101,25 @@ def test_task_with_a_reused_pid_and_no_group_is_moved_out_again(
 
 
 def test_a_strangers_group_that_was_removed_leaves_it_in_its_class(
-    reuser: NumberReuser, make: Make, nursery: Puppet, puppet: Puppet, held: Process
+    reuser: NumberReuser, make: Make, nursery: Puppet, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class GroupRemover(NumberReuser):
-        def membership(self, tid: int) -> Membership:
-            found = super().membership(tid)
-            if tid == nursery.pid:
-                self.remove(GroupRef("", "theirs"))
-            return found
+    membership = reuser.membership
+
+    def remove_group(tid: int) -> Membership:
+        found = membership(tid)
+        if tid == nursery.pid:
+            reuser.remove(GroupRef("", "theirs"))
+        return found
 
     def reuse() -> int:
         puppet.kill()
         return nursery.make(f"fork-as {puppet.pid}")
 
-    removing = GroupRemover(reuser.path, reuser.simulation)
-    removing.victim, removing.reuse = puppet.pid, reuse
-    with pytest.raises(NoSuchProcess):
-        move(removing, ProcessTasks(held), make("a"))
+    monkeypatch.setattr(reuser, "membership", remove_group)
+    reuser.victim, reuser.reuse = puppet.pid, reuse
+    with Process.open(puppet.pid) as held, pytest.raises(NoSuchProcess):
+        move(reuser, ProcessTasks(held), make("a"))
+    monkeypatch.setattr(reuser, "membership", membership)
     assert reuser.membership(puppet.pid) == Membership("", "")
 
 
