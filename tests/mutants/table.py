@@ -583,7 +583,7 @@ MUTANTS = (
         "tests/workloads/evidence/test_interference.py",
     ),
     Mutant(
-        "moves that were overwritten are no gap",
+        "moves that were overwritten unread count as none",
         _RESCTRL + "witness.py",
         "tasks, before = tuple(new), oldest",
         "tasks = tuple(new)",
