@@ -861,6 +861,7 @@ def test_command_of_a_start_that_did_not_reach_the_daemon_makes_the_service_late
             site.systemd.set(SHOP, replace(unit, commands={"ExecStart": [started(one), Command(PROGRAM)]}))
             go(one)
             await ended(one)
+            await site.looked()  # no look may follow while the second one runs, which it would see
             two = (site.spawn if is_missed else site.through)(SHOP, "/bin/true")
             commands = {"ExecStart": [started(one, ended=True), started(two)]}
             site.systemd.units[SHOP] = replace(unit, commands=commands)

@@ -60,6 +60,7 @@ class Site:
         self.systemd = FakeSystemd(bus.address)
         self.library = library
         self.watch: Any = None
+        self.marks = itertools.count(1)
 
     def inner(self, path: str = "") -> str:
         """Return a control group as systemd names it."""
@@ -117,10 +118,12 @@ class Site:
 
     async def looked(self) -> None:
         """Wait until the watch has handled all signals so far: it then assigns another unit."""
-        self.systemd.set("mark.service", Unit(self.inner("mark.service")))
-        await self.until(lambda: "mark.service" in self.claimed())
-        self.systemd.set("mark.service")
-        await self.until(lambda: "mark.service" not in self.claimed())
+        # Each time another name: a look that an earlier mark has caused would find the same one at once.
+        name = f"mark-{next(self.marks)}.service"
+        self.systemd.set(name, Unit(self.inner("mark.service")))
+        await self.until(lambda: name in self.claimed())
+        self.systemd.set(name)
+        await self.until(lambda: name not in self.claimed())
 
 
 @pytest.fixture(scope="module")
@@ -455,7 +458,7 @@ def test_control_groups_that_a_user_creates_do_not_disturb_the_watch(
             other = "user@1001.service"
             site.run_in(f"{other}/other.service", stranger)
             site.unit(other, process())
-            async with site.watching("user-*:*.service", "mark.service"):
+            async with site.watching("user-*:*.service", "mark*.service"):
                 keys = ["user-1000:own.service", "user-1001:other.service"]
                 await site.until(lambda: sorted(site.claimed()) == keys)
                 await site.looked()
@@ -503,7 +506,7 @@ def test_system_unit_does_not_wait_for_the_units_of_a_user(
             for name, child in children.items():
                 site.run_in(f"user@1000.service/{name}", child)
             site.unit("user@1000.service", process())
-            async with site.watching("mark.service", "user-*:*.service"):
+            async with site.watching("mark*.service", "user-*:*.service"):
                 if is_end:
                     await site.until(lambda: len(site.claimed()) == len(names))
                     is_armed = True
@@ -546,7 +549,7 @@ def test_unit_of_a_user_that_fails_keeps_no_other_from_its_group(
             for name, child in children.items():
                 site.run_in(f"user@1000.service/{name}", child)
             site.unit("user@1000.service", process())
-            async with site.watching("mark.service", "user-*:*.service"):
+            async with site.watching("mark*.service", "user-*:*.service"):
                 await site.until(lambda: {"user-1000:1.service", "user-1000:2.service"} <= set(site.claimed()))
         assert next(attempts) > 1
 
@@ -566,7 +569,7 @@ def test_units_of_a_user_with_the_same_name_do_not_replace_each_other(
             for slice_ in ("z.slice", "a.slice", "m.slice", "a.slice/b.slice"):
                 site.run_in(f"{top}/{slice_}/web.service", process())
             site.unit(top, process())
-            async with site.watching("user-*:*.service", "mark.service"):
+            async with site.watching("user-*:*.service", "mark*.service"):
                 await site.until(lambda: site.claimed() == ["user-1000:web.service"])
                 await site.looked()
                 before = site.host.get("user-1000:web.service")
@@ -585,7 +588,7 @@ def test_unit_gives_its_control_group_to_a_container(site: Site, process: Start)
     async def test() -> None:
         async with site.systemd as systemd:
             site.unit(scope, child)
-            async with site.watching("*.scope", "mark.service"):
+            async with site.watching("*.scope", "mark*.service"):
                 await site.until(lambda: site.claimed() == [scope])
                 path = os.path.join(site.top, scope)
                 assign(
