@@ -188,7 +188,7 @@ static int attach_and_pin(struct bpf_object *program, struct settings *settings)
     /* on_free is the first: it removes accounts, and an address may be used again. */
     static const char *const hooks[] = {"on_free", "on_exit", "on_cgroup_move", "on_rmdir", "on_written", "on_write"};
     static const char *const files[][2] = {
-        {"tasks", NULL}, {"ended", "sums"}, {"moves", "ring"}, {"status", "settings"}};
+        {"tasks", NULL}, {"ended", "sums"}, {"removed", "removals"}, {"moves", "ring"}, {"status", "settings"}};
     int map = bpf_map__fd(bpf_object__find_map_by_name(program, "settings"));
     char path[128];
     struct timespec now;
@@ -235,7 +235,7 @@ static struct bpf_object *open_program(const struct settings *settings)
     if (!program)
         return NULL;
     bpf_map__set_max_entries(bpf_object__find_map_by_name(program, "sums"), settings->rows);
-    bpf_map__set_max_entries(bpf_object__find_map_by_name(program, "removed"), settings->rows);
+    bpf_map__set_max_entries(bpf_object__find_map_by_name(program, "removals"), settings->rows);
     bpf_map__set_max_entries(bpf_object__find_map_by_name(program, "accounts"), settings->rows);
     bpf_map__set_max_entries(bpf_object__find_map_by_name(program, "ring"), settings->moves);
     bpf_program__set_autoload(bpf_object__find_program_by_name(program, "on_cgroup_move"), settings->cgroup_moves);

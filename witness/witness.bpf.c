@@ -28,12 +28,14 @@ typedef __u32 u32;
 #define MAX_WRITE 65536
 #define MAX_PID 4194304 /* PID_MAX_LIMIT of Linux */
 #define EEXIST 17
+#define NAME_MAX 255
 
 /* The members that are used, of the kernel's structures. libbpf adjusts their offsets to the running kernel. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct kernfs_node {
     u64 id;
+    const char *name;
 };
 
 struct kernfs_node___rcu {
@@ -151,6 +153,13 @@ struct account {
     struct rmid rmid;
 };
 
+/* A control group that was removed. */
+struct removal {
+    u64 at;
+    u64 parent;
+    char name[NAME_MAX + 1];
+};
+
 enum kind { WRITE = 1, TASK };
 
 struct move {
@@ -188,14 +197,14 @@ struct {
     __type(value, struct row);
 } sums SEC(".maps");
 
-/* Control groups that were removed, and the boot time of that. */
+/* The control groups that were removed. */
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(map_flags, BPF_F_NO_PREALLOC);
     __uint(max_entries, 1);
     __type(key, u64);
-    __type(value, u64);
-} removed SEC(".maps");
+    __type(value, struct removal);
+} removals SEC(".maps");
 
 /*
  * By the address of the task's structure, from the first charge until the kernel frees the structure. Task storage has the
@@ -220,8 +229,9 @@ struct {
 u64 lost_rows; /* charges for which the table had no place */
 u64 lost_moves; /* writes that succeeded although a task that they named was not found */
 u64 lost_accounts; /* charges and writes of tasks for which the table of accounts had no place */
+u64 lost_removals; /* removals of control groups for which the table had no place */
 u64 rows_used;
-u64 removed_used;
+u64 removals_used;
 u64 moves_made;
 u64 tidied;
 
@@ -374,22 +384,22 @@ int BPF_PROG(on_cgroup_move, struct task_struct *task, struct css_set *to)
 
 static long drop_row(void *map, struct key *key, struct row *row, u64 *keep)
 {
-    u64 *at = bpf_map_lookup_elem(&removed, &key->cgroup);
+    struct removal *removal = bpf_map_lookup_elem(&removals, &key->cgroup);
 
-    if (at && bpf_ktime_get_boot_ns() - *at > *keep && !bpf_map_delete_elem(&sums, key))
+    if (removal && bpf_ktime_get_boot_ns() - removal->at > *keep && !bpf_map_delete_elem(&sums, key))
         __sync_fetch_and_add(&rows_used, -1);
     return 0;
 }
 
-static long drop_removed(void *map, u64 *key, u64 *at, u64 *keep)
+static long drop_removal(void *map, u64 *key, struct removal *removal, u64 *keep)
 {
-    if (bpf_ktime_get_boot_ns() - *at > *keep && !bpf_map_delete_elem(&removed, key))
-        __sync_fetch_and_add(&removed_used, -1);
+    if (bpf_ktime_get_boot_ns() - removal->at > *keep && !bpf_map_delete_elem(&removals, key))
+        __sync_fetch_and_add(&removals_used, -1);
     return 0;
 }
 
 /*
- * Remember when a control group was removed. When one of the tables is three quarters full, drop the rows of the control
+ * Record that a control group was removed. When one of the tables is three quarters full, drop the rows of the control
  * groups that were removed long ago; with the default of one hour, at most once a minute.
  */
 SEC("tp_btf/cgroup_rmdir")
@@ -397,19 +407,24 @@ int BPF_PROG(on_rmdir, struct cgroup *cgroup)
 {
     struct settings *setting = get_settings();
     u64 id = cgroup->kn->id, now = bpf_ktime_get_boot_ns(), last = tidied, keep;
+    struct removal removal = {.at = now};
 
     /* Hierarchy 0 is that of cgroup v2. Others have inode numbers of their own. */
     if (!setting || cgroup->root->hierarchy_id)
         return 0;
     keep = setting->keep;
-    if (!bpf_map_update_elem(&removed, &id, &now, BPF_NOEXIST))
-        __sync_fetch_and_add(&removed_used, 1);
-    if (rows_used * 4 < setting->rows * 3ULL && removed_used * 4 < setting->rows * 3ULL)
+    removal.parent = cgroup->self.parent->cgroup->kn->id;
+    bpf_probe_read_kernel_str(removal.name, sizeof(removal.name), cgroup->kn->name);
+    if (!bpf_map_update_elem(&removals, &id, &removal, BPF_NOEXIST))
+        __sync_fetch_and_add(&removals_used, 1);
+    else
+        __sync_fetch_and_add(&lost_removals, 1);
+    if (rows_used * 4 < setting->rows * 3ULL && removals_used * 4 < setting->rows * 3ULL)
         return 0;
     if ((last && now - last < keep / 60) || !__sync_bool_compare_and_swap(&tidied, last, now))
         return 0;
     bpf_for_each_map_elem(&sums, drop_row, &keep, 0);
-    bpf_for_each_map_elem(&removed, drop_removed, &keep, 0);
+    bpf_for_each_map_elem(&removals, drop_removal, &keep, 0);
     return 0;
 }
 
@@ -686,6 +701,19 @@ int ended(struct bpf_iter__bpf_map_elem *context)
     return 0;
 }
 
+SEC("iter/bpf_map_elem")
+int removed(struct bpf_iter__bpf_map_elem *context)
+{
+    struct seq_file *seq = context->meta->seq;
+    struct removal *removal = context->value;
+    u64 *id = context->key;
+
+    if (!id || !removal)
+        return 0;
+    BPF_SEQ_PRINTF(seq, "%llu %llu %llu %s\n", *id, removal->at, removal->parent, removal->name);
+    return 0;
+}
+
 /* Make a text one word. */
 #define MAKE_WORD(text)                                                    \
     _Pragma("unroll") for (int i = 0; i < (int)sizeof(text) - 1; i++) \
@@ -734,8 +762,8 @@ int status(struct bpf_iter__bpf_map_elem *context)
 
     if (!setting)
         return 0;
-    BPF_SEQ_PRINTF(seq, "format %d\nbegun %llu\ngaps %llu %llu %llu\n", FORMAT, setting->begun, lost_rows,
-               lost_accounts, lost_moves);
+    BPF_SEQ_PRINTF(seq, "format %d\nbegun %llu\ngaps %llu %llu %llu %llu\n", FORMAT, setting->begun, lost_rows,
+               lost_accounts, lost_moves, lost_removals);
     BPF_SEQ_PRINTF(seq, "rows %llu %u\nmoves %llu %u\nkeep %llu\n", rows_used, setting->rows, moves_made,
                setting->moves, setting->keep / NS_PER_S);
     BPF_SEQ_PRINTF(seq, "cgroup_moves %u\ntask_moves %u\n", setting->cgroup_moves,

@@ -5,7 +5,7 @@
 
 /* The version of the files, and of the meaning of each column. A loader keeps a program of the same version. */
 #ifndef FORMAT
-#define FORMAT 1
+#define FORMAT 2
 #endif
 
 /* Control groups above the control group of a row: use below that many levels is counted on that level. */
@@ -20,7 +20,7 @@
 struct settings {
     unsigned long long begun; /* boot time in ns at which the last program was attached */
     unsigned long long keep; /* ns for which the rows of a removed control group stay */
-    unsigned int rows; /* capacity of the table of sums */
+    unsigned int rows; /* capacity of the tables of sums, of accounts and of removals */
     unsigned int moves; /* capacity of the ring of moves */
     unsigned int cgroup_moves; /* whether a program sees each change of a task's control group */
     unsigned int task_moves; /* whether a program can find the tasks that a write names */

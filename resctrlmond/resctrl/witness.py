@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what resctrlmond-witness(8) has seen: the CPU time by control group, CLOSID and RMID, and moves of tasks."""
+"""Read what resctrlmond-witness(8) has seen: the CPU time, moves of tasks, and removed control groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDER = "/sys/fs/bpf/resctrlmond"
 STATE = "/run/resctrlmond/witness/state"
 # In a simulation, which lists no such directory.
 SIMULATED_FOLDER = ".witness"
-FORMAT = 1
+FORMAT = 2
 
 # How often to read the moves again if a record is incomplete, and the time between. The kernel may have interrupted
 # the program that writes it.
@@ -95,6 +95,19 @@ class Moves(msgspec.Struct, frozen=True):
     def into(self, directory: int, since_ns: int) -> list[Move]:
         """Return the moves into a directory that was created at ``since_ns``: inode numbers are given again."""
         return [move for move in self.tasks if move.directory == directory and move.at_ns >= since_ns]
+
+
+class RemovedCgroup(msgspec.Struct, frozen=True):
+    """A control group of v2 that was removed at ``at_ns`` (ns since boot).
+
+    ``inode`` and ``parent`` are the inode numbers of its directory and of the one above it, which no other control
+    group gets. ``name`` is the name of its directory, or the first 255 bytes of a longer one.
+    """
+
+    inode: int
+    at_ns: int
+    parent: int
+    name: str
 
 
 class Seen:
@@ -182,6 +195,17 @@ class Witness:
         except ValueError as error:
             raise self._not_understood("tasks or ended") from error
 
+    def removed(self) -> list[RemovedCgroup]:
+        """Return the control groups that were removed since the witness began, in no order.
+
+        The witness may forget them an hour after their removal (the option *--keep*). If it could not record one, the
+        gaps of ``watch`` are more after this call.
+        """
+        try:
+            return _parse_removed(self._read_bytes("removed"))
+        except ValueError as error:
+            raise self._not_understood("removed") from error
+
     def moves(self) -> Moves:
         """Return the moves that were read before, and those that the witness has seen since."""
         begun, known = self._moves
@@ -233,9 +257,12 @@ class Witness:
         return os.path.join(self.folder, name)
 
     def _read(self, name: str) -> str:
+        return self._read_bytes(name).decode("ascii", "replace")
+
+    def _read_bytes(self, name: str) -> bytes:
         path = self._path(name)
         try:
-            return kernel_files.read(path).decode("ascii", "replace")
+            return kernel_files.read(path)
         except OSError as error:
             raise not_read(error, "read what the witness has seen", path) from error
 
@@ -268,6 +295,18 @@ def _parse_ended(lines: Iterable[str]) -> list[Use]:
         closid, rmid, cpu_ns, _, changed, cgroups = line.split()
         uses.append(Use((int(closid), int(rmid)), int(cpu_ns), int(changed), _chain(cgroups)))
     return uses
+
+
+def _parse_removed(text: bytes) -> list[RemovedCgroup]:
+    """Return the removed control groups. A name may have any character but a newline. Raises ValueError."""
+    found = []
+    *lines, rest = text.split(b"\n")
+    for line in lines:
+        inode, at_ns, parent, name = line.split(b" ", 3)
+        found.append(RemovedCgroup(int(inode), int(at_ns), int(parent), os.fsdecode(name)))
+    if rest or not all(cgroup.name for cgroup in found):
+        raise ValueError
+    return found
 
 
 def _chain(text: str) -> tuple[int, ...]:

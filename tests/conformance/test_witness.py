@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -109,9 +110,14 @@ class Witness:
         """Return the number of the last move."""
         return next(int(words[1]) for words in self.lines("status") if words[0] == "moves")
 
-    def cgroup(self, above: str = "") -> tuple[str, str]:
+    def removed(self) -> dict[str, tuple[int, str, str]]:
+        """Return the time of the removal, the parent and the name of the removed control groups, by inode number."""
+        lines = (line.split(" ", 3) for line in read(f"{self._directory}/removed").splitlines())
+        return {inode: (int(at), parent, name) for inode, at, parent, name in lines}
+
+    def cgroup(self, above: str = "", name: str = "") -> tuple[str, str]:
         """Create a control group. Return its directory and its inode number."""
-        path = f"{above or _top()}/of-rule-{os.getpid()}-{len(self._cgroups)}"
+        path = f"{above or _top()}/{name or f'of-rule-{os.getpid()}-{len(self._cgroups)}'}"
         os.mkdir(path)
         self._cgroups.append(path)
         return path, str(os.stat(path).st_ino)
@@ -284,6 +290,27 @@ def test_a_removed_control_group_keeps_its_rows(witness: Witness, a: str, actors
     used = witness.used(cgroup)
     os.rmdir(path)
     assert witness.used(cgroup) == used
+
+
+def test_a_removed_control_group_is_listed(witness: Witness, one: Actor) -> None:
+    """A control group that a task has used is listed after its removal with its parent and its name."""
+    outer_path, outer = witness.cgroup()
+    path, inner = witness.cgroup(outer_path, "a  name")
+    enter(one, path)
+    work(one)
+    witness.expect(path, {DEFAULT: 1})
+    end(one)
+    assert not witness.removed().keys() & {inner, outer}
+    before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    os.rmdir(path)
+    os.mkdir(path)
+    found = witness.removed()
+    assert found[inner][1:] == (outer, "a  name")
+    os.rmdir(path)
+    os.rmdir(outer_path)
+    found = witness.removed()
+    assert found[outer][1:] == (str(os.stat(_top()).st_ino), os.path.basename(outer_path))
+    assert before <= found[inner][0] <= found[outer][0] <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def test_a_row_has_the_control_groups_above_it(witness: Witness, one: Actor) -> None:

@@ -80,6 +80,10 @@ class Witness:
         """Return the words of each line of a file."""
         return [line.split() for line in self.out(f"cat {FILES}/{name}").splitlines()]
 
+    def removed(self) -> list[list[str]]:
+        """Return the inode number, the time, the parent and the name of each removed control group."""
+        return [line.split(" ", 3) for line in self.out(f"cat {FILES}/removed").splitlines()]
+
     def status(self) -> dict[str, list[int]]:
         """Return the values of the file "status"."""
         return {name: [int(value) for value in values] for name, *values in self.lines("status")}
@@ -165,7 +169,7 @@ def witness(machine: Witness) -> Iterator[Witness]:
     """Yield a guest whose kernel is a witness, without a gap."""
     machine.load()
     yield machine
-    assert machine.status()["gaps"] == [0, 0, 0]
+    assert machine.status()["gaps"] == [0, 0, 0, 0]
 
 
 @pytest.fixture
@@ -264,7 +268,7 @@ def test_refused_write_has_its_errno_and_moves_nothing(witness: Witness) -> None
         assert (int(write[4]), int(write[6]), write[10]) == (errno, unresolved, text)
         assert witness.moves("task", after) == []
     # The time before the last move was not charged to the old RMID.
-    assert witness.status()["gaps"] == [0, 0, 1]
+    assert witness.status()["gaps"] == [0, 0, 1, 0]
     witness.out(f"{PROGRAM} unload")
     witness.load()
 
@@ -374,6 +378,29 @@ def test_control_group_that_was_removed_keeps_its_row_and_its_ancestors(witness:
     assert row.cgroups == tuple(ids)
 
 
+def test_removed_control_group_is_listed_with_its_parent_and_its_name(witness: Witness) -> None:
+    path, cgroup = witness.cgroup()
+    longest, spaced = "n" * 255, " a  name "
+    inodes = [witness.out(f"mkdir '{path}/{name}' && stat -c %i '{path}/{name}'") for name in (longest, spaced)]
+    before = int(witness.out("date +%s"))
+    witness.out(f"rmdir '{path}/{longest}' '{path}/{spaced}' {path}")
+    # Nobody has used them, and no other program looked at them.
+    found = {inode: words for inode, *words in witness.removed()}
+    assert [found[inode][1:] for inode in inodes] == [[cgroup, longest], [cgroup, spaced]]
+    assert found[cgroup][1:] == [witness.out(f"stat -c %i {CGROUPS}"), path.rpartition("/")[2]]
+    boot = int(witness.out("sed -n 's/^btime //p' /proc/stat"))
+    times = [int(found[inode][0]) for inode in (*inodes, cgroup)]
+    assert times == sorted(times)
+    assert abs(times[0] / 1e9 + boot - before) < 30
+
+
+def test_name_of_256_bytes_is_refused_or_cut(witness: Witness) -> None:
+    name = "n" * 256
+    inode = witness.out(f"mkdir {CGROUPS}/{name} 2>&1 && stat -c %i {CGROUPS}/{name} && rmdir {CGROUPS}/{name} || :")
+    if "File name too long" not in inode:
+        assert [words[3] for words in witness.removed() if words[0] == inode] == [name[:255]]
+
+
 def test_second_load_keeps_the_sums(witness: Witness) -> None:
     path, cgroup = witness.cgroup()
     witness.out(f"sh -c 'echo $$ >{path}/cgroup.procs; {WORK}'")
@@ -385,18 +412,18 @@ def test_second_load_keeps_the_sums(witness: Witness) -> None:
 
 
 def test_version_with_another_format_replaces_the_files_at_once(witness: Witness) -> None:
-    witness.guest.put(make("resctrlmond-witness-of-format-2", "FORMAT=2"), "/run/format-2")
+    witness.guest.put(make("resctrlmond-witness-of-format-3", "FORMAT=3"), "/run/format-3")
     begun = witness.status()["begun"]
     # The shell's read is much faster than cat.
     reader = f"until [ -e /run/stop ]; do read line <{FILES}/status || echo missing; done"
     running = witness.guest.start(f"{{ {reader}; }} 2>&1", timeout=100)
-    witness.out("/run/format-2 load; touch /run/stop")
+    witness.out("/run/format-3 load; touch /run/stop")
     assert "missing" not in running.wait().stdout
-    assert witness.status()["format"] == [2]
+    assert witness.status()["format"] == [3]
     assert witness.status()["begun"] > begun
     assert witness.out("ls /sys/fs/bpf") == "resctrlmond"
     witness.load()
-    assert witness.status()["format"] == [1]
+    assert witness.status()["format"] == [2]
 
 
 def test_user_with_the_group_reads_the_files_without_a_capability(witness: Witness) -> None:
@@ -404,16 +431,16 @@ def test_user_with_the_group_reads_the_files_without_a_capability(witness: Witne
         "750 root:resctrlmon",
         *["440 root:resctrlmon"] * 2,
         "700 root:resctrlmon",
-        *["440 root:resctrlmon"] * 2,
+        *["440 root:resctrlmon"] * 3,
     ] or witness.out(f"ls -l {FILES}")
     # Only root passes /sys/fs/bpf. BindReadOnlyPaths= gives a service of another user a mount of the files.
     witness.out(f"mkdir -p /run/files && mount --bind {FILES} /run/files")
     user = "setpriv --reuid nobody --bounding-set -all --inh-caps -all"
-    read = "cat /run/files/tasks /run/files/ended /run/files/moves /run/files/status"
-    assert "format 1" in witness.out(f"{user} --regid nogroup --groups resctrlmon {read}")
+    read = "cat /run/files/tasks /run/files/ended /run/files/removed /run/files/moves /run/files/status"
+    assert "format 2" in witness.out(f"{user} --regid nogroup --groups resctrlmon {read}")
     assert witness.guest.run(f"{user} --regid nogroup --clear-groups {read}", check=False).returncode
     root = f"setpriv --bounding-set -all --inh-caps -all cat {FILES}/status"
-    assert "format 1" in witness.out(root)
+    assert "format 2" in witness.out(root)
     witness.out("umount /run/files")
 
 
@@ -438,6 +465,14 @@ def test_full_table_is_counted_as_a_gap(unloaded: Witness) -> None:
     assert [int(words[0]) for words in unloaded.moves("write", 0)] == [3, 4, 5, 6]
 
 
+def test_removal_for_which_there_is_no_room_is_a_gap(unloaded: Witness) -> None:
+    unloaded.load("--rows 4")
+    created = [unloaded.cgroup() for _ in range(6)]
+    unloaded.out(f"rmdir {' '.join(path for path, _ in created)}")
+    assert {words[0] for words in unloaded.removed()} == {cgroup for _, cgroup in created[:4]}
+    assert unloaded.status()["gaps"][3] == 2
+
+
 def test_rows_of_removed_control_groups_make_room(unloaded: Witness) -> None:
     unloaded.load("--rows 8 --keep 10")
     created = [unloaded.cgroup() for _ in range(6)]
@@ -448,6 +483,7 @@ def test_rows_of_removed_control_groups_make_room(unloaded: Witness) -> None:
     assert all(unloaded.rows(cgroup) for _, cgroup in created)
     unloaded.out(f"sleep 10.1; mkdir {CGROUPS}/last && rmdir {CGROUPS}/last")
     assert [bool(unloaded.rows(cgroup)) for _, cgroup in created] == [False] * 5 + [True]
+    assert [words[3] for words in unloaded.removed()] == ["last"]
     unloaded.until(lambda: unloaded.status()["rows"][0] == len(unloaded.lines("ended")), "the number of rows")
 
 
@@ -485,7 +521,7 @@ def test_start_of_the_daemon_loads_the_witness(installed: Host) -> None:
     assert installed.out(f"grep begun {FILES}/status") == begun
     # In the sandbox of the daemon, with its user and without a capability.
     inside = f"nsenter --mount --target {installed.pid()} setpriv --bounding-set -all --inh-caps -all"
-    assert "format 1" in installed.out(f"{inside} cat {FILES}/status")
+    assert "format 2" in installed.out(f"{inside} cat {FILES}/status")
 
 
 def test_kernel_that_refuses_the_witness_does_not_fail_the_daemon(installed: Host) -> None:

@@ -597,6 +597,13 @@ MUTANTS = (
         "tests/resctrl/test_witness.py",
     ),
     Mutant(
+        "a file of removed control groups that was cut is read as whole",
+        _RESCTRL + "witness.py",
+        "if rest or not all(cgroup.name for cgroup in found):",
+        "if not all(cgroup.name for cgroup in found):",
+        "tests/resctrl/test_witness.py",
+    ),
+    Mutant(
         "tasks of others that a nested run hands on leave the outer one exact",
         _WORKLOADS + "groups/nested.py",
         "    if end.gave_others:\n",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.resctrl.witness import Move, Use, Watch, Witness
+from resctrlmond.resctrl.witness import Move, RemovedCgroup, Use, Watch, Witness
 
-STATUS = "format 1\nbegun 5\ngaps 2 1\nrows 3 65536\nmoves 4 4096\nkeep 3600000000000\ncgroup_moves 1\ntask_moves 1\n"
+STATUS = "format 2\nbegun 5\ngaps 2 1\nrows 3 65536\nmoves 4 4096\nkeep 3600000000000\ncgroup_moves 1\ntask_moves 1\n"
 SECOND = 10**9
 TASKS = f"7 7 {3 * SECOND} 0 4 900 600 0 11,1\n7 8 {3 * SECOND} 0 0 50 50 1 11,1\n"
 ENDED = "0 4 1000 2 77 11,1\n"
@@ -24,11 +25,12 @@ MOVES = (
     "6 write 9 502 - - 0 7 7 sh 7\n"
     "1 task 8 0 7 7 1 11 0 0 0 9 12\n"
 )
+REMOVED = b"21 70 11 a.service\n22 71 21 of a \xff\r\x1c  name\n"
 
 
 def witness(folder: Path, **texts: str) -> Witness:
     """Return the witness with these files."""
-    put(folder, **{"status": STATUS, "tasks": TASKS, "ended": ENDED, "moves": MOVES, **texts})
+    put(folder, **{"status": STATUS, "tasks": TASKS, "ended": ENDED, "removed": "", "moves": MOVES, **texts})
     found = Witness(Tree(str(folder), str(folder)))
     found.folder = str(folder)
     return found
@@ -36,7 +38,7 @@ def witness(folder: Path, **texts: str) -> Witness:
 
 def put(folder: Path, **texts: str) -> None:
     for name, text in texts.items():
-        (folder / name).write_text(text)
+        (folder / name).write_bytes(os.fsencode(text))
 
 
 def test_watch_has_the_begin_and_all_gaps(tmp_path: Path) -> None:
@@ -65,6 +67,23 @@ def test_look_has_charged_time_and_the_rest_of_living_tasks(tmp_path: Path) -> N
     seen = witness(tmp_path).look()
     assert list(seen.of_rmid(4)) == [Use((0, 4), 300, 1 << 63, (11, 1)), Use((0, 4), 1000, 77, (11, 1))]
     assert len(list(seen.of_cgroups((11, 1)))) == 2, "each once"
+
+
+def test_removed_control_group_has_its_parent_and_any_name(tmp_path: Path) -> None:
+    found = witness(tmp_path)
+    assert found.removed() == []
+    (tmp_path / "removed").write_bytes(REMOVED)
+    assert found.removed() == [
+        RemovedCgroup(21, 70, 11, "a.service"),
+        RemovedCgroup(22, 71, 21, os.fsdecode(b"of a \xff\r\x1c  name")),
+    ]
+
+
+@pytest.mark.parametrize("text", ["\n", "21 70 11\n", "21 70 11 \n", "x 70 11 a\n", "21 70 11 a\n22 71 21 b"])
+def test_removed_control_groups_that_are_not_understood_are_not_read(tmp_path: Path, text: str) -> None:
+    found = witness(tmp_path, removed=text)
+    with pytest.raises(NotRead, match="removed"):
+        found.removed()
 
 
 def test_moves_have_the_writer_the_directory_and_the_ids(tmp_path: Path) -> None:
@@ -146,7 +165,7 @@ def test_moves_of_a_witness_that_was_loaded_again_are_all_new(tmp_path: Path) ->
     "text",
     [
         "",
-        STATUS.replace("format 1", "format 2"),
+        STATUS.replace("format 2", "format 1"),
         STATUS.replace("task_moves 1", "task_moves 0"),
         STATUS.replace("cgroup_moves 1", "cgroup_moves 0"),
         STATUS.replace("gaps 2 1", "gaps x"),
@@ -165,14 +184,16 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(["status", "tasks", "ended", "moves"]), st.data())
+@given(st.sampled_from(["status", "tasks", "ended", "removed", "moves"]), st.data())
 def test_damaged_text_raises_the_typed_error_only(tmp_path: Path, name: str, data: st.DataObject) -> None:
-    good = {"status": STATUS, "tasks": TASKS, "ended": ENDED, "moves": MOVES}[name]
+    removed = os.fsdecode(REMOVED)
+    good = {"status": STATUS, "tasks": TASKS, "ended": ENDED, "removed": removed, "moves": MOVES}[name]
     at, length = data.draw(st.integers(0, len(good))), data.draw(st.integers(0, 9))
     text = good[:at] + data.draw(st.text(st.characters(codec="ascii"), max_size=9)) + good[at + length :]
     found = witness(tmp_path, **{name: text})
     try:
         found.look()
         found.moves()
+        found.removed()
     except NotRead:
         pass

@@ -29,7 +29,7 @@ from tests.truth.crew import Crew
 
 A, B = "mon_groups/a", "mon_groups/b"
 MS = 10**6
-FILES = ["ended", "moves", "status", "tasks"]
+FILES = ["ended", "moves", "removed", "status", "tasks"]
 
 
 class Machine(VirtualResctrl):
@@ -178,7 +178,7 @@ def test_full_table_refuses_new_rows_and_counts_gaps(machine: Machine) -> None:
         machine.tasks.set_cgroup(tid, [inode, 1])
         machine.use(tid, 1)
     assert machine.rows() == {("7,1", "0", "0"): (2, 0)}
-    assert (machine.numbers()["gaps"], machine.numbers()["rows"]) == ([2, 0, 0], [1, 1])
+    assert (machine.numbers()["gaps"], machine.numbers()["rows"]) == ([2, 0, 0, 0], [1, 1])
 
 
 def test_restart_begins_all_sums_again(machine: Machine) -> None:
@@ -231,8 +231,8 @@ def test_status_has_all_lines(machine: Machine) -> None:
     status = machine.numbers()
     begun = status.pop("begun")
     assert list(status.items()) == [
-        ("format", [1]),
-        ("gaps", [0, 0, 0]),
+        ("format", [2]),
+        ("gaps", [0, 0, 0, 0]),
         ("rows", [0, 65536]),
         ("moves", [0, 4096]),
         ("keep", [3600]),
@@ -325,6 +325,47 @@ def test_order_moves_a_virtual_task_to_a_control_group(mount: Mounted, control: 
         assert outcome(lambda bad=bad: control.set_cgroup(tid, bad)) in ("ENOENT", "EINVAL")  # type: ignore[misc]
     assert outcome(lambda: control.set_cgroup(4_000_001, path)) == "ESRCH"
     control.exit(tid)
+
+
+def removed(mount: Mounted, among: list[str]) -> dict[str, list[str]]:
+    """Return the parent and the name of these removed control groups, by inode number."""
+    lines = (line.split(" ", 3) for line in mount.read(".witness/removed").splitlines())
+    return {inode: words for inode, _, *words in lines if inode in among}
+
+
+def test_control_groups_of_virtual_tasks_are_listed_after_their_removal(
+    mount: Mounted, control: Control, crew: Crew
+) -> None:
+    path = crew.make_cgroup("a")
+    tid = control.spawn(tid=4_000_000)
+    control.set_cgroup(tid, path)
+    control.run(tid, 5)
+    control.exit(tid)
+    inodes = [str(os.stat(each).st_ino) for each in (path, crew.cgroup)]
+    begun = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    assert removed(mount, inodes) == {}
+    os.rmdir(path)
+    # Another control group at the same path is not the first one.
+    os.mkdir(path)
+    assert removed(mount, inodes) == {inodes[0]: [inodes[1], "a"]}
+    (line,) = (line.split() for line in mount.read(".witness/removed").splitlines() if line.startswith(inodes[0]))
+    assert 0 <= int(line[1]) - begun < 60 * 10**9
+    control.set_witness(restart=True)
+    assert removed(mount, inodes) == {}
+
+
+def test_removal_for_which_there_is_no_room_is_a_gap(mount: Mounted, control: Control, crew: Crew) -> None:
+    control.set_witness(restart=True, rows=1)
+    tid = control.spawn(tid=4_000_000)
+    paths = [crew.make_cgroup(name) for name in "ab"]
+    inodes = [str(os.stat(path).st_ino) for path in paths]
+    for path in paths:
+        control.set_cgroup(tid, path)
+    control.exit(tid)
+    for path in paths:
+        os.rmdir(path)
+    assert len(removed(mount, inodes)) == 1
+    assert "gaps 0 0 0 1\n" in mount.read(".witness/status")
 
 
 def test_process_represents_its_virtual_task(mount: Mounted, control: Control, crew: Crew) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 from resctrlmond.resctrl.mounts import mounts
-from resctrlmond.sim.kernel.tasks import Cgroups
+from resctrlmond.sim.kernel.tasks import Cgroups, RemovedCgroup
 
 
 def _read(path: str) -> str:
@@ -24,10 +24,15 @@ def _number(line: str) -> int:
 
 
 class CgroupTree:
-    """The mount of cgroup v2. Without one, nothing is known."""
+    """The mount of cgroup v2. Without one, nothing is known.
+
+    Each control group that a method has returned is known until its removal is found.
+    """
 
     def __init__(self) -> None:
         self._top = next((mount.point for mount in mounts() if (mount.fstype, mount.root) == ("cgroup2", "/")), "")
+        # Inode number -> path, and the inode number of the parent. A control group of v2 cannot be renamed.
+        self._known: dict[int, tuple[str, int]] = {}
 
     def of_task(self, tid: int) -> Cgroups:
         """Return the control groups of a thread; () if it has ended, or its control group was removed."""
@@ -44,10 +49,13 @@ class CgroupTree:
         names = [name for name in path.split("/") if name]
         if not self._top or ".." in names:
             return ()
+        paths = ["/".join((self._top, *names[:depth])) for depth in range(len(names), -1, -1)]
         try:
-            return tuple(os.stat("/".join((self._top, *names[:depth]))).st_ino for depth in range(len(names), -1, -1))
+            chain = tuple(os.stat(path).st_ino for path in paths)
         except (OSError, ValueError):  # ValueError: a NUL
             return ()
+        self._known.update(zip(chain, zip(paths, chain[1:], strict=False), strict=False))
+        return chain
 
     def usage(self) -> dict[Cgroups, int]:
         """Return the CPU time of every control group with all below it, in ns."""
@@ -62,6 +70,21 @@ class CgroupTree:
                     waiting += [(entry.path, chain) for entry in entries if entry.is_dir(follow_symlinks=False)]
             except OSError:
                 continue
+            if above:
+                self._known[chain[0]] = path, above[0]
             lines = _read(f"{path}/cpu.stat").split("\n")
             found[chain] = next((_number(line) for line in lines if line.startswith("usage_usec ")), 0) * 1000
+        return found
+
+    def removed(self) -> list[RemovedCgroup]:
+        """Return the known control groups whose directory does not exist any more, or is another one. Forget them."""
+        found = []
+        for inode, (path, parent) in list(self._known.items()):
+            try:
+                is_there = os.stat(path).st_ino == inode
+            except OSError:
+                is_there = False
+            if not is_there:
+                del self._known[inode]
+                found.append(RemovedCgroup(inode, parent, os.path.basename(path)))
         return found

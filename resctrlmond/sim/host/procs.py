@@ -13,7 +13,7 @@ from resctrlmond.sim.host.cgroups import CgroupTree
 from resctrlmond.sim.host.exits import ExitRecords
 from resctrlmond.sim.host.forks import ForkEvents
 from resctrlmond.sim.host.pidns import PidNamespaces
-from resctrlmond.sim.kernel.tasks import Cgroups, Exit, Fork, TaskStat
+from resctrlmond.sim.kernel.tasks import Cgroups, Exit, Fork, RemovedCgroup, TaskStat
 
 _NOT_REPORTED = (
     "the kernel does not report {} to the simulator (this needs root, and the host's PID and network namespaces), "
@@ -156,6 +156,10 @@ class ProcTable:
     def cgroup_usage(self) -> Mapping[Cgroups, int]:
         """Return the CPU time of every control group with all below it, in ns."""
         return self.cgroup_tree.usage()
+
+    def removed_cgroups(self) -> list[RemovedCgroup]:
+        """Return the control groups whose removal was found since the last call."""
+        return self.cgroup_tree.removed()
 
     def start_ns(self, stat: TaskStat) -> int:
         """Return the boot time at which a thread started."""

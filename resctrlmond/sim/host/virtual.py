@@ -8,7 +8,7 @@ import errno
 from collections.abc import Iterable, Mapping
 
 from resctrlmond.sim.host.procs import ProcTable
-from resctrlmond.sim.kernel.tasks import Cgroups, Exit, Fork, TaskStat
+from resctrlmond.sim.kernel.tasks import Cgroups, Exit, Fork, RemovedCgroup, TaskStat
 from resctrlmond.sim.kernel.tree import error
 
 FIRST_TID = 100
@@ -176,6 +176,10 @@ class VirtualTasks:
     def cgroup_usage(self) -> Mapping[Cgroups, int]:
         """Return nothing: every use is an order."""
         return {}
+
+    def removed_cgroups(self) -> list[RemovedCgroup]:
+        """Return the control groups whose removal was found since the last call. Those without a directory stay."""
+        return self._represented.removed_cgroups() if self._represented else []
 
     def start_ns(self, stat: TaskStat) -> int:
         """Return the start of the thread's process, or its own if there is none."""

@@ -135,10 +135,12 @@ class Accounting:
             self._witness.add(DEFAULT, self._table.cgroups(tid) or ROOT, ns)
 
     def look_for_witness(self) -> None:
-        """Charge all use until now, also that of each control group."""
+        """Charge all use until now, also that of each control group, and find removed control groups."""
         usage = self._table.cgroup_usage()
         self.look()
         self._witness.settle(usage)
+        # After the look, which may be the first at a control group.
+        self._witness.find_removed()
 
     def end(self, tid: int) -> None:
         """Record the control group in which a virtual thread ends, and its end if it is in the default group."""

@@ -23,6 +23,14 @@ Cgroups = tuple[int, ...]
 ROOT: Cgroups = (1,)  # the root control group
 
 
+class RemovedCgroup(NamedTuple):
+    """A control group that was removed: its inode number, that of its parent, and its name."""
+
+    inode: int
+    parent: int
+    name: str
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class TaskStat:
     """One sample of a thread. ``start`` distinguishes reused numbers, in any suitable unit."""
@@ -99,6 +107,9 @@ class TaskTable(Protocol):
 
     def cgroup_usage(self) -> Mapping[Cgroups, int]:
         """Return the CPU time of every control group with all below it, in ns; nothing if all use is charged."""
+
+    def removed_cgroups(self) -> list[RemovedCgroup]:
+        """Return the known control groups whose removal was found since the last call."""
 
     def start_ns(self, stat: TaskStat) -> int:
         """Return the boot time at which a thread started."""

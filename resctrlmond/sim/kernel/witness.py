@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from resctrlmond.sim.kernel.groups import NodeFactory
-from resctrlmond.sim.kernel.tasks import DEFAULT, ROOT, Cgroups, Ids, Member, Tasks, TaskTable
+from resctrlmond.sim.kernel.tasks import DEFAULT, ROOT, Cgroups, Ids, Member, RemovedCgroup, Tasks, TaskTable
 from resctrlmond.sim.kernel.tree import Caller, Directory
 
 NAME = ".witness"
@@ -42,7 +42,7 @@ class _Tail:
 
 
 class Witness:
-    """Sums of CPU time by control group and RMID, and the last writes to files ``tasks``.
+    """Sums of CPU time by control group and RMID, removed control groups, and the last writes to files ``tasks``.
 
     The time of a member is charged when it leaves its group or its control group, and when it ends. The time of real
     tasks of the default group is the rest of each control group; see ``settle``. ``boot_ns`` is CLOCK_BOOTTIME.
@@ -63,7 +63,8 @@ class Witness:
         """Begin again without rows and moves. Use that was not charged yet is charged later."""
         self._begun = self._boot_ns()
         self._rows: dict[tuple[Ids, int], _Row] = {}
-        self._gaps = self._number = 0
+        self._removed: dict[RemovedCgroup, int] = {}
+        self._gaps = self._lost_removals = self._number = 0
         self._moves: collections.deque[Callable[[], str]] = collections.deque(maxlen=MOVES)
 
     # -- sums
@@ -138,6 +139,16 @@ class Witness:
         self._tails = {key: tail for key, tail in self._tails.items() if tail.reported > since}
         return found
 
+    # -- removed control groups
+
+    def find_removed(self) -> None:
+        """Record the control groups that were removed; count a gap for each for which there is no room."""
+        for cgroup in self._table.removed_cgroups():
+            if len(self._removed) < self.capacity:
+                self._removed[cgroup] = self._boot_ns()
+            else:
+                self._lost_removals += 1
+
     # -- moves
 
     def _next(self, record: Callable[[], str]) -> int:
@@ -204,6 +215,7 @@ class Witness:
 
         add("tasks", after_look(lambda: "".join(self._tasks(tasks))))
         add("ended", after_look(self._ended))
+        add("removed", after_look(self._show_removed))
         add("moves", lambda: "".join(line() for line in self._moves))
         add("status", self._status)
         return made
@@ -230,10 +242,14 @@ class Witness:
             for (ids, _), row in self._rows.items()
         )
 
+    def _show_removed(self) -> str:
+        return "".join(f"{cgroup.inode} {at} {cgroup.parent} {cgroup.name}\n" for cgroup, at in self._removed.items())
+
     def _status(self) -> str:
         return (
-            f"format 1\nbegun {self._begun}\ngaps {self._gaps} 0 0\nrows {len(self._rows)} {self.capacity}\n"
-            f"moves {self._number} {MOVES}\nkeep {KEEP_SECONDS}\ncgroup_moves 1\ntask_moves 1\n"
+            f"format 2\nbegun {self._begun}\ngaps {self._gaps} 0 0 {self._lost_removals}\n"
+            f"rows {len(self._rows)} {self.capacity}\nmoves {self._number} {MOVES}\nkeep {KEEP_SECONDS}\n"
+            f"cgroup_moves 1\ntask_moves 1\n"
         )
 
 
