@@ -229,6 +229,23 @@ def inode(path: str) -> int | None:
         raise not_read(error, "look for the control group", path) from error
 
 
+def inodes_to(path: str) -> list[tuple[str, int | None]]:
+    """Return the name and the inode number of each directory from the root control group to a path.
+
+    The inode number is None if the directory does not exist. [] if the path is not in the hierarchy of v2. Raises
+    NotRead.
+    """
+    found = _find(lambda hierarchies: _above(path, hierarchies))
+    if not found or "" not in found[0].names:
+        return []
+    at = found[0].point
+    levels = [("", inode(at))]
+    for name in filter(None, path.removeprefix(at).split("/")):
+        at = f"{at}/{name}"
+        levels.append((name, inode(at)))
+    return levels
+
+
 def tasks(path: str) -> list[int]:
     """List the thread IDs in a control group and all below it, including threaded ones; [] if it was removed.
 

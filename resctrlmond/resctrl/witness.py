@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from resctrlmond.resctrl import kernel_files
+from resctrlmond.resctrl import cgroups, kernel_files
 from resctrlmond.resctrl.errors import NotRead, not_read
 from resctrlmond.resctrl.tree import Tree
 
@@ -27,6 +27,9 @@ _RETRY_S = 0.001
 
 # How many times as many moves are kept as the witness keeps.
 _KEPT = 4
+
+# The witness keeps so many bytes of a name. Some kernels accept longer names of control groups.
+_NAME_BYTES = 255
 
 # CLOSID and RMID, on arm64 PARTID and PMG.
 Ids = tuple[int, int]
@@ -206,6 +209,19 @@ class Witness:
         except ValueError as error:
             raise self._not_understood("removed") from error
 
+    def at_paths(self, since_ns: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """Return the inode numbers of all control groups that existed at each path since a time (ns since boot).
+
+        Keys are absolute paths of control groups, which need not exist. The one that exists is the first. A path that
+        is not below the mount point of control groups has none. See ``removed`` for what may be missing.
+        """
+        # Read first: a control group that is removed after this look is in the file that is read then.
+        existing = {path: cgroups.inodes_to(path) for path in since_ns}
+        removed: dict[str, list[RemovedCgroup]] = {}
+        for cgroup in self.removed():
+            removed.setdefault(cgroup.name, []).append(cgroup)
+        return {path: _lead_to(existing[path], removed, since) for path, since in since_ns.items()}
+
     def moves(self) -> Moves:
         """Return the moves that were read before, and those that the witness has seen since."""
         begun, known = self._moves
@@ -306,6 +322,24 @@ def _parse_removed(text: bytes) -> list[RemovedCgroup]:
         found.append(RemovedCgroup(int(inode), int(at_ns), int(parent), os.fsdecode(name)))
     if rest or not all(cgroup.name for cgroup in found):
         raise ValueError
+    return found
+
+
+def _lead_to(
+    existing: Sequence[tuple[str, int | None]], removed: Mapping[str, Sequence[RemovedCgroup]], since_ns: int
+) -> tuple[int, ...]:
+    """Return the control groups on the last level of a path, also below parents that were removed since a time.
+
+    ``existing`` are the name and the inode number on each level from the root; ``removed`` is by name.
+    """
+    found: tuple[int, ...] = ()
+    for level, (name, inode) in enumerate(existing):
+        here = [] if inode is None else [inode]
+        if level:
+            same_name = removed.get(os.fsdecode(os.fsencode(name)[:_NAME_BYTES]), ())
+            here += [each.inode for each in same_name if each.parent in found and each.at_ns >= since_ns]
+        # A control group that was removed between the two looks is in both.
+        found = tuple(dict.fromkeys(here))
     return found
 
 

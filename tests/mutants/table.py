@@ -597,6 +597,20 @@ MUTANTS = (
         "tests/resctrl/test_witness.py",
     ),
     Mutant(
+        "control groups that were removed before the run began count as those of the run",
+        _RESCTRL + "witness.py",
+        "if each.parent in found and each.at_ns >= since_ns",
+        "if each.parent in found",
+        "tests/resctrl/test_witness.py",
+    ),
+    Mutant(
+        "a removed control group of the same name below another parent counts as that of the path",
+        _RESCTRL + "witness.py",
+        "if each.parent in found and each.at_ns >= since_ns",
+        "if each.at_ns >= since_ns",
+        "tests/resctrl/test_witness.py",
+    ),
+    Mutant(
         "a file of removed control groups that was cut is read as whole",
         _RESCTRL + "witness.py",
         "if rest or not all(cgroup.name for cgroup in found):",

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resctrlmond.resctrl.errors import NotRead
+from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.resctrl.witness import Move, RemovedCgroup, Use, Watch, Witness
 
@@ -84,6 +88,86 @@ def test_removed_control_groups_that_are_not_understood_are_not_read(tmp_path: P
     found = witness(tmp_path, removed=text)
     with pytest.raises(NotRead, match="removed"):
         found.removed()
+    with pytest.raises(NotRead, match="removed"):
+        found.at_paths({})
+
+
+class Slice:
+    """A real control group with one below it, and lines of removed ones."""
+
+    def __init__(self, folder: Path) -> None:
+        top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
+        self.path = tempfile.mkdtemp(prefix="resctrlmond-test-", dir=top)
+        self.top, self.inode = os.stat(top).st_ino, os.stat(self.path).st_ino
+        self.name = os.path.basename(self.path)
+        self.service = f"{self.path}/a.service"
+        self._folder = folder
+
+    def start(self) -> int:
+        os.mkdir(self.service)
+        return os.stat(self.service).st_ino
+
+    def at(self, path: str, *removed: tuple[int, int, int, str], since_ns: int = 10) -> tuple[int, ...]:
+        text = "".join(f"{inode} {at_ns} {parent} {name}\n" for inode, at_ns, parent, name in removed)
+        return witness(self._folder, removed=text).at_paths({path: since_ns})[path]
+
+
+@pytest.fixture
+def slice_(tmp_path: Path) -> Iterator[Slice]:
+    made = Slice(tmp_path)
+    yield made
+    for path in (made.service, made.path):
+        with suppress(FileNotFoundError):
+            os.rmdir(path)
+
+
+def test_control_groups_at_a_path_are_the_one_that_exists_and_those_removed_since(slice_: Slice) -> None:
+    above = slice_.inode
+    removed = (
+        (901, 20, above, "a.service"),
+        (902, 10, above, "a.service"),
+        (903, 9, above, "a.service"),  # before
+        (904, 20, above, "b.service"),
+        (905, 20, slice_.top, "a.service"),
+    )
+    assert slice_.at(slice_.service) == ()
+    assert slice_.at(slice_.service, *removed) == (901, 902)
+    now = slice_.start()
+    assert slice_.at(slice_.service) == (now,)
+    assert slice_.at(slice_.service, *removed) == (now, 901, 902)
+    assert slice_.at(slice_.service, *removed, since_ns=21) == (now,)
+
+
+def test_control_group_whose_parent_was_removed_and_created_again_is_found(slice_: Slice) -> None:
+    # In any order: the kernel lists them in that of a hash table.
+    removed = (
+        (901, 20, 801, "a.service"),
+        (902, 20, slice_.inode, "a.service"),
+        (903, 20, 802, "a.service"),
+        (801, 21, slice_.top, slice_.name),
+        (802, 21, slice_.top, "other.slice"),
+    )
+    now = slice_.start()
+    assert slice_.at(slice_.service, *removed) == (now, 901, 902)
+    assert slice_.at(slice_.path, *removed) == (slice_.inode, 801)
+    os.rmdir(slice_.service)
+    os.rmdir(slice_.path)
+    assert slice_.at(slice_.service, *removed) == (901,)
+
+
+def test_control_group_that_is_removed_between_the_looks_is_found_once(slice_: Slice) -> None:
+    now = slice_.start()
+    assert slice_.at(slice_.service, (now, 20, slice_.inode, "a.service")) == (now,)
+
+
+def test_control_group_with_a_name_that_the_witness_has_cut_is_found(slice_: Slice) -> None:
+    assert slice_.at(f"{slice_.path}/{'é' * 200}", (901, 20, slice_.inode, "é" * 127 + "\udcc3")) == (901,)
+
+
+def test_path_outside_control_groups_has_none(slice_: Slice) -> None:
+    removed = (901, 20, slice_.top, "run")
+    assert slice_.at("/run", removed) == ()
+    assert slice_.at(os.path.dirname(slice_.path), removed) == (slice_.top,)
 
 
 def test_moves_have_the_writer_the_directory_and_the_ids(tmp_path: Path) -> None:
