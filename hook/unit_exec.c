@@ -17,6 +17,7 @@
 #include <poll.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
@@ -33,7 +34,9 @@ enum { EXIT_EXEC = 203, EXIT_USAGE = 2 };
 // connect() is repeated while the daemon's queue is full.
 enum { LONGEST = 2000, LONGEST_IN_ALL = 30000, PAUSE = 10 };
 
-static const char CALL[] = "{\"method\":\"org.resctrlmon.Unit.AssignSelf\",\"more\":true}";
+// The call without its number, and what follows that; the zero byte ends the message.
+static const char CALL[] = "{\"method\":\"org.resctrlmon.Unit.AssignSelf\",\"more\":true,\"parameters\":{\"childrenUs\":";
+static const char CALL_END[] = "}}";
 // The end of a notice, after which another message follows: resctrlmond's JSON has no blanks, and this member is the last.
 static const char CONTINUES[] = "\"continues\":true}";
 
@@ -93,15 +96,35 @@ static void await_reply(int daemon, long begin)
     }
 }
 
+/* Write the call into the message, with the CPU time of the children that have prepared this process. Return its size. */
+static size_t write_call(char *message)
+{
+    struct rusage used = {0};
+    char digits[24], *digit = digits + sizeof digits;
+    getrusage(RUSAGE_CHILDREN, &used);
+    unsigned long long us = (unsigned long long)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000ULL;
+    us += (unsigned long long)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+    do
+        *--digit = (char)('0' + us % 10);
+    while (us /= 10);
+    size_t size = sizeof CALL - 1, count = (size_t)(digits + sizeof digits - digit);
+    memcpy(message, CALL, size);
+    memcpy(message + size, digit, count);
+    memcpy(message + size + count, CALL_END, sizeof CALL_END);
+    return size + count + sizeof CALL_END;
+}
+
 /* Have the daemon assign this process, and wait for the reply. */
 static void assign_self(void)
 {
+    char message[sizeof CALL + 24 + sizeof CALL_END];
+    size_t size = write_call(message);
     long begin = now();
     int daemon = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (daemon < 0)
         return;
     // The queue of a new connection has room for the message. MSG_NOSIGNAL: the daemon may have closed it.
-    if (connect_to(daemon, begin + LONGEST) && send(daemon, CALL, sizeof CALL, MSG_NOSIGNAL) == (ssize_t)sizeof CALL)
+    if (connect_to(daemon, begin + LONGEST) && send(daemon, message, size, MSG_NOSIGNAL) == (ssize_t)size)
         await_reply(daemon, begin);
     close(daemon);
 }

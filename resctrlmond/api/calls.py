@@ -261,14 +261,14 @@ def run_read_foreign(manager: Manager, request: types.ForeignRequest, _caller: C
     )
 
 
-def run_assign_self(_manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.AssignSelfReply:
+def run_assign_self(_manager: Manager, _request: types.AssignSelfRequest, _caller: Caller) -> types.AssignSelfReply:
     raise AssertionError("AssignSelf is not a blocking call")
 
 
-async def assign_unit(service: Service, caller: Caller) -> types.AssignSelfReply:
+async def assign_unit(service: Service, request: types.AssignSelfRequest, caller: Caller) -> types.AssignSelfReply:
     if service.assign_unit is None:
         raise NotWatched("no systemd unit is watched", remedy="Select units: resctrlctl units enable '*.service'")
-    workload = await service.assign_unit(caller)
+    workload = await service.assign_unit(caller, (request.children_us or 0) * 1000)
     exact = workload.state.has_group and as_reported(workload).worst_baseline is Quality.EXACT
     return types.AssignSelfReply(key=workload.key, state=workload.state, exact=exact)
 

@@ -47,7 +47,7 @@ class Service:
             on_end=partial(manager.latencies.add, CallKind.HOOK),
         )
         # Set by the daemon if it watches units: put the process of a caller into the workload of its unit.
-        self.assign_unit: Callable[[Caller], Awaitable[Workload]] | None = None
+        self.assign_unit: Callable[[Caller, int], Awaitable[Workload]] | None = None
         self.watches = Watches(manager.context, workers, partial(reported, manager))
         self._readers = asyncio.Semaphore(_READERS)
         # A semaphore exists as long as a call of its user runs.
@@ -58,7 +58,7 @@ class Service:
         begun = time.monotonic()
         try:
             if verb.handle is not None:
-                return await verb.handle(self, caller)
+                return await verb.handle(self, request, caller)
             return await self.run(caller, verb.lane, verb.run, self.manager, request, caller)
         finally:
             if verb.lane is not Lane.HOOKS:  # the queue counts these

@@ -971,6 +971,16 @@ class RunReply(Reply, frozen=True, kw_only=True):
     """
 
 
+class AssignSelfRequest(Request, frozen=True, kw_only=True):
+    """The parameters of org.resctrlmon.Unit.AssignSelf."""
+
+    children_us: int | None = None
+    """The CPU time (µs) of the children that the process has waited for, which its kernel states (*getrusage*(2),
+    RUSAGE_CHILDREN). They prepare the command, and are not missing in the group. Other programs see it in clock ticks
+    only, and it is limited to these.
+    """
+
+
 class AssignSelfReply(Reply, frozen=True, kw_only=True):
     """The answer of org.resctrlmon.Unit.AssignSelf."""
 

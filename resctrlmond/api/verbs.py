@@ -88,7 +88,7 @@ class Verb(msgspec.Struct, frozen=True):
     run: Callable[[Manager, Any, Caller], types.Reply]
     pages: Callable[[Manager, Any], Iterator[types.Reply]] | None = None
     follow: Callable[[Service, Caller], AsyncGenerator[types.Reply, None]] | None = None
-    handle: Callable[[Service, Caller], Awaitable[types.Reply]] | None = None
+    handle: Callable[[Service, Any, Caller], Awaitable[types.Reply]] | None = None
     errors: tuple[type[ResctrlError], ...] = ()
     description: str = ""
 

@@ -304,7 +304,7 @@ class Daemon:
             self._units = watch = UnitWatch(
                 self._manager, self._workers, folder=self._live.config.runtime_dir, address=self._bus
             )
-            starts = UnitStarts(self._ctx, self._workers, watch.connection, watch.assignment, watch.seen)
+            starts = UnitStarts(self._ctx, self._workers, watch.connection, watch.assignment)
             self._service.assign_unit = starts.assign
         if self._units is not None:
             self._units.configure(globs)
@@ -428,8 +428,6 @@ class Daemon:
         reported, known = "", -1
         while not self._stopping.is_set():
             self._ticker.step()
-            if self._units is not None:
-                self._units.seen.check()
             at_each()
             self._manager.alerts["upkeep"] = self._ticker.problem
             if watchdog_s is not None and not self._ticker.is_stuck:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from resctrlmond.api.dbus.library import BUS_NAME, Bus, DBusError, Message, MessageType, Variant
 from resctrlmond.daemon.unit_commands import Command, Service
@@ -28,28 +28,11 @@ _SIGNALS = (
     # Each change of ActiveState and Job.
     f"interface='{PROPERTIES}',member='PropertiesChanged',arg0='{UNIT}'",
 )
-# Each job of each unit. JobNew comes before JobRemoved, and both before the reply to a later call.
-_JOB_SIGNALS = tuple(f"interface='{MANAGER}',member='{member}'" for member in ("JobNew", "JobRemoved"))
 _INTERFACES = {".service": f"{NAME}.Service", ".scope": f"{NAME}.Scope", ".slice": f"{NAME}.Slice"}
 _ENDED = ("inactive", "failed")
-# The substates of a service in which no command runs but its main process.
-_QUIET = ("running", "exited")
 # The type of the properties with commands: path, arguments, whether a failure is ignored, the times of start and end
 # (CLOCK_REALTIME and CLOCK_MONOTONIC, in microseconds), process, code and status.
 _COMMANDS = "a(sasbttttuii)"
-
-
-class Observer(Protocol):
-    """Receives the jobs and states of units, in the order in which systemd reports them."""
-
-    def begin_job(self, name: str, job: int) -> None:
-        """A job for a unit has begun."""
-
-    def end_job(self, name: str, job: int, *, is_done: bool) -> None:
-        """A job for a unit has ended. ``is_done``: with success."""
-
-    def change_state(self, name: str, state: str) -> None:
-        """The ActiveState of a unit may have changed; it is ``state`` now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +57,13 @@ class Unit:
 
 class Systemd:
     """A connection to the manager. ``open`` creates it. ``on_change`` is called with the name of a unit that may have
-    changed, and with "" if any unit may have; ``observer`` is called before that. Belongs to the event loop.
+    changed, and with "" if any unit may have. Belongs to the event loop.
     """
 
-    def __init__(self, bus: Bus, owner: str, on_change: Callable[[str], None], observer: Observer | None) -> None:
+    def __init__(self, bus: Bus, owner: str, on_change: Callable[[str], None]) -> None:
         self._bus = bus
         self._owner = owner
         self._on_change = on_change
-        self._observer = observer
 
     @classmethod
     async def open(
@@ -90,7 +72,6 @@ class Systemd:
         folder: str,
         on_change: Callable[[str], None],
         entrance: str = ENTRANCE,
-        observer: Observer | None = None,
     ) -> Self:
         """Connect to the bus (None: the system bus), and subscribe to the signals of systemd.
 
@@ -101,10 +82,10 @@ class Systemd:
             changes = f"type='signal',sender='{BUS_NAME}',member='NameOwnerChanged',arg0='{NAME}'"
             await bus.ask("AddMatch", "s", changes)
             owner = await bus.ask("GetNameOwner", "s", NAME)
-            systemd = cls(bus, owner, on_change, observer)
+            systemd = cls(bus, owner, on_change)
             bus.gate.senders.add(owner)
             bus.add_message_handler(systemd._on_message)
-            for signal in (*_SIGNALS, *(_JOB_SIGNALS if observer is not None else ())):
+            for signal in _SIGNALS:
                 await bus.ask("AddMatch", "s", f"type='signal',sender='{NAME}',{signal}")
             await systemd._ask(ROOT, MANAGER, "Subscribe")
         except BaseException:
@@ -139,12 +120,6 @@ class Systemd:
         Raises BusUnavailable, DBusError.
         """
         return str(await self.property_of(unit, "ControlGroup"))
-
-    async def control_group_of(self, name: str) -> str:
-        """Return the control group of a loaded unit as ``control_group`` does. Raises BusUnavailable, DBusError."""
-        path = await self._ask(ROOT, MANAGER, "GetUnit", "s", name)
-        interface = _INTERFACES["." + name.rpartition(".")[2]]
-        return str((await self._ask(path, PROPERTIES, "Get", "ss", interface, "ControlGroup")).value)
 
     async def property_of(self, unit: Unit, name: str) -> Any:
         """Return a property of a service, scope or slice. Raises BusUnavailable, DBusError."""
@@ -199,12 +174,8 @@ class Systemd:
                 raise DBusError(error.type, f"{name}: {error.text}") from error
 
     async def service(self, name: str) -> Service:
-        """Return a loaded service with its job and its commands, in this order. Raises BusUnavailable, DBusError."""
-        # GetUnit does not state the job. A backslash in a pattern stands for itself, as in names.
-        units = await self._ask(ROOT, MANAGER, "ListUnitsByPatterns", "asas", [], [name])
-        if not units:
-            raise DBusError(NO_SUCH_UNIT, f"Unit {name} not loaded.")
-        ((*_, path, job, job_type, _),) = units
+        """Return a loaded service with its commands. Raises BusUnavailable, DBusError."""
+        path = await self._ask(ROOT, MANAGER, "GetUnit", "s", name)
         found = await self._ask(path, PROPERTIES, "GetAll", "s", _INTERFACES[".service"])
         commands = [
             Command(setting, program, pid, started / 1e6, bool(ended))
@@ -212,20 +183,7 @@ class Systemd:
             if value.signature == _COMMANDS
             for program, _, _, _, started, _, ended, pid, _, _ in value.value
         ]
-        cgroup, is_delegated = str(found["ControlGroup"].value), bool(found["Delegate"].value)
-        return Service(name, cgroup, is_delegated, tuple(commands), job, job_type)
-
-    async def last_change(self, name: str) -> int:
-        """Return when the state of a loaded unit last changed (CLOCK_MONOTONIC, in microseconds).
-
-        systemd runs no command of the unit without a change after that. 0 if it may, because commands are running.
-        Raises BusUnavailable, DBusError.
-        """
-        path = await self._ask(ROOT, MANAGER, "GetUnit", "s", name)
-        # In this order: a change between both leaves a time that is too early.
-        changed = await self._ask(path, PROPERTIES, "Get", "ss", UNIT, "StateChangeTimestampMonotonic")
-        state = await self._ask(path, PROPERTIES, "Get", "ss", UNIT, "SubState")
-        return int(changed.value) if state.value in _QUIET else 0
+        return Service(name, str(found["ControlGroup"].value), tuple(commands))
 
     async def _ask(self, path: str, interface: str, member: str, signature: str = "", *body: Any) -> Any:
         try:
@@ -244,18 +202,10 @@ class Systemd:
             match message.member, message.body:
                 case "UnitNew" | "UnitRemoved", [str(name), *_]:
                     self._on_change(name)
-                case "JobNew", [int(job), _, str(name), *_] if self._observer is not None:
-                    self._observer.begin_job(name, job)
-                case "JobRemoved", [int(job), _, str(name), result, *_] if self._observer is not None:
-                    self._observer.end_job(name, job, is_done=result == "done")
                 case "Reloading", [False]:
                     self._on_change("")
-                case "PropertiesChanged", body if (message.path or "").startswith(_UNIT_PATH):
-                    name = unit_of_path(message.path or "")
-                    match body:
-                        case [_, {"ActiveState": Variant(value=str(state))}, *_] if self._observer is not None:
-                            self._observer.change_state(name, state)
-                    self._on_change(name)
+                case "PropertiesChanged", _ if (message.path or "").startswith(_UNIT_PATH):
+                    self._on_change(unit_of_path(message.path or ""))
         return False
 
 

@@ -14,23 +14,19 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
-from resctrlmond.api.dbus.library import BusUnavailable, DBusError
+from resctrlmond.api.dbus.library import DBusError
 from resctrlmond.api.workers import Lane, Workers
-from resctrlmond.daemon import alerts, unit_commands
+from resctrlmond.daemon import alerts
 from resctrlmond.daemon.systemd import NO_SUCH_UNIT, Systemd, Unit
 from resctrlmond.daemon.systemd_loop import SystemdLoop
-from resctrlmond.daemon.unit_commands import CallsSeen, Service, reasons
 from resctrlmond.host.unit_globs import UnitGlobs, is_of_user, is_valid_name
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, ResctrlError
-from resctrlmond.workloads.evidence.callers import COMMAND_GRACE_S
-from resctrlmond.workloads.evidence.pod_cgroups import container_in
-from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.evidence.callers import holds_callers_only
 from resctrlmond.workloads.groups.units import is_overflow, is_unit
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.errors import AlreadyMonitored
 from resctrlmond.workloads.model.owners import SYSTEMD
-from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import MAX_KEY_LENGTH, MAX_PRIORITY
 from resctrlmond.workloads.model.workload import Member, State, Workload
 from resctrlmond.workloads.profiles.profile import Choice, Watch
@@ -38,7 +34,6 @@ from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.profiled import choose_for_unit, leave_out_unit
 from resctrlmond.workloads.verbs.release import release
-from resctrlmond.workloads.verbs.services import downgrade, find_leavers, has_exact_service, note_commands
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,9 +45,7 @@ KIND = "unit"
 _LOOK_AT_ALL_S = 60.0
 _LOOK_AT_USERS_S = 5.0
 # The next look at a unit of which a process is about to call.
-_CALL_PAUSE_S = 1.0
-# Sessions can begin at any rate. Sweeps find the processes in the scopes that are not searched.
-_MAX_SEARCHES = 16
+_CALL_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
 # Calls wait so long for a connection, and only in this time after a start of the daemon, or the end of a connection.
 _CONNECTION_WAIT_S = 2.0
@@ -131,11 +124,8 @@ class UnitWatch:
         self._lingering: dict[str, float] = {}
         self._connected = asyncio.Event()
         self._unconnected_since = time.monotonic()
-        # The exact services of which each call so far has been handled.
-        self.seen = CallsSeen()
         # By key: the last error.
         self._failures: dict[str, str] = {}
-        self._searches: set[asyncio.Task[None]] = set()
         for workload in manager.context.store.all():
             self.changed(workload.key, workload)
 
@@ -190,37 +180,6 @@ class UnitWatch:
     async def close(self) -> None:
         """Stop watching. The claims stay for the next start."""
         await self._loop.close()
-        for search in self._searches:
-            search.cancel()
-        await asyncio.gather(*self._searches, return_exceptions=True)
-
-    def begin_job(self, name: str, job: int) -> None:
-        """Note a job that systemd has reported."""
-        self.seen.begin_job(name, job)
-
-    def end_job(self, name: str, job: int, *, is_done: bool) -> None:
-        """Note the end of a job that systemd has reported."""
-        self.seen.end_job(name, job, is_done=is_done)
-        # A scope begins with processes of other units. That of a container is left to its hook.
-        if name.endswith(".scope") and container_in(name) is None and len(self._searches) < _MAX_SEARCHES:
-            search = asyncio.create_task(self._search_scope(name))
-            self._searches.add(search)
-            search.add_done_callback(self._searches.discard)
-
-    def change_state(self, name: str, state: str) -> None:
-        """Note the state of a unit that systemd has reported."""
-        self.seen.change_state(name, state)
-
-    async def _search_scope(self, name: str) -> None:
-        """Find the processes that exact services have started, and that are in a new scope. They may end soon."""
-        systemd = self._systemd
-        if systemd is None or not has_exact_service(self._ctx):
-            return
-        try:
-            inner = await systemd.control_group_of(name)
-            await self._workers.run(Lane.ENDS, find_leavers, self._ctx, inner)
-        except (BusUnavailable, DBusError, ResctrlError) as error:
-            log.debug("%s: %s", name, error)  # it has ended; the next sweep searches the groups
 
     def _look_at(self, name: str) -> None:
         if name:
@@ -236,9 +195,8 @@ class UnitWatch:
             self._loop.succeeded()
             await self._loop.wait()
             return
-        async with await Systemd.open(self._address, self._folder, self._look_at, observer=self) as systemd:
+        async with await Systemd.open(self._address, self._folder, self._look_at) as systemd:
             self._systemd = systemd
-            self.seen.forget_all()
             self._connected.set()
             try:
                 await self._serve(systemd)
@@ -276,12 +234,10 @@ class UnitWatch:
         commands = {key: _commands(self._find(key)[1]) for key in known}
         units = await systemd.units(globs.of_system if selected is None else selected)
         living = {unit.name: unit for unit in units if globs.rank(unit.name) is not None and not unit.has_ended}
-        loaded = {unit.name for unit in units}
         for key in known:
             if key in living:
                 continue
             if commands[key] == _commands(self._find(key)[1]):
-                await self._check_end(systemd, key, is_loaded=key in loaded)
                 await self._end(key, commands[key])
             else:
                 self._look_at(key)
@@ -289,103 +245,19 @@ class UnitWatch:
             self._forget_failures(living, of_users=False)
             self._ctx.unwatched.keep_units(lambda key: globs.rank(key) is not None)
         running = [await self._running(systemd, unit) for unit in living.values()]
-        ready = [unit for unit in running if unit.cgroup and await self._is_ready(systemd, unit)]
+        ready = [unit for unit in running if unit.cgroup and await self._is_ready(unit)]
         await self._assign(ready)
 
-    async def _is_ready(self, systemd: Systemd, unit: _RunningUnit) -> bool:
-        """Return whether to assign a unit now, if it has to be assigned: none of its processes is about to call.
-
-        For a unit that has its workload, check that all its commands began in the group.
-        """
-        state = self.seen.state(unit.key)
-        _, before = self._find(unit.key)
-        if not (before and before.commands) and not await self._call(_is_new, unit.cgroup):
+    async def _is_ready(self, unit: _RunningUnit) -> bool:
+        """Return whether to assign a unit now, if it has to be: none of its processes is about to call."""
+        if _has(self._ctx.store.get(unit.key), unit) or not await self._call(_has_caller, unit.cgroup):
             return True
-        # In this order: a command that begins in between changes the state again.
-        changed_us = await self._last_change(systemd, unit.key) if before and before.commands else 0
-        if (service := await self._service(systemd, unit.key)) is None:
-            return True
-        jobs = self.seen.ended_jobs(unit.key)
-        # In this order: a process that has executed its command by now, and has called, is in the record then.
-        service = await self._call(service.with_callers, time.monotonic())
-        workload, member = self._find(unit.key)
-        # A command or a start since the statement: its call has made the record forget those that are stated.
-        known = _commands(before) | _commands(member)
-        if service.has_callers and not (member and service.knows_all(member.commands)):
-            asyncio.get_running_loop().call_later(_CALL_PAUSE_S, self._look_at, unit.key)
-        if workload is not None and member is not None and member.commands and not workload.state.is_over:
-            # Also of another start, which can be over when the next one calls.
-            found = reasons(service, unit.key, known)
-            if service.knows_all(known):
-                is_forgotten = unit_commands.has_forgotten(service, _commands(before))
-                is_unchanged = is_forgotten and 0 < changed_us == member.known_until_us
-                # Again: a command may have run between the first time and the statement.
-                is_unchanged = is_unchanged and changed_us == await self._last_change(systemd, unit.key)
-                if not is_forgotten or is_unchanged or (unit.key in self.seen and not jobs):
-                    self.seen.add(unit.key, state)
-                    self.seen.explain(unit.key, jobs)
-                    await self._note_commands(member, changed_us)
-                else:
-                    found.append(Reason.COMMAND_UNSEEN.text(member=unit.key))
-            await self._downgrade(workload, Quality.LATE, found)
-        return _has(workload, unit) or not service.has_callers
-
-    async def _check_end(self, systemd: Systemd, key: str, *, is_loaded: bool) -> None:
-        """Make a unit that has ended late if a command of it may have run outside its group."""
-        _, before = self._find(key)
-        service = await self._service(systemd, key) if is_loaded and before and before.commands else None
-        jobs = self.seen.ended_jobs(key)
-        # After systemd's statement: a process that has called meanwhile is in the record.
-        workload, member = self._find(key)
-        if workload is None or workload.state.is_over or member is None or not member.commands:
-            return
-        known = _commands(before) | _commands(member)
-        found = [] if service is None else reasons(service, key, known)
-        if service is None or unit_commands.states_none(service, known):
-            found += unit_commands.reasons_of_stop(member)
-        is_known = key in self.seen and self.seen.is_only_stop(key, jobs)
-        if not is_known and (service is None or unit_commands.has_forgotten(service, known)):
-            found.append(Reason.COMMAND_UNSEEN.text(member=key))
-        await self._downgrade(workload, Quality.LATE, found)
+        asyncio.get_running_loop().call_later(_CALL_PAUSE_S, self._look_at, unit.key)
+        return False
 
     def _find(self, key: str) -> tuple[Workload | None, Member | None]:
         workload = self._ctx.store.get(key)
         return workload, workload.member(key) if workload is not None else None
-
-    async def _service(self, systemd: Systemd, key: str) -> Service | None:
-        """Return a service as systemd describes it; None for another unit, or one that is not loaded any more."""
-        if not key.endswith(".service") or is_of_user(key):
-            return None
-        try:
-            return await systemd.service(key)
-        except DBusError as error:
-            log.debug("%s: %s", key, error)
-            return None
-
-    async def _last_change(self, systemd: Systemd, key: str) -> int:
-        """Return when the state of a service last changed; 0 if that is not known."""
-        try:
-            return await systemd.last_change(key)
-        except DBusError as error:
-            log.debug("%s: %s", key, error)
-            return 0
-
-    async def _note_commands(self, member: Member, until_us: int) -> None:
-        """Keep until when all commands of a service are known, for the next start of the daemon."""
-        if until_us not in (0, member.known_until_us):
-            # Without it, the next start may find less, and never more.
-            with contextlib.suppress(ResctrlError):
-                await self._call(note_commands, self._ctx, member.id, member.id, until_us)
-
-    async def _downgrade(self, workload: Workload, quality: Quality, found: Sequence[str]) -> None:
-        member = workload.member(workload.key)
-        known = workload.group_of(member).baseline_reasons if member is not None else ()
-        if not (new := [why for why in found if why not in known]):
-            return
-        try:
-            await self._call(downgrade, self._ctx, workload.key, workload.key, quality, new)
-        except ResctrlError as error:
-            self._log_failure(workload.key, error)
 
     async def _running(self, systemd: Systemd, unit: Unit) -> _RunningUnit:
         rank = self._globs.rank(unit.name)
@@ -541,12 +413,11 @@ def _has(workload: Workload | None, unit: _RunningUnit) -> bool:
     return member.is_living or (member.dormant and bool(member.commands))
 
 
-def _is_new(path: str) -> bool:
-    """Return whether the control group was created so recently that its first process may be about to call."""
+def _has_caller(path: str) -> bool:
+    """Return whether all processes in the control group are about to call, if that is a service's and can be read."""
     try:
-        # The change time of a directory of kernfs is that of its creation, or of a later change of its children.
-        return time.time() - os.stat(path).st_ctime < COMMAND_GRACE_S
-    except OSError:
+        return path.endswith(".service") and holds_callers_only(path)
+    except NotRead:
         return False
 
 

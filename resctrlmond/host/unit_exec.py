@@ -13,9 +13,9 @@ SOCKET = "/run/resctrlmond/org.resctrlmon.Unit"
 # The program waits so long for the daemon, or for its next notice, and so long in all (hook/unit_exec.c).
 WAIT_S = 2.0
 LONGEST_WAIT_S = 30.0
-# The beginnings of names in /proc/PID/comm, which the kernel cuts to 15 characters: of the program, and of systemd's
-# own process before it executes the program (src/core/exec-invoke.c, rename_process_from_path()).
-_COMMS = (b"resctrlmon-unit", b"(", b"systemd")
+# Names in /proc/PID/comm, which the kernel cuts to 15 characters: of the program, and of systemd's own process before
+# it executes the program (src/core/exec-invoke.c, rename_process_from_path()), after a bracket that of the command.
+_COMMS = (b"resctrlmon-unit", b"systemd", b"systemd-executo")
 # Before that, systemd-executor may have the name of the descriptor by which systemd executes it, as "/proc/self/fd/9"
 # (src/core/execute.c, exec_spawn()).
 _DESCRIPTOR = re.compile(rb"[0-9]{1,10}\n?")
@@ -38,4 +38,5 @@ def may_call(pid: int) -> bool:
             comm = file.read()
     except OSError:
         return False
-    return comm != _PAM and (comm.startswith(_COMMS) or bool(_DESCRIPTOR.fullmatch(comm)))
+    is_of_systemd = comm.startswith(b"(") and comm != _PAM
+    return is_of_systemd or comm.removesuffix(b"\n") in _COMMS or bool(_DESCRIPTOR.fullmatch(comm))

@@ -93,8 +93,6 @@ class MoveOptions(msgspec.Struct, frozen=True):
 
     ``may_take``: move threads of other monitoring groups too, if this returns true for the group; None leaves it to
     ``elsewhere``, which decides by the group.
-    ``may_lose``: move a thread out of another group only if this returns true for the thread and that group, which
-    then knows of it.
     ``own``: the groups of the workload itself, whose threads are moved like threads in no group.
     ``through_class``: first write each thread to the group's class, which changes its allocation; without it the
     kernel refuses a thread of another class (ClassMismatch).
@@ -107,7 +105,6 @@ class MoveOptions(msgspec.Struct, frozen=True):
 
     may_take: Callable[[Membership], bool] | None = None
     elsewhere: Callable[[Membership], Elsewhere] = lambda _where: Elsewhere.OUTSIDE
-    may_lose: Callable[[int, Membership], bool] = lambda _tid, _where: True
     own: Collection[Membership] = frozenset()
     through_class: bool = False
     among: Collection[GroupRef] | None = None
@@ -274,7 +271,7 @@ class _Move(msgspec.Struct):
             is_there = first is not None and self.tasks.holds(tid)
         if not is_there:
             return False
-        if before.group and before not in self.options.own and not self.may_leave(tid, before):
+        if before.group and before not in self.options.own and not self.may_leave(before):
             return False
         origins = self.options.origins
         is_first = origins is not None and tid not in origins
@@ -299,10 +296,10 @@ class _Move(msgspec.Struct):
         self.give_back(tid, last)
         return False
 
-    def may_leave(self, tid: int, before: Membership) -> bool:
-        """Return whether the thread may be moved out of another group."""
+    def may_leave(self, before: Membership) -> bool:
+        """Return whether threads may be moved out of another group."""
         may_take = self.options.may_take
-        return (may_take is None or may_take(before)) and self.options.may_lose(tid, before)
+        return may_take is None or may_take(before)
 
     def held(self, tid: int) -> Process | None:
         """Return the process of which the thread is the first one, if the tasks are those of a process."""

@@ -29,7 +29,8 @@ from resctrlmond.api import definitions
 from resctrlmond.host import unit_exec
 from tests.hook.builds import ROOT, SHIPPED
 
-CALL = b'{"method":"org.resctrlmon.Unit.AssignSelf","more":true}\0'
+CALL_BEGIN = b'{"method":"org.resctrlmon.Unit.AssignSelf","more":true,"parameters":{"childrenUs":'
+CALL = CALL_BEGIN + b"0}}\0"
 NOTICE = b'{"continues":true}\0'
 REPLY = b'{"parameters":{"key":"a.service","state":"active","exact":true}}\0'
 # Prints what the command got, as JSON.
@@ -325,14 +326,26 @@ def test_wrong_arguments_are_refused(program: str, tmp_path: Path, words: list[s
     )
 
 
+def test_call_states_the_cpu_time_of_the_children(program: str, tmp_path: Path, serve: Callable[..., Daemon]) -> None:
+    daemon = serve(reply)
+    work = "(i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done)"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(["/bin/sh", "-c", f'{work}; exec "$0" /bin/true', program], cwd=tmp_path, timeout=60, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used_us = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1e6
+    (call,) = daemon.received
+    children_us = json.loads(call[:-1])["parameters"]["childrenUs"]
+    assert 0.7 * used_us < children_us <= used_us
+
+
 def test_program_is_static_and_names_the_socket_and_method_of_the_daemon() -> None:
     name = "build/resctrlmon-unit-exec"
     subprocess.run(["make", "-s", "-C", str(ROOT), name], check=True, timeout=300, stdout=subprocess.DEVNULL)
     data = (ROOT / name).read_bytes()
     assert b"/lib64/ld-linux" not in data
     assert unit_exec.SOCKET.encode() in data
-    assert CALL in data
-    assert re.search(r"^method AssignSelf\(\)", definitions.read("org.resctrlmon.Unit.varlink"), re.MULTILINE)
+    assert b"org.resctrlmon.Unit.AssignSelf" in data
+    assert re.search(r"^method AssignSelf\(", definitions.read("org.resctrlmon.Unit.varlink"), re.MULTILINE)
     socket_unit = (ROOT / "systemd" / "resctrlmond-unit.socket").read_text()
     assert f"ListenStream={unit_exec.SOCKET}\n" in socket_unit
     source = (ROOT / "hook" / "unit_exec.c").read_text()

@@ -490,8 +490,8 @@ MUTANTS = (
     Mutant(
         "use in the control group before the tasks were moved counts as use outside",
         _WORKLOADS + "figures/verdict.py",
-        "**{inode: outside_ns.get(inode, 0) for inode in inodes}}",
-        "}",
+        "used = {inode: outside_by.get(inode, 0) for inode in inodes}",
+        "used = dict.fromkeys(inodes, 0)",
         "tests/workloads/evidence/test_witnessed.py tests/daemon/test_life_hook.py",
     ),
     Mutant(

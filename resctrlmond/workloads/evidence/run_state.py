@@ -58,8 +58,7 @@ class RunState(msgspec.Struct, eq=False):
     written. ``stamps`` are those of the files at the start, until the first checkpoint (``quality_stamps.py``).
 
     ``resume_try`` is the time.monotonic() of the last try to resume the run after a loss, and the number of failed
-    tries. ``returning`` is when a dormant member of a service ended, and since when (``clock.boot_ns``) its control
-    group has tasks again. ``empty_since_ns`` is when an overflow workload lost its last member (``overflow.py``).
+    tries. ``empty_since_ns`` is when an overflow workload lost its last member (``overflow.py``).
     """
 
     generation: int
@@ -72,7 +71,6 @@ class RunState(msgspec.Struct, eq=False):
     kept_numbers: list[int] | None = None
     stamps: list[Stamp] | None = None
     resume_try: tuple[float, int] | None = None
-    returning: tuple[str, int] = ("", 0)
     empty_since_ns: int | None = None
 
     def of_group(self, group: Group) -> DirectoryState:
@@ -84,8 +82,7 @@ class RunStates:
     """The states of the runs, by key. Thread-safe.
 
     What must survive a run, or is known before it, is elsewhere: containers that are not counted in their pod
-    (``Memory.excluded``), processes that were left to their calls (``callers.py``), and evidence that an event has
-    brought and that is still to be used (``interference.py``).
+    (``Memory.excluded``), and evidence that an event has brought and that is still to be used (``interference.py``).
     """
 
     def __init__(self, store: Store) -> None:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Take-over: one workload takes tasks of another workload, whose totals are not exact from then on.
 
-Any workload may take tasks of a unit, without a take-over. A service that is exact counts all its processes, so it is
-late from then on. Tasks that have left its control group are not its own any more.
+Any workload may take tasks of a unit, without a take-over.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.figures.reasons import Reason
@@ -58,40 +56,6 @@ class TakeOver:
 
         return may_take
 
-    def is_of_service(self, where: Membership | None, pid: int | None) -> bool:
-        """Return whether a process (None: of a control group) is in the group of an exact service, and in that.
-
-        Tasks of a service that are elsewhere, such as those of a container, need no turn. Raises NotRead.
-        """
-        if where is None or not where.group:
-            return False
-        paths = _service_paths(self._owner(where))
-        return any(pid is None or cgroups.member_test(path)(pid) for path in paths)
-
-    def exact_service_at(self, where: Membership) -> str:
-        """Return the key of the exact service whose group that is; "" if it is not that of one."""
-        owner = self._owner(where) if where.group else None
-        is_exact = bool(_service_paths(owner)) and owner is not None and owner.worst_baseline is Quality.EXACT
-        return owner.key if owner is not None and is_exact else ""
-
-    def may_lose_for(self, key: str) -> Callable[[int, Membership], bool]:
-        """Return the function to call before a task is moved out of a group to one of the workload ``key``.
-
-        If it takes the task out of an exact service, the function makes that late in its record. It returns False as
-        that of ``may_take_for`` does. Raises NotRead.
-        """
-        may_take = self.may_take_for(key)
-
-        def may_lose(tid: int, where: Membership) -> bool:
-            owner = self._owner(where)
-            paths = _service_paths(owner)
-            group = owner.group_at(GroupRef(where.class_, where.group)) if owner is not None else None
-            if owner is None or owner.key == key or group is None or group.baseline is not Quality.EXACT:
-                return True
-            return not any(cgroups.member_test(path)(tid) for path in paths) or may_take(where)
-
-        return may_lose
-
     def _owner(self, where: Membership) -> Workload | None:
         return self._store.owner_of(GroupRef(where.class_, where.group))
 
@@ -109,7 +73,3 @@ class TakeOver:
                 late = workload.with_group(group.downgraded(Quality.LATE, Reason.TAKEN_OVER.text(key=key)))
                 # The task does not return to the workload around this one.
                 txn.save(replace(late, left_tasks=bool(late.part_of)))
-
-
-def _service_paths(workload: Workload | None) -> list[str]:
-    return [member.cgroup for member in workload.members if member.commands] if workload is not None else []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from resctrlmond.resctrl import cgroups
@@ -26,6 +26,7 @@ from resctrlmond.workloads.figures.verdict import (
     weighed,
     with_cause,
     with_ids,
+    with_new_cgroup,
 )
 from resctrlmond.workloads.model.clock import boot_ns
 from resctrlmond.workloads.model.workload import Group, Member, Proof, Workload, replace
@@ -39,12 +40,16 @@ _MONITOR = "crio-conmon-"
 
 
 class Look(NamedTuple):
-    """All that the witness had seen, the time before the look (``clock.boot_ns``), and the process of this daemon."""
+    """All that the witness had seen, the time before the look (``clock.boot_ns``), and the process of this daemon.
+
+    ``at_paths`` are the control groups that services have had since their runs began (``Witness.at_paths``).
+    """
 
     seen: Seen
     moves: Moves
     at_ns: int
     mover: int
+    at_paths: Mapping[str, tuple[int, ...]]
 
 
 class Proofs:
@@ -91,19 +96,32 @@ class Proofs:
             return seen
         return replace(seen, proof=replace(seen.proof, moves=look.moves.last, movers=(look.mover,)))
 
-    def entered(self, workload: Workload, member: Member, sandbox: str = "", *, moved: bool = True) -> Workload:
+    def entered(
+        self,
+        workload: Workload,
+        member: Member,
+        sandbox: str = "",
+        *,
+        moved: bool = True,
+        before_ns: int | None = None,
+        last: Workload | None = None,
+    ) -> Workload:
         """Return the workload with the control group of a member whose tasks have just been moved into the group.
 
         ``sandbox`` is the id of the container that keeps the namespaces of the pod, if it is known. ``moved``: a task
-        was moved. The tasks must still wait. What the control group has used until now was used outside. For a
-        workload that is not known by control groups, only the IDs of its groups are looked up.
+        was moved. The tasks must still wait. What the control group has used until now was used outside, and is not
+        missing; of a service, that is so only for what the process of its command has used (``before_ns``), and for
+        what its ``last`` run had seen. For a workload that is not known by control groups, only the IDs of its groups
+        are looked up.
         """
-        is_known_by_cgroup = not member.commands and bool(member.cgroup or workload.proof.cgroups)
+        if member.commands and (before_ns is None or not moved):
+            before_ns = 0
+        is_known_by_cgroup = bool(member.cgroup or workload.proof.cgroups)
         if not member.has_tasks:
             return workload
         try:
             if is_known_by_cgroup:
-                return self._entered(workload, member, sandbox)
+                return self._entered(workload, member, sandbox, before_ns, last)
             # Now, because another program may rename the group before the next look: then its IDs are not found.
             seen = self.weighed(workload, self._look_at_moves())
             if moved and not seen.proof.cause and seen.proof.watch and seen.group_of(member).ids is None:
@@ -115,7 +133,9 @@ class Proofs:
             # Not a reason to leave its tasks out of the group.
             return replace(workload, proof=with_cause(workload.proof, str(error)))
 
-    def _entered(self, workload: Workload, member: Member, sandbox: str) -> Workload:
+    def _entered(
+        self, workload: Workload, member: Member, sandbox: str, before_ns: int | None, last: Workload | None
+    ) -> Workload:
         proof = workload.proof
         without = [known.id for known in workload.members if known.pid and not known.cgroup]
         if without:
@@ -130,11 +150,14 @@ class Proofs:
             proof = with_cause(proof, f"the control group of {member.id} was removed")
         elif cgroups.cpu_time_ns(member.cgroup) is None:
             proof = with_cause(proof, f"the control group of {member.id} does not count CPU time, as in version 1")
-        if inode is None or home is None or inode in proof.entered:
+        if inode is None or home is None or (inode in proof.entered and before_ns is None):
             return replace(workload, proof=proof)  # assigned again: what it has used since then is known
         helpers = dict.fromkeys((*proof.helpers, *(_helpers(workload, pod, member, sandbox) if pod else ())))
+        is_first = not proof.cgroups
         # The control group of a pod has what its earlier runs used.
         is_again = bool(pod) and home not in proof.cgroups and workload.generation > 1
+        if before_ns is not None and home not in proof.cgroups:
+            proof = with_new_cgroup(proof, home, member.id)
         cgroups_now = proof.cgroups if home in proof.cgroups else (*proof.cgroups, home)
         workload = replace(workload, proof=replace(proof, helpers=tuple(helpers), cgroups=cgroups_now))
         if proof.cause:
@@ -144,7 +167,9 @@ class Proofs:
         found, at_ns = self._moved_in(workload, self._witness.moves()), boot_ns()
         seen = self._witness.look([home], [moved[-1].new for moved in found.values()])
         workload = _with_history(workload, found, seen, at_ns)
-        return replace(workload, proof=entered_now(workload.proof, inodes, workload.groups, seen))
+        if before_ns is not None and is_first and last is not None:
+            before_ns += _used_in_last_run(last, inode, workload)
+        return replace(workload, proof=entered_now(workload.proof, inodes, workload.groups, seen, before_ns))
 
     def weighed(self, workload: Workload, look: Look | None = None, *, is_last: bool = False) -> Workload:
         """Return the workload with what the witness has seen of it until now, or until a look.
@@ -157,10 +182,12 @@ class Proofs:
         if not proof.cgroups and not proof.movers:
             return unknown(workload, "resctrlmond cannot distinguish its own moves from those of other programs")
         try:
-            now = look or (self._look() if proof.cgroups else self._look_at_moves())
+            now = look or (self._look([workload]) if proof.cgroups else self._look_at_moves())
+            workload = _with_cgroups(workload, now.at_paths)
             # The numbers of another watch began again.
             found = self._moved_in(workload, now.moves) if now.seen.watch == proof.watch else {}
-            found_now = weighed(_with_history(workload, found, now.seen, now.at_ns), *now)
+            found_now = _with_history(workload, found, now.seen, now.at_ns)
+            found_now = weighed(found_now, now.seen, now.moves, now.at_ns, now.mover)
             if is_last and not proof.cgroups and not now.moves.is_whole:
                 return unknown(found_now, "the witness was still recording a move")
             return found_now
@@ -169,22 +196,29 @@ class Proofs:
                 raise
             return unknown(workload, str(error))
 
-    def look(self) -> Look | None:
+    def look(self, workloads: Iterable[Workload]) -> Look | None:
         """Look at the witness for several workloads; None if that fails: then the look at each states why."""
         try:
-            return self._look()
+            return self._look(workloads)
         except NotRead:
             return None
 
-    def _look(self) -> Look:
+    def _look(self, workloads: Iterable[Workload]) -> Look:
         at_ns = boot_ns()
-        return Look(self._witness.look(), self._witness.moves(), at_ns, self._mover())
+        since_ns = {
+            member.cgroup: workload.first.created_ns
+            for workload in workloads
+            for member in workload.members
+            if member.commands
+        }
+        at_paths = self._witness.at_paths(since_ns) if since_ns else {}
+        return Look(self._witness.look(), self._witness.moves(), at_ns, self._mover(), at_paths)
 
     def _look_at_moves(self) -> Look:
         """Look at the moves only, which takes less time."""
         at_ns = boot_ns()
         moves = self._witness.moves()
-        return Look(Seen(self._witness.watch(), ()), moves, at_ns, self._mover())
+        return Look(Seen(self._witness.watch(), ()), moves, at_ns, self._mover(), {})
 
     def _read_moves(self) -> None:
         with contextlib.suppress(NotRead):  # the next look states why
@@ -224,11 +258,35 @@ class Proofs:
         return found.inode if found is not None else None
 
 
+def _with_cgroups(workload: Workload, at_paths: Mapping[str, tuple[int, ...]]) -> Workload:
+    """Return the workload with each control group that its services have had since it began.
+
+    A start of a service whose commands did not reach resctrlmond can have had one that was removed since.
+    """
+    for member in workload.members:
+        for inode in at_paths.get(member.cgroup, ()) if member.commands else ():
+            if inode not in workload.proof.cgroups:
+                workload = replace(workload, proof=with_new_cgroup(workload.proof, inode, member.id))
+    return workload
+
+
 def _with_history(workload: Workload, found: Mapping[str, list[Move]], seen: Seen, at_ns: int) -> Workload:
     for group in workload.groups:
         if moved := found.get(group.folder):
             workload = workload.with_group(with_ids(group, moved, workload.proof, seen, at_ns))
     return workload
+
+
+def _used_in_last_run(last: Workload, inode: int, workload: Workload) -> int:
+    """Return the CPU time (ns) in the control group of a service that its last run had seen.
+
+    A service with RemainAfterExit= keeps its control group. What was used inside is outside now, unless the group has
+    got the same IDs.
+    """
+    if last.proof.cgroups != (inode,):
+        return 0
+    is_same = not {group.ids for group in last.groups}.isdisjoint(group.ids for group in workload.groups)
+    return sum(last.proof.outside.get(inode, {}).values()) + (0 if is_same else last.proof.inside_ns)
 
 
 def _pod_of(workload: Workload, member: Member) -> str:

@@ -30,10 +30,6 @@ class Reason(enum.Enum):
         Quality.LATE,
         "{member} ran and had used up to {seconds} s of CPU time before it was put into the group",
     )
-    WORKED_BEFORE = (
-        Quality.LATE,
-        "{member} executed something before it was put into the group: it had used at least {seconds} s of CPU time",
-    )
     DESCENDANTS_OUTSIDE = Quality.LATE, "{descendants} stayed outside"
     JOINING = Quality.LATE, "{member} is being put into its group"
     NOT_AWAITED = (
@@ -65,35 +61,6 @@ class Reason(enum.Enum):
     )
 
     # Commands of a service that runs through resctrlmon-unit-exec.
-    COMMAND_NOT_EXACT = (
-        Quality.LATE,
-        "systemd runs {program} ({setting}) for {member} outside the group: 'resctrlctl units exact' was not applied "
-        "to it",
-    )
-    COMMAND_OUTSIDE = (
-        Quality.LATE,
-        "{program} ({setting}) of {member} was started outside the group, because resctrlmond did not put it there "
-        "in time",
-    )
-    STOP_UNSEEN = (
-        Quality.LATE,
-        "commands of {member} that run at its stop may have run outside the group",
-    )
-    START_UNSEEN = (
-        Quality.LATE,
-        "{member} was started again, and resctrlmond may have missed a start in between, because it was restarted, "
-        "stood still, could not ask systemd, or was not reached",
-    )
-    COMMAND_UNSEEN = (
-        Quality.LATE,
-        "resctrlmond may have missed a command of {member}, because it was restarted, stood still, could not ask "
-        "systemd, or was not reached",
-    )
-    DELEGATED = (
-        Quality.LATE,
-        "{member} has control groups of its own (Delegate=), and processes that join them from outside are not "
-        "detected",
-    )
     RAN_ON = (
         Quality.ESTIMATED,
         "processes of {member} ran on after its end, and their use since then is not counted",

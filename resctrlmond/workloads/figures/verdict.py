@@ -28,7 +28,7 @@ _HISTORY_NS = 60 * 10**9
 _JUST_NS = 10**9
 NOT_LOADED = "resctrlmond-witness had not been loaded when the run began"
 # A service that restarts for ever, each time with a new control group, must not make its record grow for ever.
-_MAX_CGROUPS = 100
+_MAX_CGROUPS = 1000
 
 
 def with_cause(proof: Proof, cause: str) -> Proof:
@@ -64,17 +64,23 @@ def _with_use(workload: Workload, seen: Seen, until_ns: int) -> Workload:
     """Return the workload, which is known by control groups, with what was used in these and in its groups."""
     proof = workload.proof
     groups = [group for group in workload.groups if group.inodes]
-    inside_ns, outside_by = _use_of(proof, groups, proof.cgroups, seen)
-    starting_ns = outside_by.pop(0, 0)
-    outside_ns = sum(max(0, ns - proof.entered[home]) for home, ns in outside_by.items())
-    # The witness drops rows of removed control groups if its table is nearly full.
-    outside_ns = max(outside_ns, proof.outside_ns)
+    inside_ns, outside = _use_of(proof, groups, proof.cgroups, seen)
     for group in groups:
         strangers_ns = max(group.strangers_ns, _strangers_ns(group, proof, seen))
         workload = workload.with_group(replace(group, strangers_ns=strangers_ns))
-    amounts = {"inside_ns": inside_ns, "outside_ns": outside_ns, "starting_ns": starting_ns}
-    proof = replace(proof, until_ns=until_ns, **amounts)
-    return replace(workload, proof=proof)
+    return replace(workload, proof=replace(_with_outside(proof, outside), until_ns=until_ns, inside_ns=inside_ns))
+
+
+def _with_outside(proof: Proof, now: dict[int, dict[int, int]]) -> Proof:
+    """Return the proof with what was used outside, as ``_use_of`` returns it."""
+    # Others in the control group of the pod may be about to enter, or never do.
+    starting_ns = sum(now.pop(0, {}).values())
+    # The witness drops all rows of a removed control group if its table is nearly full.
+    outside = {home: {**proof.outside.get(home, {}), **now.get(home, {})} for home in (*proof.outside, *now)}
+    proof = replace(proof, outside=outside, starting_ns=starting_ns)
+    if sum(map(len, outside.values())) <= _MAX_CGROUPS:
+        return proof
+    return with_cause(proof, "tasks in too many control groups used CPU time outside the group")
 
 
 def _with_moves(workload: Workload, moves: Moves, until_ns: int, movers: Container[int]) -> Workload:
@@ -108,31 +114,44 @@ def _by(move: Move) -> str:
 
 
 def outside_ns_of(proof: Proof) -> int:
-    """Return the CPU time (ns) that tasks in the control groups used outside the groups."""
-    return proof.outside_ns + proof.starting_ns
+    """Return the CPU time (ns) that tasks in the control groups used outside the groups, and that is missing."""
+    used = ((home, sum(below.values())) for home, below in proof.outside.items())
+    return sum(max(0, ns - proof.entered.get(home, 0)) for home, ns in used) + proof.starting_ns
 
 
-def entered_now(proof: Proof, inodes: Iterable[int], groups: Collection[Group], seen: Seen) -> Proof:
-    """Return the proof with control groups whose tasks have just entered the groups, and what they used before."""
-    proof = replace(proof, entered={**proof.entered, **dict.fromkeys(inodes, 0)})
-    _, outside_ns = _use_of(proof, groups, proof.cgroups, seen)
-    entered = {**proof.entered, **{inode: outside_ns.get(inode, 0) for inode in inodes}}
-    # Others in the control group of the pod may be about to enter, or never do.
-    return replace(proof, entered=entered, starting_ns=outside_ns.get(0, 0))
+def entered_now(
+    proof: Proof, inodes: Iterable[int], groups: Collection[Group], seen: Seen, before_ns: int | None = None
+) -> Proof:
+    """Return the proof with control groups whose tasks have just entered the groups, and what they used before.
+
+    ``before_ns``: only one process has entered, which used so much before. The rest was used by others.
+    """
+    known = proof.entered
+    proof = replace(proof, entered={**dict.fromkeys(inodes, 0), **known})
+    _, outside = _use_of(proof, groups, proof.cgroups, seen)
+    used = {inode: sum(outside.get(inode, {}).values()) for inode in inodes}
+    if before_ns is not None:
+        # It may have used a part of that in another control group.
+        used = {inode: min(known.get(inode, 0) + before_ns, ns) for inode, ns in used.items()}
+    return _with_outside(replace(proof, entered={**proof.entered, **used}), outside)
 
 
 def _use_of(
     proof: Proof, groups: Collection[Group], cgroups: Iterable[int], seen: Seen
-) -> tuple[int, dict[int, int]]:
-    """Return the use inside, and that outside by the nearest control group that has entered, 0 if none has."""
-    inside_ns, outside_ns = 0, dict[int, int]()
+) -> tuple[int, dict[int, dict[int, int]]]:
+    """Return the use inside, and that outside.
+
+    By the nearest control group that has entered, 0 if none has, and then by the control group of the tasks.
+    """
+    inside_ns, outside = 0, dict[int, dict[int, int]]()
     for use in seen.of_cgroups(cgroups):
         if any(_has_ids(group, use.ids) for group in groups):
             inside_ns += use.cpu_ns
         elif not any(above in proof.helpers for above in use.cgroups):
             home = next((cgroup for cgroup in use.cgroups if cgroup in proof.entered), 0)
-            outside_ns[home] = outside_ns.get(home, 0) + use.cpu_ns
-    return inside_ns, outside_ns
+            here = outside.setdefault(home, {})
+            here[use.cgroups[0]] = here.get(use.cgroups[0], 0) + use.cpu_ns
+    return inside_ns, outside
 
 
 def _has_ids(group: Group, ids: Ids) -> bool:
@@ -179,7 +198,7 @@ def with_verdict(workload: Workload) -> Workload:
     """Return the workload with baselines that are no better than what the witness has shown, and with the reasons."""
     proof, was_not_asked = workload.proof, False
     if not proof.cgroups and not proof.cause:
-        was_not_asked = any(member.cgroup and not member.commands for member in workload.members)
+        was_not_asked = any(member.cgroup for member in workload.members)
         if was_not_asked:
             proof = with_cause(proof, "resctrlmond did not ask the witness when its tasks entered the group")
         elif proof.watch is None and not workload.is_observed:
@@ -218,7 +237,7 @@ def is_news(before: Workload, now: Workload) -> bool:
     Amounts that change the verdict are saved, and again each time that they have doubled: each save sends a signal.
     """
     known, new = before.proof, now.proof
-    if (known.cause, known.moves) != (new.cause, new.moves):
+    if (known.cause, known.moves, known.cgroups) != (new.cause, new.moves, new.cgroups):
         return True
     amounts = [(outside_ns_of(known), outside_ns_of(new))]
     amounts += [(old.strangers_ns, group.strangers_ns) for old, group in zip(before.groups, now.groups, strict=True)]

@@ -8,14 +8,12 @@ from collections.abc import Callable
 import msgspec
 
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.workloads.evidence.callers import LeftCallers
 from resctrlmond.workloads.evidence.interference import Interference
 from resctrlmond.workloads.evidence.run_state import RunStates, Stamp
 from resctrlmond.workloads.evidence.takeover import TakeOver
 from resctrlmond.workloads.evidence.watched import WatchedMembers
 from resctrlmond.workloads.evidence.witnessed import Proofs
 from resctrlmond.workloads.machine.pools import Machine
-from resctrlmond.workloads.model.clock import boot_ns
 from resctrlmond.workloads.model.mark import Mark
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.workload import Workload
@@ -30,14 +28,12 @@ class Memory(msgspec.Struct):
     """Facts that belong to no run, kept until the daemon ends.
 
     ``code`` is the stamp of the program (``quality_stamps.py``). ``excluded`` is the reason why a container of a pod
-    is not counted in the group of the pod, by the key of the pod, which may begin later. ``since_ns`` is when the
-    daemon began (``clock.boot_ns``), and ``taken_ns`` is when RMIDs were taken from units that no waiting group has
-    got yet (``rmid_transfer.py``).
+    is not counted in the group of the pod, by the key of the pod, which may begin later. ``taken_ns`` is when
+    RMIDs were taken from units that no waiting group has got yet (``rmid_transfer.py``, ``clock.boot_ns``).
     """
 
     code: Stamp | None = None
     excluded: dict[str, str] = msgspec.field(default_factory=dict)
-    since_ns: int = msgspec.field(default_factory=boot_ns)
     taken_ns: list[int] = msgspec.field(default_factory=list)
 
 
@@ -75,7 +71,6 @@ class Context(msgspec.Struct, frozen=True):
     interference: Interference
     machine: Machine
     proofs: Proofs
-    callers: LeftCallers = msgspec.field(default_factory=LeftCallers)
     callbacks: Callbacks = msgspec.field(default_factory=Callbacks)
     memory: Memory = msgspec.field(default_factory=Memory)
     watched: WatchedMembers = msgspec.field(default_factory=WatchedMembers)

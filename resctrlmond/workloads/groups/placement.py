@@ -7,7 +7,6 @@ A sweep does this again every few seconds, to find tasks that joined a member fr
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Iterable
 
@@ -24,12 +23,12 @@ from resctrlmond.resctrl.errors import (
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import NO_OPTIONS, CgroupTasks, Moved, MoveOptions, Origins, ProcessTasks, Tasks, move
-from resctrlmond.workloads.evidence.callers import COMMAND_GRACE_S
+from resctrlmond.workloads.evidence.callers import holds_callers_only, is_about_to_call
 from resctrlmond.workloads.figures.reasons import Reason, ran_before
 from resctrlmond.workloads.figures.verdict import with_new_cgroup
 from resctrlmond.workloads.groups import creation, location, nested, relocation, units
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.model.clock import boot_ns, seconds_since_ns, utc_now
+from resctrlmond.workloads.model.clock import utc_now
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.states import Quality
@@ -70,7 +69,6 @@ def _sweep(ctx: Context, txn: Transaction, sweep_member: Callable[[Context, Tran
     # If /run is full, the next sweep adds them: figures are read from the files of the nested workloads until then.
     with contextlib.suppress(NotWritten):
         nested.fold(ctx, txn)
-    _mark_missing_callers(ctx, txn)
     for member in txn.workload.living:
         try:
             sweep_member(ctx, txn, member)
@@ -81,19 +79,12 @@ def _sweep(ctx: Context, txn: Transaction, sweep_member: Callable[[Context, Tran
     units.drop_strays(ctx, txn)
 
 
-def _mark_missing_callers(ctx: Context, txn: Transaction) -> None:
-    """Make a service late if a process in its control group was left to its call, and has ended without one."""
-    services = [member for member in txn.workload.members if member.commands]
-    if services and ctx.callers.take_missing(txn.key):
-        txn.save(txn.workload.with_late(services[0], Reason.WERE_OUTSIDE.text(member=services[0].id)))
-
-
 def wake_dormant(ctx: Context, txn: Transaction) -> None:
     """Let members continue whose control group has tasks again, for example after the restart of a service.
 
-    A service waits while the process of a command of it is about to call.
+    A service waits while all its processes are about to call.
     """
-    _wake(ctx, txn, lambda member: bool(member.commands) and not _has_waited(ctx, txn, member))
+    _wake(ctx, txn, lambda member: bool(member.commands) and holds_callers_only(member.cgroup))
 
 
 def _wake(ctx: Context, txn: Transaction, must_wait: Callable[[Member], bool]) -> None:
@@ -138,18 +129,6 @@ def _mark_removed(txn: Transaction, member: Member) -> None:
         workload = replace(workload, proof=with_new_cgroup(proof, inode, member.id))
     if workload is not txn.workload:
         txn.save(workload)
-
-
-def _has_waited(ctx: Context, txn: Transaction, member: Member) -> bool:
-    """Return whether no task of a dormant member is about to call, or it has had tasks for COMMAND_GRACE_S."""
-    if not any(ctx.callers.leave(txn.key, tid) for tid in cgroups.tasks(member.cgroup)):
-        return True
-    run = ctx.runs.of(txn.key)
-    ended_at, since = run.returning
-    if ended_at != member.ended_at:
-        since = boot_ns()
-        run.returning = member.ended_at, since
-    return seconds_since_ns(since) >= COMMAND_GRACE_S
 
 
 def adopt(ctx: Context, txn: Transaction, group: Group) -> None:
@@ -241,9 +220,7 @@ def move_into_groups(
     call is not moved, because its call moves it, and then it is not late. ``origins``, of an Assign, gets the nonce
     of each group, and where the tasks were before. Raises what moving tasks and creating groups raise.
     """
-    home, waits_for = txn.workload.group_of(member), NO_OPTIONS.waits_for
-    if leaves_callers:
-        waits_for = functools.partial(ctx.callers.leave, txn.key)
+    home, waits_for = txn.workload.group_of(member), is_about_to_call if leaves_callers else NO_OPTIONS.waits_for
     moved = _move_into(ctx, txn, home, member, tasks=tasks, late=late, origins=origins, waits_for=waits_for)
     if member.allow_class_change:
         return moved
@@ -366,7 +343,6 @@ def _move_into(
         origins.append((group.nonce, here))
     options = MoveOptions(
         may_take=ctx.take_over.may_take_for(txn.key) if member.take_over else None,
-        may_lose=ctx.take_over.may_lose_for(txn.key),
         elsewhere=units.of_members(ctx, txn.workload),
         through_class=member.allow_class_change,
         among=None if member.allow_class_change else [group.ref for group in txn.workload.existing_groups],

@@ -137,7 +137,6 @@ def wait_again(ctx: Context, txn: Transaction, before: Workload, error: RmidsExh
     try:
         run = new_run(ctx, txn, before.first.class_, follows_class=before.follows_class)
         workload = replace(_as_requested(run, before), members=members)
-        ctx.callers.forget(txn.key)
         return txn.save(workload.with_group(creation.waiting(ctx, workload.first, error)))
     except Exception:
         with undoing(txn.key):

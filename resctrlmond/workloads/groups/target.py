@@ -16,7 +16,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import CgroupTasks, ProcessTasks, Tasks
 from resctrlmond.resctrl.tree import GroupRef, Tree
-from resctrlmond.workloads.evidence.callers import LeftCallers
+from resctrlmond.workloads.evidence.callers import is_about_to_call
 from resctrlmond.workloads.model.clock import utc_now
 from resctrlmond.workloads.model.errors import AlreadyMonitored, ForeignGroup, InvalidRequest
 from resctrlmond.workloads.model.owners import OF_UNITS, SYSTEMD
@@ -90,7 +90,7 @@ class Target(Protocol):
 
 
 @contextlib.contextmanager
-def opened(tree: Tree, assignment: Assignment, callers: LeftCallers) -> Iterator[Target]:
+def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
     """Open the target of an assignment. A process is held by a pidfd within the context.
 
     Raises InvalidRequest, NoSuchProcess, NoSuchCgroup. Raises PermissionDenied for process 1, kernel threads and the
@@ -122,7 +122,7 @@ def opened(tree: Tree, assignment: Assignment, callers: LeftCallers) -> Iterator
             raise InvalidRequest(f"process {process.pid} is not in the control group of ownCgroup: {own}")
         if assignment.unit_command is not None:
             command = assignment.unit_command
-            yield _UnitCommand(tree, process, own, ProcessTasks(process), command, assignment.key, callers)
+            yield _UnitCommand(tree, process, own, ProcessTasks(process), command)
             return
         yield _Process(tree, process, own, ProcessTasks(process, assignment.include_descendants))
 
@@ -186,8 +186,6 @@ class _UnitCommand(msgspec.Struct, frozen=True):
     _cgroup: str
     tasks: ProcessTasks
     _command: UnitCommand
-    _key: str
-    _callers: LeftCallers
 
     def membership(self) -> Membership:
         return self._tree.membership(self.process.pid)
@@ -200,7 +198,7 @@ class _UnitCommand(msgspec.Struct, frozen=True):
         # All other tasks of the service, because none of them may be outside.
         held = processes.threads(self.process.pid)
         others = [tid for tid in cgroups.tasks(self._cgroup) if tid not in held]
-        return [tid for tid in others if not self._callers.leave(self._key, tid)]
+        return [tid for tid in others if not is_about_to_call(tid)]
 
     def descendants(self) -> list[int]:
         return []  # they are in the control group
@@ -217,7 +215,6 @@ class _UnitCommand(msgspec.Struct, frozen=True):
             profile_source=assignment.choice.source if assignment.choice else "",
             keeps_class=assignment.class_ != FOLLOW,
             commands=self._command.commands,
-            commands_at_stop=self._command.at_stop,
         )
 
 

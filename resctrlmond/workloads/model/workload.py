@@ -77,9 +77,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     empty or gone. If tasks appear at its path, they are moved into the group.
     ``init``: the process is the first of a PID namespace, so the kernel ends all other processes of that with it.
     ``commands``: the member is a service, and these processes of its commands were put into the group before they
-    executed them (``daemon.unit_commands``); ``commands_at_stop`` is the number of commands that run when it stops.
-    ``known_until_us`` is systemd's time of the last change of its state (``Systemd.last_change``) when all its
-    commands until then were known, 0 if that is not known.
+    executed them (``daemon.unit_commands``).
     ``profile`` is the name of its profile, "" for none, and ``profile_source`` the annotation or rule that selected
     it, "" if none was selected. ``keeps_class``: the profile of a unit names the class of its group, so tasks that
     the unit starts later are moved to that class too. ``exposed`` states whether the container has the files of the
@@ -107,8 +105,6 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     dormant: bool = False
     init: bool = False
     commands: tuple[str, ...] = ()
-    commands_at_stop: int = 0
-    known_until_us: int = 0
     profile: str = ""
     profile_source: str = ""
     keeps_class: bool = False
@@ -184,11 +180,11 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     ``cgroups`` are the inode numbers of the control groups whose tasks, also those below, are the workload's.
     ``entered`` is what was used in the control group of each member before its tasks entered the groups, and
     ``helpers`` are control groups whose tasks belong to the runtime: neither is missing. ``inside_ns`` was used with
-    the RMIDs of the groups, and ``outside_ns`` with others; so was ``starting_ns``, in control groups that have not
-    entered, such as that of a container that its runtime is about to start.
+    the RMIDs of the groups, and ``outside`` with others: for each control group that has entered, in it and in each
+    one below. So was ``starting_ns``, in others, such as that of a container that its runtime is about to start.
 
-    ``cgroups`` is () if the workload is not known by control groups: a process with its descendants, or a service
-    that is known by its commands. The tasks of such a workload leave its groups only by a move. ``moves`` is the
+    ``cgroups`` is () if the workload is not known by control groups: a process with its descendants. The tasks of
+    such a workload leave its groups only by a move. ``moves`` is the
     number of the last write or move that was read for it. ``movers`` is the PID of the daemon that has read it, whose
     moves do not count; () if that is not known.
     """
@@ -200,7 +196,7 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     entered: dict[int, int] = msgspec.field(default_factory=dict)
     helpers: tuple[int, ...] = ()
     inside_ns: int = 0
-    outside_ns: int = 0
+    outside: dict[int, dict[int, int]] = msgspec.field(default_factory=dict)
     starting_ns: int = 0
     moves: int = 0
     movers: tuple[int, ...] = ()

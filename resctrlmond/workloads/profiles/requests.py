@@ -24,13 +24,13 @@ CONTAINERS = frozenset({"container", "sandbox"})
 class UnitCommand(msgspec.Struct, frozen=True):
     """The command of a service that the process of an Assign is about to execute.
 
-    ``commands`` are those of ``Member`` with it, and ``at_stop`` is the number of those that run when the service
-    stops. ``reasons`` are those for which the baseline is late.
+    ``commands`` are those of ``Member`` with it. What the process has used until then is not missing, if it is at
+    most ``most_before_ns`` (CPU time in ns), with that of its children, which it says was ``children_ns``.
     """
 
     commands: tuple[str, ...]
-    at_stop: int = 0
-    reasons: tuple[str, ...] = ()
+    most_before_ns: int = 0
+    children_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,7 +143,7 @@ def _join(ctx: Context, key: str, member: Member) -> None:
         raise AlreadyMonitored(f"a client has claimed the key {key}", remedy="Release it (resctrlctl release)")
     # A unit that has just ended, or is a container that has a workload by now.
     ended = contextlib.suppress(AlreadyMonitored, NoSuchProcess, cgroups.NoSuchCgroup)
-    with ended, target.opened(ctx.tree, assignment, ctx.callers) as opened:
+    with ended, target.opened(ctx.tree, assignment) as opened:
         where = opened.membership()
         if where is None:
             return  # it has no task

@@ -63,7 +63,7 @@ def take(ctx: Context, queue: Iterable[InWorkload], guard: Callable[[str], Abstr
             return
         with guard(victim.key), ctx.store.transaction_if_free(victim.key) as txn:
             workload = txn.find() if txn is not None else None
-            if txn is None or workload is None or not _may_yield(ctx, workload, groups[0].workload.priority):
+            if txn is None or workload is None or not _may_yield(workload, groups[0].workload.priority):
                 continue
             to = groups[0].workload.key
             log.info(
@@ -98,19 +98,14 @@ def _is_freed_soon(queued: InWorkload) -> bool:
 
 def _victims(ctx: Context, priority: int) -> list[Workload]:
     """Return the units that may give up their RMIDs to that priority: of the lowest one, and the least used first."""
-    found = [workload for workload in ctx.store.unfinished() if _may_yield(ctx, workload, priority)]
+    found = [workload for workload in ctx.store.unfinished() if _may_yield(workload, priority)]
     lowest = min((workload.priority for workload in found), default=0)
     return sorted((one for one in found if one.priority == lowest), key=lambda one: (_cpu_share(one), one.key))
 
 
-def _may_yield(ctx: Context, workload: Workload, priority: int) -> bool:
+def _may_yield(workload: Workload, priority: int) -> bool:
     is_running = workload.state in (State.ACTIVE, State.IDLE)
-    since_ns = workload.first.created_ns
-    if any(member.commands for member in workload.members):
-        # After a start of the daemon, and at the end of an exact service, the watch of units first asks systemd
-        # whether a command of it ran outside.
-        since_ns = max(since_ns, ctx.memory.since_ns, workload.idle_ns)
-    is_settled = seconds_since_ns(since_ns) >= MIN_RUN_S
+    is_settled = seconds_since_ns(workload.first.created_ns) >= MIN_RUN_S
     is_own = is_unit(workload) and not is_overflow(workload)
     return is_running and is_settled and workload.priority < priority and is_own
 

@@ -26,6 +26,7 @@ from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.evidence.activity import activity
+from resctrlmond.workloads.evidence.callers import has_caller
 from resctrlmond.workloads.evidence.run_state import Activity, TakenCheckpoint
 from resctrlmond.workloads.evidence.watched import may_end_unseen
 from resctrlmond.workloads.figures.verdict import is_news, with_verdict
@@ -151,12 +152,13 @@ class Maintenance:
     def _weigh(self) -> None:
         """Record what the witness has seen of the workloads. Live figures ask it each time."""
         proofs = self._ctx.proofs
-        look = proofs.look()
+        look = proofs.look(self._store.unfinished())
         for workload in self._store.unfinished():
             if workload.state not in (State.ACTIVE, State.IDLE):
                 continue
             with self._guarded(workload.key, "weighing"):
-                if is_news(workload, proofs.weighed(workload, look)):
+                # What the process of a command has used is known when it has called.
+                if not has_caller(workload) and is_news(workload, proofs.weighed(workload, look)):
                     with self._store.transaction_if_free(workload.key) as txn:
                         # At its end, its tasks leave the groups.
                         if txn is not None and txn.find() is workload:
@@ -345,7 +347,6 @@ class Maintenance:
                 if workload is not None and not workload.is_finished:
                     continue  # the next run of the key has begun
                 self._runs.forget(key)
-                self._ctx.callers.forget(key)
                 self._ctx.interference.forget(key)
 
     def _is_unchanged(self, workload: Workload, settings: Settings) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Collection
 
+from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.errors import ClassMismatch, KernelRefused, NoSuchClass
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import CgroupTasks, Elsewhere, Moved, MoveOptions, Origins, move, put_back
@@ -74,24 +75,15 @@ def assign(ctx: Context, assignment: Assignment) -> Assigned:
 def _assign(ctx: Context, assignment: Assignment, whole: str) -> Assigned:
     """Carry out an assignment whose profile is selected. ``whole`` is the key that the caller has named."""
     key = canonical_key(assignment.key)
-    with opened(ctx.tree, assignment, ctx.callers) as target:
+    with opened(ctx.tree, assignment) as target:
         where = target.membership()
         of_runtime = observed.group_of_runtime(ctx, where, assignment)
         if of_runtime is not None:
             return _observe(ctx, of_runtime, target, dataclasses.replace(assignment, key=whole))
         is_inside = assignment.nested and where is not None and bool(where.group)
-        pid = target.process.pid if target.process is not None else None
-        is_of_service = ctx.take_over.is_of_service(where, pid)
-        takes = assignment.take_over or is_inside or is_of_service
-        turn = ctx.take_over.turn() if takes else contextlib.nullcontext()
+        turn = ctx.take_over.turn() if assignment.take_over or is_inside else contextlib.nullcontext()
         with turn, ctx.store.transaction(key) as txn, ctx.interference.unreported():
-            run = txn.find()
-            if run is None or run.state.is_over:
-                ctx.callers.forget(key)
-            assigned = assign_target(ctx, txn, target, where, assignment)
-            if target.process is not None:
-                ctx.callers.called(key, target.process.pid)
-            return assigned
+            return assign_target(ctx, txn, target, where, assignment)
 
 
 def _observe(ctx: Context, found: Found, target: Target, assignment: Assignment) -> Assigned:
@@ -165,11 +157,14 @@ def assign_target(
             ctx, txn.workload, member, target, assignment, moved_again=moved.moved if is_known else None
         )
         workload = replace(txn.workload.with_member(member), is_active=True)
-        workload = ctx.proofs.entered(workload, member, assignment.sandbox, moved=bool(moved.moved))
+        before_ns = _used_before(target, assignment)
+        workload = ctx.proofs.entered(
+            workload, member, assignment.sandbox, moved=bool(moved.moved), before_ns=before_ns, last=ended
+        )
         if member.late or member.tasks_outside or why:
             stayed = Reason.WERE_OUTSIDE.text(member=member.id) if member.tasks_outside else ""
             workload = workload.with_late(member, why or stayed)
-        return Assigned(txn.save(_with_reasons(workload, member, assignment)), moved, member.descendants_outside)
+        return Assigned(txn.save(workload), moved, member.descendants_outside)
     except Exception:
         # The group must not keep tasks of a member that was rejected.
         used = _put_back(ctx, txn, origins)
@@ -227,7 +222,7 @@ def _known_member(workload: Workload | None, member: Member) -> Member:
         return member
     known = replace(known, cgroup=known.cgroup or member.cgroup)
     if member.commands:
-        known = replace(known, commands=member.commands, commands_at_stop=member.commands_at_stop)
+        known = replace(known, commands=member.commands)
     return known
 
 
@@ -283,7 +278,6 @@ def _move(
         origins.append((group.nonce, here))
         options = MoveOptions(
             may_take=ctx.take_over.may_take_for(txn.key) if member.take_over else None,
-            may_lose=ctx.take_over.may_lose_for(txn.key),
             elsewhere=units.of_members(ctx, txn.workload),
             own=txn.workload.memberships,
             through_class=member.allow_class_change,
@@ -330,15 +324,21 @@ def _with_lateness(
     return member, _not_awaited(member) if is_given_up else ran_before(member)
 
 
+def _used_before(target: Target, assignment: Assignment) -> int | None:
+    """Return the CPU time (ns) that the process of a service's command used before its call; None for others.
+
+    0 if that may have been the command's.
+    """
+    command = assignment.unit_command
+    if command is None or target.process is None:
+        return None
+    used_ns = processes.family_cpu_time_ns(target.process.pid, command.children_ns)
+    # In this order: a process that still waits has not executed its command when its time was read.
+    return used_ns if used_ns <= command.most_before_ns and assignment.is_awaited() else 0
+
+
 def _not_awaited(member: Member) -> str:
     return Reason.NOT_AWAITED.text(member=member.id)
-
-
-def _with_reasons(workload: Workload, member: Member, assignment: Assignment) -> Workload:
-    """Return the workload with the reasons for which the service of a command is late."""
-    for reason in assignment.unit_command.reasons if assignment.unit_command is not None else ():
-        workload = workload.with_late(member, reason)
-    return workload
 
 
 def _undo(

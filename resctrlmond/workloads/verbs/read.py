@@ -192,13 +192,13 @@ class Usages:
     def _read_each(self) -> Iterator[Usage]:
         """Read all workloads that are not over. One that cannot be read keeps no other from being read."""
         proofs, found = self._ctx.proofs, []
-        look = proofs.look()
+        look = proofs.look(self._ctx.store.unfinished())
         for workload in self._ctx.store.unfinished():
             if not workload.state.is_over:
                 with contextlib.suppress(NoSuchWorkload):  # its record was removed meanwhile
                     found.append(usage_of(self._ctx, workload.key, look))
         # Another look, after the last counter was read, decides on all.
-        look = proofs.look()
+        look = proofs.look([usage.workload for usage in found])
         for usage in found:
             with contextlib.suppress(NoSuchWorkload):
                 try:

@@ -237,7 +237,7 @@ def test_use_before_hides_none_of_another_control_group() -> None:
     """The witness drops rows of control groups that were removed."""
     of = running()
     of = replace(of, proof=replace(of.proof, cgroups=(TOP,), entered={HERE: 400 * MS, OTHER: 0}))
-    assert judged(of, used(CLASS_DEFAULT, 300 * MS, OTHER)).proof.outside_ns == 300 * MS
+    assert judged(of, used(CLASS_DEFAULT, 300 * MS, OTHER)).proof.outside[OTHER] == {OTHER: 300 * MS}
     assert judged(of, used(CLASS_DEFAULT, 300 * MS, OTHER)).first.baseline is Quality.LATE
     assert judged(of, used(CLASS_DEFAULT, 20 * MS, 14)).first.baseline is Quality.LATE
 

@@ -12,7 +12,7 @@ import pytest
 
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.states import Quality
-from resctrlmond.workloads.model.workload import State, replace
+from resctrlmond.workloads.model.workload import State
 from resctrlmond.workloads.profiles.requests import Assignment, UnitCommand
 from resctrlmond.workloads.records import store
 from resctrlmond.workloads.rmids import rmid_transfer
@@ -105,36 +105,6 @@ def test_run_of_a_service_whose_rmid_is_taken_is_exact(service: Service) -> None
     )
     assert service.qualities(1) == {"exact"}
     assert manager.context.store.known(KEY).generation == 2
-
-
-@pytest.mark.parametrize("is_restarted", [True, False])
-def test_exact_service_keeps_its_rmid_until_the_watch_has_asked_systemd_about_it(
-    service: Service, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
-) -> None:
-    """A command may have run outside and ended: while no daemon ran, or at the stop."""
-    monkeypatch.setattr(rmid_transfer, "MIN_RUN_S", 1000.0)
-    service.start()
-    with service.host.ctx.store.transaction(KEY) as txn:
-        txn.save_group(replace(txn.workload.first, created_ns=txn.workload.first.created_ns - 2000 * 10**9))
-    if is_restarted:
-        service.host.restart()
-    else:
-        service.host.ctx.memory.since_ns -= 2000 * 10**9
-    service.end()
-    for _ in range(2):
-        service.tick()
-    manager = service.host.manager
-    assert (manager.context.store.known(KEY).state, manager.context.store.known("box").state) == (
-        State.IDLE,
-        State.PENDING,
-    )
-    monkeypatch.setattr(rmid_transfer, "MIN_RUN_S", 0.0)
-    for _ in range(2):
-        service.tick()
-    assert (manager.context.store.known(KEY).state, manager.context.store.known("box").state) == (
-        State.PENDING,
-        State.IDLE,
-    )
 
 
 def test_tasks_stay_in_the_group_if_the_end_cannot_be_recorded(

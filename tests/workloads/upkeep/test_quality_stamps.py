@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from resctrlmond.workloads.verbs.services import downgrade
 
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import not_read
@@ -25,7 +26,6 @@ from resctrlmond.workloads.records.quality_file import QualityFiles
 from resctrlmond.workloads.upkeep import quality_stamps
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.release import release
-from resctrlmond.workloads.verbs.services import downgrade
 from tests.workloads.conftest import Host, assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
