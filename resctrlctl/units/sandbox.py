@@ -20,7 +20,6 @@ _SELINUX = "/sys/fs/selinux/enforce"
 # Lists of paths that hide what is there.
 _HIDING = ("InaccessiblePaths", "InaccessibleDirectories", "TemporaryFileSystem")
 _MOUNTED = ("BindPaths", "BindReadOnlyPaths", "MountImages")
-_NO = frozenset({"0", "no", "n", "false", "f", "off"})
 # The system calls of the program that systemd does not always allow (@default of systemd-analyze syscall-filter).
 _CALLS = ("socket", "connect", "sendto", "recvfrom", "close")
 # The C library of Debian's sid calls readlinkat in the place of readlink.
@@ -59,12 +58,11 @@ def _other_programs(found: Sequence[UnitLine], selinux: str) -> Iterator[str]:
 
 
 def _other_processes(found: Sequence[UnitLine]) -> Iterator[str]:
-    """Yield the settings by which other processes than those of the commands are in the control group."""
+    """Yield the settings by which a process of the service does not call, or its call is refused."""
     if value := _last(found, "PAMName"):
         yield f"PAMName={value} starts a process that is in no group"
-    value = _last(found, "Delegate")
-    if value and value.lower() not in _NO:
-        yield f"Delegate={value} lets other programs put processes into the control groups of the service"
+    if value := _last(found, "DelegateSubgroup"):
+        yield f"DelegateSubgroup={value} puts ExecStart= into a control group from which resctrlmond accepts no call"
 
 
 def _hidden(found: Sequence[UnitLine]) -> Iterator[str]:
