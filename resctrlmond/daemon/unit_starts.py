@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handle org.resctrlmon.Unit.AssignSelf: put the process of a service's command into the group before it executes it.
 
-Any user may call, at any time and many times. The caller names nothing: the kernel states its process and its control
-group, and systemd whether it has started just this process for a command of just this service. Any other caller is
-refused, and after some refusals callers from that control group are refused without asking systemd.
+Any user may call, at any time and many times. The caller names no process and no service: the kernel states its
+process and its control group, and systemd whether it has started just this process for a command of just this
+service. Any other caller is refused, and after some refusals callers from that control group are refused without
+asking systemd.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from resctrlmond.workloads.model.workload import Workload
 from resctrlmond.workloads.profiles.requests import Assignment, UnitCommand
 from resctrlmond.workloads.verbs.assign import assign
 
-# The control group of commands other than ExecStart= in a service with Delegate= (systemd.exec(5)).
+# The control group of commands other than ExecStart= in a service with Delegate= (systemd.resource-control(5)).
 _CONTROL = "/.control"
 # A caller does not wait longer for systemd: its command must begin.
 _SYSTEMD_TIMEOUT_S = LONGEST_WAIT_S / 3
-# What a caller used before it was in the group is systemd's own code, which needs some 10 ms to prepare a command.
-# One that has used more, or calls so long after its start, has executed something else: a service can execute its
-# command without a call, and then the program.
+# A caller has executed only systemd's own code before it is in the group, which takes some 10 ms. If it has used
+# more, or calls so long after its start, it has executed something else: a service can execute its command without a
+# call, and then the program.
 _OLDEST_S = 30.0
 _MOST_CPU_NS = 2 * 10**9
 _MAX_REFUSALS, _REFUSALS_S = 16, 10.0

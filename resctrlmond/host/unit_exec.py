@@ -31,7 +31,7 @@ def is_program(path: str) -> bool:
 def may_call(pid: int) -> bool:
     """Return whether the process has not executed the command of a service yet, by its name.
 
-    A service can choose such a name too, and only delays by it that the watch finds the service.
+    A service can choose such a name too. That only delays when its process is found outside the group.
     """
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
