@@ -975,9 +975,9 @@ class AssignSelfRequest(Request, frozen=True, kw_only=True):
     """The parameters of org.resctrlmon.Unit.AssignSelf."""
 
     children_us: int | None = None
-    """The CPU time (µs) of the children that the process has waited for, which its kernel states (*getrusage*(2),
-    RUSAGE_CHILDREN). They prepare the command, and are not missing in the group. Other programs see it in clock ticks
-    only, and it is limited to these.
+    """The CPU time (µs) of the children that the process has waited for (*getrusage*(2), RUSAGE_CHILDREN). They have
+    prepared the command for systemd, so their use is not missing. Other processes can read this time only in clock
+    ticks, and *resctrlmond* lowers or raises the value to agree with them.
     """
 
 
@@ -988,7 +988,7 @@ class AssignSelfReply(Reply, frozen=True, kw_only=True):
     state: str | None = None
     """The *State* of the workload."""
     exact: bool | None = None
-    """Whether all processes of the service were in its group from their first instruction, so far."""
+    """Whether the service is *exact* so far: see *resctrlmon-unit-exec*(8)."""
 
 
 class ErrorParameters(Reply, frozen=True, kw_only=True):
