@@ -33,7 +33,7 @@ from resctrlmond.workloads.model.workload import Workload
 from resctrlmond.workloads.profiles.requests import Assignment, UnitCommand
 from resctrlmond.workloads.verbs.assign import assign
 
-# The control group of commands other than ExecStart= in a service with Delegate= (systemd.resource-control(5)).
+# The control group of commands such as ExecReload= in a service with Delegate= (systemd.resource-control(5)).
 _CONTROL = "/.control"
 # A caller does not wait longer for systemd: its command must begin.
 _SYSTEMD_TIMEOUT_S = LONGEST_WAIT_S / 3

@@ -27,7 +27,9 @@ SANDBOX = (
     "SystemCallFilter=@system-service\nCapabilityBoundingSet="
 )
 FILES = {
-    "x-simple.service": "ExecStartPre=true\nExecStart=@sleep other-name 600\nExecReload=kill -CONT $MAINPID",
+    # systemd runs ExecReload= in a control group below that of the service.
+    "x-simple.service": "Delegate=yes\nExecStartPre=true\nExecStart=@sleep other-name 600\n"
+    "ExecReload=kill -CONT $MAINPID",
     "x-fork.service": "Type=forking\nExecStart=sh -c 'sleep 600 & exit 0'",
     "x-hard.service": f"DynamicUser=yes\nExecStart=sh -c 'id -u; exec sleep 600'\n{SANDBOX}",
     "x-notify.service": f"Type=notify\nNotifyAccess=all\nExecStart={NOTIFY}",

@@ -458,7 +458,7 @@ def test_process_that_looks_like_a_caller_is_left_alone_and_counted_outside(site
 
 
 def test_commands_in_a_control_group_below_that_of_the_service_are_counted(site: Services) -> None:
-    """Systemd runs all but ExecStart= of a service with Delegate= there (systemd.resource-control(5))."""
+    """Systemd runs ExecReload= of a service with Delegate= there (systemd.resource-control(5))."""
 
     async def test() -> None:
         async with site.serving("*.service"):
