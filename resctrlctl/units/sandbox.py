@@ -21,7 +21,7 @@ _SELINUX = "/sys/fs/selinux/enforce"
 _HIDING = ("InaccessiblePaths", "InaccessibleDirectories", "TemporaryFileSystem")
 _MOUNTED = ("BindPaths", "BindReadOnlyPaths", "MountImages")
 # The system calls of the program that systemd does not always allow (@default of systemd-analyze syscall-filter).
-_CALLS = ("socket", "connect", "sendto", "recvfrom", "close")
+_CALLS = ("socket", "connect", "sendto", "recvfrom", "close", "getrusage")
 # The C library of Debian's sid calls readlinkat in the place of readlink.
 _CALLS_OF_MACHINE = {"x86_64": ("poll", "readlink", "readlinkat")}
 _NEWER_CALLS = ("ppoll", "readlinkat")
