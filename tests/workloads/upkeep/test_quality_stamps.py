@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from resctrlmond.workloads.verbs.services import downgrade
 
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import not_read
@@ -218,8 +217,11 @@ def test_a_workload_that_is_kept_in_memory_only_gives_no_stamp(host: Host, proce
     records = Path(host.run, "records")
     # A folder in the place of the temporary file: the record cannot be written.
     (records / ".k.json.new").mkdir()
-    with pytest.raises(NotWritten, match="cannot write the state of a workload"):
-        downgrade(host.ctx, "k", host.get("k").living[0].id, Quality.LATE, ["for this test"])
+    with (
+        pytest.raises(NotWritten, match="cannot write the state of a workload"),
+        host.ctx.store.transaction("k") as txn,
+    ):
+        txn.save(txn.workload.downgraded(txn.workload.first, Quality.LATE, "for this test"))
     # The next checkpoint writes the file with what the record lacks.
     host.ctx.config.settings = Settings(checkpoint_interval_s=1e-9, reserve=0, overflow=0)
     host.manager.maintenance.tick()
