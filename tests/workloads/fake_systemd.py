@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -43,7 +42,6 @@ class Unit:
     delegate: bool = False
     transient: bool = False
     invocation: str = "aa" * 16
-    changed: int = 1
     user: str = ""
     memory: dict[str, int] = field(default_factory=lambda: {"MemoryHigh": 2**64 - 1, "MemorySwapMax": 2**64 - 1})
     commands: dict[str, list[Command]] = field(default_factory=dict)
@@ -60,7 +58,7 @@ class FakeSystemd:
     properties of the transient units that were created, in their order, with their names, and ``changes`` those that
     SetUnitProperties has set. Both calls fail with the D-Bus error ``refusal`` if that is set, and StopUnit for units
     that are ``unstoppable``. Units that are ``slow`` are deactivating after StopUnit. ``files`` are the units that
-    LoadUnit loads, ``jobs`` the number and the type of the job of a unit.
+    LoadUnit loads.
     """
 
     def __init__(self, address: str) -> None:
@@ -72,7 +70,6 @@ class FakeSystemd:
         self.unstoppable: set[str] = set()
         self.slow: set[str] = set()
         self.files: dict[str, Unit] = {}
-        self.jobs: dict[str, tuple[int, str]] = {}
         self.transient: list[tuple[str, dict[str, Any]]] = []
         self.changes: list[tuple[str, dict[str, int]]] = []
 
@@ -107,18 +104,6 @@ class FakeSystemd:
             self.signal("UnitNew", "so", name, path_of(name))
         body = [f"{NAME}.Unit", {"ActiveState": dbus_fast.Variant("s", self.units[name].active)}, []]
         self.signal("PropertiesChanged", "sa{sv}as", *body, path=path_of(name), interface=PROPERTIES)
-
-    def job(self, name: str, number: int, kind: str = "start") -> Callable[[], None]:
-        """Begin a job of this type for a unit, and return a function that ends it."""
-        body = (number, f"{ROOT}/job/{number}", name)
-        self.jobs[name] = (number, kind)
-        self.signal("JobNew", "uos", *body)
-
-        def end() -> None:
-            self.jobs.pop(name, None)
-            self.signal("JobRemoved", "uoss", *body, "done")
-
-        return end
 
     def signal(self, member: str, signature: str, *body: Any, path: str = ROOT, interface: str = MANAGER) -> None:
         self._bus.send(dbus_fast.Message.new_signal(path, interface, member, signature, [*body]))
@@ -200,9 +185,8 @@ class FakeSystemd:
         return dbus_fast.Message.new_method_return(message, "o", ["/"])
 
     def _listed(self, patterns: list[str]) -> list[list[Any]]:
-        jobs = {name: (1, unit.job) for name, unit in self.units.items() if unit.job} | self.jobs
         return [
-            [name, "", "loaded", unit.active, unit.sub, "", path_of(name), *jobs.get(name, (0, "")), "/"]
+            [name, "", "loaded", unit.active, unit.sub, "", path_of(name), int(bool(unit.job)), unit.job, "/"]
             for name, unit in self.units.items()
             if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
         ]
@@ -214,8 +198,6 @@ def _property(unit: Unit, name: str) -> dbus_fast.Variant:
         "Result": ("s", unit.result),
         "ExecMainCode": ("i", unit.code),
         "ExecMainStatus": ("i", unit.status),
-        "SubState": ("s", unit.sub),
-        "StateChangeTimestampMonotonic": ("t", unit.changed),
     }
     return dbus_fast.Variant(*found[name])
 

@@ -534,7 +534,8 @@ def test_unit_of_a_user_that_fails_keeps_no_other_from_its_group(
         attempts = itertools.count(1)
 
         async def change() -> None:
-            site.systemd.set("mark.service", Unit(site.inner("mark.service"), changed=next(attempts)))
+            next(attempts)
+            site.systemd.set("mark.service", Unit(site.inner("mark.service")))
             await site.until(lambda: site.watch._changed)
 
         def assign_or_fail(ctx: Context, request: Assignment) -> object:
