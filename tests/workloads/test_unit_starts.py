@@ -371,8 +371,11 @@ def test_run_that_begins_in_the_control_group_of_the_last_one_is_exact(site: Ser
 
     async def test() -> None:
         async with site.serving("*.service"):
-            for generation in (1, 2):
-                command = site.through(SHOP, "/bin/sh", "-c", BURN)
+            for generation in (1, 2, 3):
+                # Systemd's own code needs more than what is neglected, before it executes the program.
+                program = str(site.folder / "resctrlmon-unit-exec")
+                script = f"printf %s '(x)' >/proc/$$/comm; {BURN}; exec {program} /bin/sh -c '{BURN}'"
+                command = site.spawn(SHOP, "/bin/sh", "-c", script)
                 site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands={"ExecStart": [started(command)]})
                 go(command)
                 await ended(command)
@@ -382,6 +385,71 @@ def test_run_that_begins_in_the_control_group_of_the_last_one_is_exact(site: Ser
                 await site.until(lambda: not site.claimed())
                 assert site.host.get(SHOP).generation == generation
                 check_missed(site, is_missed=False)
+
+    run(test)
+
+
+def test_command_that_was_missed_before_a_run_in_the_same_control_group_makes_it_late(site: Services) -> None:
+    """The use in earlier runs is not missing, and must not hide use since then."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            for _ in range(2):
+                command = site.through(SHOP, "/bin/sh", "-c", f"{BURN}; {BURN}; {BURN}")
+                site.state(SHOP, ExecStart=[started(command)])
+                go(command)
+                await ended(command)
+                await site.end(command)
+                site.systemd.set(SHOP, active="active", sub="exited")
+                await site.until(lambda: not site.claimed())
+            missed = site.spawn(SHOP, "/bin/sh", "-c", BURN)
+            go(missed)
+            await ended(missed)
+            await site.begin()
+            assert site.host.get(SHOP).generation == 3
+            check_missed(site, is_missed=True)
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_process_that_calls_again_is_late_by_its_use_outside(site: Services, is_moved: bool) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            program = site.folder / "resctrlmon-unit-exec"
+            main = site.through(SHOP, "/bin/sh", "-c", f"echo; read _; {BURN}; exec {program} /bin/sleep 600")
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            assert main.stdout is not None
+            assert await asyncio.to_thread(main.stdout.readline) == "\n"
+            assert site.in_group(main) == SHOP
+            if is_moved:
+                Path(site.host.mountpoint, "tasks").write_text(str(main.pid))
+            go(main)
+            await site.until(lambda: has_begun(main))
+            assert site.in_group(main) == SHOP
+            check_missed(site, is_missed=is_moved)
+
+    run(test)
+
+
+def test_command_that_calls_in_the_group_hides_none_that_was_missed(site: Services) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = await site.begin()
+            missed = site.spawn(SHOP, "/bin/sh", "-c", BURN)
+            go(missed)
+            await ended(missed)
+            program = site.folder / "resctrlmon-unit-exec"
+            script = f"read _; {BURN}; {BURN}; exec {program} /bin/sleep 600"
+            other = site.spawn(SHOP, "/bin/sh", "-c", script)
+            Path(site.host.tree.full_path(site.group().ref), "tasks").write_text(str(other.pid))
+            stated = {"ExecStart": [started(main)], "ExecReload": [started(other)]}
+            site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands=stated)
+            for _ in range(2):
+                go(other)
+            await site.until(lambda: has_begun(other))
+            check_missed(site, is_missed=True)
 
     run(test)
 

@@ -168,7 +168,7 @@ class Proofs:
         seen = self._witness.look([home], [moved[-1].new for moved in found.values()])
         workload = _with_history(workload, found, seen, at_ns)
         if before_ns is not None and is_first and last is not None:
-            before_ns += _used_in_last_run(last, inode, workload)
+            before_ns += _used_in_last_run(last, inode, workload, seen)
         return replace(workload, proof=entered_now(workload.proof, inodes, workload.groups, seen, before_ns))
 
     def weighed(self, workload: Workload, look: Look | None = None, *, is_last: bool = False) -> Workload:
@@ -277,16 +277,16 @@ def _with_history(workload: Workload, found: Mapping[str, list[Move]], seen: See
     return workload
 
 
-def _used_in_last_run(last: Workload, inode: int, workload: Workload) -> int:
-    """Return the CPU time (ns) in the control group of a service that its last run had seen.
+def _used_in_last_run(last: Workload, inode: int, workload: Workload, seen: Seen) -> int:
+    """Return the CPU time (ns) in the control group of a service that its last run had seen, and is outside now.
 
-    A service with RemainAfterExit= keeps its control group. What was used inside is outside now, unless the group has
-    got the same IDs.
+    A service with RemainAfterExit= keeps its control group. The group may have the IDs of any earlier run.
     """
-    if last.proof.cgroups != (inode,):
+    if last.proof.cgroups != (inode,) or last.proof.watch != workload.proof.watch:
         return 0
-    is_same = not {group.ids for group in last.groups}.isdisjoint(group.ids for group in workload.groups)
-    return sum(last.proof.outside.get(inode, {}).values()) + (0 if is_same else last.proof.inside_ns)
+    own = {group.ids for group in workload.groups}
+    inside_ns = sum(use.cpu_ns for use in seen.of_cgroups([inode]) if use.ids in own)
+    return max(0, sum(last.proof.outside.get(inode, {}).values()) + last.proof.inside_ns - inside_ns)
 
 
 def _pod_of(workload: Workload, member: Member) -> str:

@@ -24,10 +24,12 @@ from resctrlmond.resctrl.witness import Ids
 from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads.figures.verdict import outside_ns_of
 from resctrlmond.workloads.model.errors import NotWritten
+from resctrlmond.workloads.model.owners import SYSTEMD
+from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key
 from resctrlmond.workloads.model.workload import State
-from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.profiles.requests import Assignment, UnitCommand
 from resctrlmond.workloads.upkeep import maintenance
 from resctrlmond.workloads.verbs import excluded
 from resctrlmond.workloads.verbs.assign import assign
@@ -37,7 +39,7 @@ from tests.workloads.conftest import UID, Host, assignment, join, own_host
 from tests.workloads.evidence.test_interference import react, write
 from tests.workloads.test_no_descriptors import left
 
-CTR, POD = "4d" * 32, canonical_key(UID)
+CTR, POD, SERVICE = "4d" * 32, canonical_key(UID), "a.service"
 FIRST, SECOND, THIRD = "1" * 64, "2" * 64, "3" * 64
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
@@ -275,6 +277,63 @@ def test_new_run_with_the_rmid_of_the_last_one_detects_joiners(tmp_path: Path, i
             time.sleep(0.5)  # for the limbo of RMIDs
         session(init.cgroup, 0.1)
         check_late(figures(host))
+
+
+def assign_command(host: Host, init: Init) -> None:
+    """Put the process of a command of a service into its group, as its call does."""
+    command = UnitCommand(commands=(f"ExecStart={init.process.pid}",), most_before_ns=2 * 10**9)
+    given = {"member": SERVICE, "kind": "unit", "own_cgroup": init.cgroup, "unit_command": command}
+    assign(host.ctx, assignment(SERVICE, init.process.pid, SYSTEMD, **given))
+
+
+def run_service(host: Host, cgroup: str) -> Ids | None:
+    """Run a service for a while, and return the IDs of its group, which has used CPU time."""
+    init = Init(cgroup)
+    try:
+        assign_command(host, init)
+        init.do("burn(0.5)")
+        assert figures(host, SERVICE) == (Quality.EXACT, "")
+    finally:
+        init.end()
+    release(host.ctx, SERVICE, owner=SYSTEMD)
+    return host.get(SERVICE).first.ids
+
+
+def check_hides_no_joiner(host: Host, cgroup: str) -> Ids | None:
+    """Check that a process that joins the service before its next run makes it late."""
+    session(cgroup, 0.2)
+    init = Init(cgroup)
+    try:
+        assign_command(host, init)
+        check_late(figures(host, SERVICE))
+        return host.get(SERVICE).first.ids
+    finally:
+        init.end()
+
+
+def test_service_is_exact_after_an_exact_run_in_its_control_group(host: Host, cgroup: str) -> None:
+    for _ in range(3):
+        run_service(host, cgroup)
+
+
+def test_run_of_a_service_with_the_rmid_of_an_earlier_one_detects_joiners(tmp_path: Path, cgroup: str) -> None:
+    """The last run had seen the use of that one as use outside its own group."""
+    with own_host(tmp_path, "intel-rdt", 3) as host:
+        host.settings = host.ctx.config.settings = Settings(reserve=0, overflow=0)
+        first = run_service(host, cgroup)
+        time.sleep(0.5)  # for the limbo of RMIDs
+        assert run_service(host, cgroup) != first
+        time.sleep(0.5)
+        assert check_hides_no_joiner(host, cgroup) == first
+
+
+def test_service_detects_joiners_after_the_witness_was_loaded_again(
+    host: Host, cgroup: str, control: Control
+) -> None:
+    """Its sums began again, so use in the last run is not in them."""
+    run_service(host, cgroup)
+    control.set_witness(restart=True)
+    check_hides_no_joiner(host, cgroup)
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "tick"])
