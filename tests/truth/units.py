@@ -4,6 +4,10 @@
 Units start, restart and end at random, and use CPU time. Containers come and go meanwhile. The simulator counts the
 use of each task, and this module notes the group in which the task uses it. At the end, each run must report exactly
 what was used in its group while it lasted, so that each use is counted once or, in no group, not at all.
+
+Some of the units are exact services, the processes of whose commands call before they execute the command. Commands,
+and whole starts whose control group is removed again, do not call at random. A run that is exact must have all use of
+its service, and a run of which all commands have called must be exact.
 """
 
 from __future__ import annotations
@@ -13,20 +17,23 @@ import random
 import sys
 import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from pathlib import Path
 
+from resctrlmond.resctrl import processes
+from resctrlmond.resctrl.witness import SIMULATED_FOLDER
 from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads.model.owners import OVERFLOW, SYSTEMD
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State, Workload
-from resctrlmond.workloads.profiles.requests import Assignment
+from resctrlmond.workloads.profiles.requests import Assignment, UnitCommand
 from resctrlmond.workloads.rmids import overflow, rmid_transfer
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.release import release
 from tests.truth.compare import ENERGY, TRAFFIC
-from tests.truth.crew import Crew
+from tests.truth.crew import Crew, remove_cgroup
 from tests.truth.pools import PoolCheck
 from tests.truth.script import PIECE_NS
 from tests.truth.world import mounted
@@ -37,6 +44,10 @@ _JOULES, _BYTES = Decimal("0.078125"), 32 << 20
 _NOTHING: tuple[str, int] = ("", 0)
 _SWEEP_EACH = 3
 _PRIORITIES = (-1, -2, -3)
+# Each such unit is an exact service. A call of it is missed with this chance.
+_EXACT_EACH = 4
+_MISSED = 0.2
+_MOST_BEFORE_NS = 2 * 10**9
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,9 @@ class Outcome:
     uncounted_pieces: int = 0
     most_groups: int = 0
     pools_exact: int = 0
+    exact_services: int = 0
+    late_services: int = 0
+    missed_pieces: int = 0
 
 
 class _Play:
@@ -78,6 +92,15 @@ class _Play:
         self.pools = PoolCheck(self.control, plan.rmids)
         self.host.ctx.store.before_finish = self.finished
         self.paths = {f"unit{number:03}.service": "" for number in range(plan.units)}
+        self.services = {key for key in self.paths if int(key[4:7]) % _EXACT_EACH == 0}
+        # By process: what it has used before its call.
+        self.before_ns: Counter[int] = Counter()
+        # The services whose control groups have use outside that may be missing in the next run.
+        self.strayed: set[str] = set()
+        # The runs of services that began with a call, those that may be late, and what was used outside in each.
+        self.called: set[tuple[str, int]] = set()
+        self.doubtful: set[tuple[str, int]] = set()
+        self.missed: Counter[tuple[str, int]] = Counter()
         # By unit or container: its process.
         self.pids: dict[str, int] = {}
         # By key and generation: the pieces that were used in the group of that run.
@@ -96,19 +119,100 @@ class _Play:
 
     # -- units and containers
 
-    def start(self, key: str) -> None:
+    def process(self, key: str) -> int:
+        """Start a process in the control group of a unit, and return its number."""
         if not self.paths[key]:
             self.paths[key] = self.crew.make_cgroup(key)
-        self.pids[key] = self.crew.start(0, self.paths[key])[0]
-        self.control.spawn(tid=self.pids[key])
+        pid = self.crew.start(0, self.paths[key])[0]
+        self.control.spawn(tid=pid)
+        return pid
 
-    def assign(self, key: str) -> None:
-        priority = _PRIORITIES[int(key[4:7]) % len(_PRIORITIES)]
-        request = Assignment(
-            key=key, owner=SYSTEMD, cgroup=self.paths[key], kind="unit", member=key, priority=priority
+    def start(self, key: str, *, again: bool = False) -> None:
+        """Start a unit, and let the watch assign it unless it is started ``again`` in the same run."""
+        if key in self.services:
+            self.start_service(key)
+            return
+        self.pids[key] = self.process(key)
+        if not again:
+            self.assign(key)
+
+    def start_service(self, key: str) -> None:
+        """Start an exact service; before that, perhaps, one whose commands do not call, and that ends."""
+        if self.chance.random() < _MISSED:
+            self.command(key, calls=False)
+            self.remove(key)
+        self.pids[key] = self.process(key)
+        if self.chance.random() >= _MISSED:
+            self.call(key, self.pids[key])
+        elif self.chance.random() < 0.5:
+            self.doubt(key)
+            self.assign(key)
+            self.doubt(key)
+        else:
+            self.doubt(key)
+
+    def command(self, key: str, *, calls: bool) -> None:
+        """Let a service run a command, which ends."""
+        pid = self.process(key)
+        if calls:
+            self.call(key, pid)
+        else:
+            self.doubt(key)
+        self.spend(key, pid, self.chance.randrange(1, 4))
+        self.control.exit(pid)
+        self.crew.end(pid)
+
+    def call(self, key: str, pid: int) -> None:
+        """Let the process of a command call. What it has used until then is systemd's own code."""
+        pieces = self.chance.randrange(3)
+        self.control.run(pid, pieces * PIECE_NS)
+        self.before_ns[pid] = pieces * PIECE_NS
+        self.used[_NOTHING] += pieces
+        self.outcome.pieces += pieces
+        self.outcome.uncounted_pieces += pieces
+        before = self.host.ctx.store.get(key)
+        is_new = before is None or before.state.is_over
+        member = before.member(key) if before is not None and not is_new else None
+        commands = (*(member.commands if member is not None else ())[-3:], f"ExecStart={pid}")
+        request = replace(
+            self.request(key),
+            cgroup=None,
+            pid=pid,
+            own_cgroup=self.paths[key],
+            late=False,
+            unit_command=UnitCommand(commands=commands, most_before_ns=_MOST_BEFORE_NS),
         )
         self.pools.add_group()
-        assign(self.host.ctx, request)
+        workload = assign(self.host.ctx, request).workload
+        if is_new:
+            self.called.add((key, workload.generation))
+        if workload.state is not State.ACTIVE or key in self.strayed:
+            self.doubt(key)
+
+    def doubt(self, key: str) -> None:
+        """Note that the run of a service may be late, or the next one if there is none."""
+        workload = self.host.ctx.store.get(key)
+        self.strayed.add(key)
+        if workload is not None and not workload.state.is_over:
+            self.doubtful.add((key, workload.generation))
+
+    def remove(self, key: str) -> None:
+        """Remove the empty control group of a unit, as systemd does."""
+        for is_removed in (False, True):
+            if is_removed:
+                remove_cgroup(self.paths[key])
+            # The simulator finds use and removals when it is read.
+            Path(self.host.mountpoint, SIMULATED_FOLDER, "removed").read_bytes()
+        self.paths[key] = ""
+        self.strayed.discard(key)
+
+    def request(self, key: str) -> Assignment:
+        priority = _PRIORITIES[int(key[4:7]) % len(_PRIORITIES)]
+        return Assignment(key=key, owner=SYSTEMD, cgroup=self.paths[key], kind="unit", member=key, priority=priority)
+
+    def assign(self, key: str) -> None:
+        self.pools.add_group()
+        assign(self.host.ctx, self.request(key))
 
     def end(self, key: str) -> None:
         pid = self.pids.pop(key)
@@ -117,7 +221,10 @@ class _Play:
 
     def stop(self, key: str) -> None:
         self.end(key)
-        release(self.host.ctx, key, owner=SYSTEMD)
+        if self.host.ctx.store.get(key) is not None:
+            release(self.host.ctx, key, owner=SYSTEMD)
+        if key in self.services and self.chance.random() < 0.7:
+            self.remove(key)
 
     def container(self, number: int) -> None:
         """Start a container, which must get an RMID at once, and end one that runs."""
@@ -138,18 +245,27 @@ class _Play:
 
     def use(self) -> None:
         """Let tasks use CPU time, and note the groups in which they do."""
-        for _key, pid in sorted(self.pids.items()):
-            pieces = self.chance.randrange(4)
-            if not pieces:
-                continue
-            group = self.host.tree.membership(pid).group
-            workload = self.host.ctx.store.get(group) if group else None
-            run = (group, workload.generation) if workload is not None else _NOTHING
-            self.control.run(pid, pieces * PIECE_NS)
-            self.used[run] += pieces
-            self.outcome.pieces += pieces
-            self.outcome.shared_pieces += pieces * group.startswith("overflow@")
-            self.outcome.uncounted_pieces += pieces * (not group)
+        for key, pid in sorted(self.pids.items()):
+            self.spend(key, pid, self.chance.randrange(4))
+
+    def spend(self, key: str, pid: int, pieces: int) -> None:
+        """Let a process use so many pieces."""
+        if not pieces:
+            return
+        group = self.host.tree.membership(pid).group
+        workload = self.host.ctx.store.get(group) if group else None
+        run = (group, workload.generation) if workload is not None else _NOTHING
+        self.control.run(pid, pieces * PIECE_NS)
+        self.used[run] += pieces
+        self.outcome.pieces += pieces
+        self.outcome.shared_pieces += pieces * group.startswith("overflow@")
+        self.outcome.uncounted_pieces += pieces * (not group)
+        own = self.host.ctx.store.get(key)
+        if key in self.services and group != key:
+            self.doubt(key)
+            if own is not None and not own.state.is_over:
+                self.missed[key, own.generation] += pieces
+                self.outcome.missed_pieces += pieces
 
     def tick(self, second: int) -> None:
         maintenance = self.host.manager.maintenance
@@ -165,7 +281,6 @@ class _Play:
     def play(self) -> Outcome:
         for key in self.paths:
             self.start(key)
-            self.assign(key)
         for second in range(self.plan.seconds):
             self.tick(second)
             self.use()
@@ -181,7 +296,6 @@ class _Play:
         for key in self.chance.sample(sorted(self.paths), max(self.plan.units // 10, 1)):
             if key not in self.pids:
                 self.start(key)
-                self.assign(key)
             elif self.chance.random() < 0.5:
                 self.stop(key)
             else:
@@ -189,7 +303,12 @@ class _Play:
                 self.end(key)
                 if self.chance.random() < 0.5:
                     self.host.manager.maintenance.record_ends(key)
-                self.start(key)
+                if key in self.services and self.chance.random() < 0.5:
+                    self.remove(key)
+                self.start(key, again=True)
+        for key in sorted(self.services & self.pids.keys()):
+            if self.chance.random() < 0.1:
+                self.command(key, calls=self.chance.random() >= _MISSED)
 
     def finish(self) -> None:
         manager = self.host.manager
@@ -223,14 +342,30 @@ class _Play:
                 self.outcome.wrong.append(f"{run}: no report, {pieces} pieces")
         for run, qualities in sorted(self.qualities.items()):
             of_unit = not run[0].startswith("box")
-            if of_unit and Quality.EXACT in qualities:
+            if run[0] in self.services:
+                self.compare_service(run, qualities)
+            elif of_unit and Quality.EXACT in qualities:
                 self.outcome.wrong.append(f"{run}: exact, although it ran before")
             if not of_unit and qualities - {Quality.EXACT}:
                 self.outcome.wrong.append(f"{run}: {sorted(qualities)}, although it was in its group from its start")
+        for workload in self.host.ctx.store.all():
+            run = workload.key, workload.generation
+            if self.missed[run] and workload.first.baseline is Quality.EXACT and run not in self.qualities:
+                self.outcome.wrong.append(f"{run}: exact without a report, {self.missed[run]} pieces are missing")
         counted = sum(found.get(TRAFFIC, Decimal(0)) for found in self.reported.values())
         used = (self.outcome.pieces - self.used[_NOTHING]) * _BYTES
         if counted != used:
             self.outcome.wrong.append(f"all runs together have {counted} bytes, {used} were used in groups")
+
+    def compare_service(self, run: tuple[str, int], qualities: set[Quality]) -> None:
+        if qualities == {Quality.EXACT}:
+            self.outcome.exact_services += 1
+            if self.missed[run] or run not in self.called:
+                self.outcome.wrong.append(f"{run}: exact, although {self.missed[run]} pieces are missing")
+        else:
+            self.outcome.late_services += 1
+            if run in self.called - self.doubtful:
+                self.outcome.wrong.append(f"{run}: {sorted(qualities)}, although each command of it has called")
 
 
 def play(plan: Plan) -> Outcome:
@@ -238,13 +373,16 @@ def play(plan: Plan) -> Outcome:
 
     A unit may give up its RMID at once: a machine may be so fast that the whole plan takes less than any limit.
     """
-    before = rmid_transfer.MIN_RUN_S, overflow.LINGER_S
+    before = rmid_transfer.MIN_RUN_S, overflow.LINGER_S, processes.family_cpu_time_ns
     rmid_transfer.MIN_RUN_S, overflow.LINGER_S = 0.0, 0.5
     try:
         with mounted("intel-aet", plan.rmids, 7, lag_ms=0) as (simulation, top), Crew() as crew:
-            return _Play(plan, simulation.mountpoint, f"{top}/run", crew).play()
+            made = _Play(plan, simulation.mountpoint, f"{top}/run", crew)
+            # The tasks are virtual: their processes only wait.
+            processes.family_cpu_time_ns = lambda pid, children_ns=0: made.before_ns[pid] + children_ns
+            return made.play()
     finally:
-        rmid_transfer.MIN_RUN_S, overflow.LINGER_S = before
+        rmid_transfer.MIN_RUN_S, overflow.LINGER_S, processes.family_cpu_time_ns = before
 
 
 def main() -> int:
@@ -269,6 +407,8 @@ def main() -> int:
         f"{found.containers} containers; at most {found.most_groups} groups\n"
         f"{found.pieces} pieces of CPU time were used: {found.shared_pieces} in shared groups, "
         f"{found.uncounted_pieces} in no group; {found.pools_exact} sums of the machine exact and right; "
+        f"{found.exact_services} runs of exact services were exact, {found.late_services} were not, which missed "
+        f"{found.missed_pieces} pieces; "
         f"{len(found.wrong)} promises broken; {time.monotonic() - started:.0f} s\n"
     )
     return 1 if found.wrong else 0
