@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.resctrl.witness import Ids, Move, Moves, Seen, Use, Watch
-from resctrlmond.workloads.figures.verdict import entered_now, is_news, weighed, with_ids, with_verdict
+from resctrlmond.workloads.figures.verdict import (
+    entered_now,
+    is_news,
+    outside_ns_of,
+    weighed,
+    with_ids,
+    with_new_cgroup,
+    with_verdict,
+)
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Member, Proof, Workload, replace
 from tests.workloads.builders import workload
@@ -264,3 +272,66 @@ def test_use_of_a_container_that_is_about_to_enter_is_late_until_it_has() -> Non
     other = entered_now(seen.proof, [OTHER], seen.groups, Seen(WATCH, [starting, used(CLASS_DEFAULT, 9 * MS, 14)]))
     assert with_verdict(replace(seen, proof=other)).first.baseline is Quality.LATE
     assert judged(entered, starting, used(CLASS_DEFAULT, 2 * MS, OTHER)).first.baseline is Quality.LATE
+
+
+def called(of: Workload, outside_ns: int, before_ns: int) -> Workload:
+    """Return a service after the call of a process that had used ``before_ns``.
+
+    Its control group has used ``outside_ns`` outside the group until then.
+    """
+    seen = Seen(WATCH, [used(CLASS_DEFAULT, outside_ns, HERE)])
+    return replace(of, proof=entered_now(of.proof, [HERE], of.groups, seen, before_ns))
+
+
+def service() -> Workload:
+    """Return the run of a service of which no process has called yet."""
+    return replace(running(), proof=Proof(watch=WATCH, cgroups=(HERE,)))
+
+
+def missing_ns(of: Workload, outside_ns: int) -> int:
+    """Return the CPU time that is missing when the control group has used so much outside the group."""
+    seen = weighed(of, Seen(WATCH, [used(CLASS_DEFAULT, outside_ns, HERE)]), Moves(), 2_000)
+    is_exact = with_verdict(seen).first.baseline is Quality.EXACT
+    found = outside_ns_of(seen.proof)
+    assert is_exact == (found <= MS)
+    return found
+
+
+def test_only_use_of_processes_that_called_is_not_missing() -> None:
+    of = called(service(), 30 * MS, 10 * MS)
+    assert missing_ns(of, 30 * MS) == 20 * MS
+    assert missing_ns(of, 35 * MS) == 25 * MS
+    again = called(of, 37 * MS, 7 * MS)
+    assert missing_ns(again, 37 * MS) == 20 * MS
+    all_called = called(called(service(), 10 * MS, 10 * MS), 25 * MS, 15 * MS)
+    for _ in range(2):
+        assert missing_ns(all_called, 25 * MS) == 0
+
+
+def test_use_of_a_process_in_another_control_group_before_its_call_hides_none() -> None:
+    of = called(service(), 10 * MS, 500 * MS)
+    assert missing_ns(of, 10 * MS) == 0
+    assert missing_ns(of, 310 * MS) == 300 * MS
+
+
+def test_use_in_a_control_group_that_has_replaced_one_is_missing() -> None:
+    of = called(service(), 10 * MS, 10 * MS)
+    of = replace(of, proof=with_new_cgroup(of.proof, OTHER, "a.service"))
+    uses = used(CLASS_DEFAULT, 10 * MS, HERE), used(CLASS_DEFAULT, 30 * MS, OTHER)
+    assert weighed(of, Seen(WATCH, uses), Moves(), 2_000).proof.outside == {
+        HERE: {HERE: 10 * MS},
+        OTHER: {OTHER: 30 * MS},
+    }
+    assert judged(of, *uses[:1]).first.baseline is Quality.EXACT
+    assert judged(of, *uses).first.baseline is Quality.LATE
+
+
+def test_service_with_too_many_control_groups_is_not_exact() -> None:
+    proof = service().proof
+    for number in range(100, 1100):
+        proof = with_new_cgroup(proof, number, "a.service")
+    assert not proof.cause
+    full = with_new_cgroup(proof, 1100, "a.service")
+    assert full.cgroups == proof.cgroups
+    assert full.cause == "the control group of a.service was created too many times"
+    assert judged(replace(service(), proof=full)).first.baseline is Quality.ESTIMATED
