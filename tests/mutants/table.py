@@ -71,10 +71,17 @@ MUTANTS = (
     ),
     Mutant(
         "a workload without members ends exact while tasks of others run in its group",
-        _WORKLOADS + "groups/ends.py",
-        "    return not members or any(",
-        "    return any(",
+        _WORKLOADS + "groups/removal.py",
+        "    if reported.baseline not in (Quality.EXACT, Quality.LATE):\n",
+        "    if is_written:\n",
         "tests/workloads/machine/test_machine.py",
+    ),
+    Mutant(
+        "a group whose removal failed ends exact while tasks of others run in it",
+        _WORKLOADS + "groups/removal.py",
+        "name=found.ref.name, baseline=Quality.UNKNOWN)",
+        "name=found.ref.name)",
+        "tests/workloads/machine/test_machine_file.py",
     ),
     Mutant(
         "an ended group that others removed after our removal failed is exact",

@@ -191,12 +191,11 @@ def _may_leave_processes(member: Member) -> bool:
 
 
 def may_leave_tasks(workload: Workload) -> bool:
-    """Return whether tasks may run in the workload's groups when it ends. Raises NotRead, OSError.
+    """Return whether tasks of members may run in the workload's groups when it ends. Raises NotRead, OSError.
 
-    A group without members is for tasks that other programs move into it.
+    The witness shows whether other programs have moved tasks into them.
     """
-    members = [member for member in workload.members if member.has_tasks]
-    return not members or any(map(_may_leave_processes, members))
+    return any(_may_leave_processes(member) for member in workload.members if member.has_tasks)
 
 
 def may_run_unseen(workload: Workload) -> bool:

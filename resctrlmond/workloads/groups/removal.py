@@ -119,9 +119,9 @@ def _close_in_pool(ctx: Context, txn: Transaction, group: Group) -> bool:
     """
     try:
         found = location.find(ctx, txn.key, group)
-        # Another program may have renamed it.
-        reported = with_verdict(txn.workload).group(group.folder) or group
-        ctx.machine.ending(txn.workload, replace(reported, class_=found.ref.class_, name=found.ref.name))
+        # Another program may have renamed it, or moved tasks into it since its end values.
+        now = replace(group, class_=found.ref.class_, name=found.ref.name, baseline=Quality.UNKNOWN)
+        ctx.machine.ending(txn.workload, now)
         ctx.machine.count_last(txn.workload.subfolder(group), group, ctx.tree.read(found.ref))
     except (NoSuchGroup, NotMounted):
         return False

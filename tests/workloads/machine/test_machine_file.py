@@ -34,7 +34,7 @@ from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.move import move
 from resctrlmond.workloads.verbs.release import release
-from tests.workloads.conftest import Host, assignment, own_host
+from tests.workloads.conftest import Host, assignment, join, own_host
 from tests.workloads.groups.test_cut import Fuse, cut
 from tests.workloads.machine.test_machine import DIGITS, SECOND, TRAFFIC, Pools, Start, pools, reasons, used
 
@@ -247,6 +247,30 @@ def test_ended_group_that_others_removed_after_our_removal_failed_is_marked(
     assert reasons(found, Pool.TRACKED) == {GONE}
     host.restart()
     assert reasons(pools.read(), Pool.TRACKED) == {GONE}
+
+
+def test_task_of_others_in_a_group_whose_removal_failed_is_marked(pools: Pools, process: Start, cgroup: str) -> None:
+    """The workload was exact, and its own control group is empty: the task came after the end values."""
+    host, control = pools.host, pools.control
+    pools.read()
+    first, other = process(), process()
+    join(cgroup, first.pid)
+    assign(host.ctx, assignment("k", control.spawn(tid=first.pid), own_cgroup=cgroup))
+    control.exit(first.pid)
+    first.kill()
+    first.wait()
+    control.set_faults(Fault(on=Operation.RMDIR, answer="EIO"))
+    with pytest.raises(ResctrlError):
+        release(host.ctx, "k", owner="test")
+    control.set_faults()
+    control.spawn(tid=other.pid)
+    (Path(host.mountpoint) / "mon_groups/k/tasks").write_text(f"{other.pid}\n")
+    control.run(other.pid, SECOND)
+    host.manager.tick()
+    assert host.get("k").state.is_over
+    found = pools.read()
+    assert used(found, Pool.TRACKED) == Decimal("2.5")
+    assert reasons(found, Pool.TRACKED) == {"a workload ended while its tasks ran"}
 
 
 def test_group_is_not_marked_if_only_its_record_could_not_be_written(
