@@ -713,7 +713,7 @@ MUTANTS = (
         """\
                 self._running -= 1
 """,
-        "tests/workloads/evidence/test_interference.py tests/workloads",
+        "tests/workloads/evidence/test_counter_resets.py",
     ),
     Mutant(
         "moves of other programs are not counted",
@@ -1105,11 +1105,11 @@ MUTANTS = (
         "tests/workloads/figures/test_counter_words.py tests/workloads",
     ),
     Mutant(
-        "a new run keeps the CPU times of the last one",
+        "a new run keeps what memory has of the last one",
         _WORKLOADS + "evidence/run_state.py",
         "if state is None or state.generation != generation:",
         "if state is None:",
-        "tests/workloads",
+        "tests/workloads/groups/test_resume.py",
     ),
     Mutant(
         "tasks that are alive are not in what the witness has seen",

@@ -129,6 +129,18 @@ def test_counters_that_the_daemon_assigns_are_not_reset(tmp_path: Path, process:
         assert "another program" not in "".join(host.get("k").first.caveats.values())
 
 
+def test_refused_write_of_the_daemon_hides_none_of_another_program(tmp_path: Path) -> None:
+    with machine(tmp_path, "amd-abmc", counters=4) as (host, _):
+        create(host.ctx, "first", owner="test")
+        create(host.ctx, "k", owner="test")
+        react(host)
+        assert not host.tree.assign_counter(host.get("k").first.ref, TRAFFIC, 0)
+        assert "another program" not in "".join(host.get("k").first.caveats.values())
+        (Path(host.mountpoint) / GROUP).write_text(f"{TRAFFIC}:*=_\n")
+        react(host)
+        assert f"another program wrote to {host.mountpoint}/{GROUP}" in host.get("k").first.caveats[TRAFFIC]
+
+
 def test_use_of_the_machine_is_not_exact_after_a_reset(abmc: tuple[Host, Control]) -> None:
     host, _ = abmc
     host.manager.tick()
