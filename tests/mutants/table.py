@@ -1052,7 +1052,7 @@ MUTANTS = (
         _WORKLOADS + "groups/placement.py",
         "        txn.save(workload.with_late(member, Reason.NOT_SWEPT_AT_END.text(member=member.id, error=error)))\n",
         "        txn.save(workload)\n",
-        "tests/workloads",
+        "tests/workloads/groups/test_ran_before.py",
     ),
     Mutant(
         "a member that ended while its group waited leaves the totals exact",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -16,8 +17,10 @@ import msgspec
 import pytest
 
 from resctrlmond.resctrl import kernel_files, processes
-from resctrlmond.resctrl.errors import NoSuchProcess
+from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
 from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.tasks import Moved
+from resctrlmond.workloads.groups import placement
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.errors import InvalidRequest
 from resctrlmond.workloads.model.states import Quality, seconds_up_to
@@ -348,6 +351,23 @@ def test_an_empty_control_group_is_exact_until_a_task_joins(
     join(cgroup, puppet.pid)
     host.manager.maintenance.sweep("k")
     assert host.get("k").first.baseline is Quality.LATE
+
+
+def test_control_group_that_cannot_be_searched_at_its_end_is_late(
+    host: Host, cgroup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = NotRead("cannot list its tasks", errno=errno.EMFILE)
+
+    def lacking(*_: object, **__: object) -> Moved:
+        raise error
+
+    done = assign(host.ctx, assignment("k", None, cgroup=cgroup))  # type: ignore[arg-type]
+    assert done.workload.first.baseline is Quality.EXACT
+    monkeypatch.setattr(placement, "_sweep_member", lacking)
+    over = release(host.ctx, "k", owner="test").workload
+    assert over.first.baseline is Quality.LATE
+    reason = f"tasks of {over.members[0].id} may have been outside the group at its end: {error}"
+    assert over.first.baseline_reasons == (reason,)
 
 
 def test_earlier_cpu_time_of_a_control_group_is_reported(host: Host, cgroup: str, puppet: Puppet) -> None:
