@@ -837,7 +837,7 @@ MUTANTS = (
         _RESCTRL + "processes.py",
         '            if error.errno in LACKS:\n                raise not_read(error, f"list the children',
         '            if False:\n                raise not_read(error, f"list the children',
-        "tests/workloads/test_no_descriptors.py tests/workloads",
+        "tests/workloads/test_no_descriptors.py",
     ),
     Mutant(
         "the last reading does not wait for the energy lag",

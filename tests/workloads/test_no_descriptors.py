@@ -7,7 +7,6 @@ import contextlib
 import os
 import resource
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -52,24 +51,12 @@ def left(number: int) -> Iterator[None]:
 ME = os.getpid()
 
 
-def threads_of_two() -> list[int]:
-    """List the threads of a process that has two: one alone is known without its name."""
-    over = threading.Event()
-    thread = threading.Thread(target=over.wait)
-    thread.start()
-    try:
-        return processes.threads(ME)
-    finally:
-        over.set()
-        thread.join()
-
-
 @pytest.mark.parametrize(
     "reads",
     [
         lambda _: processes.stat(ME),
-        lambda _: threads_of_two(),
-        lambda _: processes.children(ME),
+        lambda _: processes.threads(ME),
+        lambda _: processes.children(ME, [ME]),
         lambda _: processes.descendants(ME),
         lambda _: processes.leader(ME),
         lambda _: processes.pid_namespaces(ME),

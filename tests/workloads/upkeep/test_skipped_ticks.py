@@ -347,14 +347,15 @@ def test_use_of_a_task_that_slept_is_in_the_next_checkpoint(host: Host, puppet: 
 
 
 def test_no_checkpoint_is_skipped_of_a_group_that_can_lose_its_counters(
-    tmp_path: Path, process: Start, checkpoints: list[str]
+    tmp_path: Path, puppet: Puppet, checkpoints: list[str], cgroup: str
 ) -> None:
     """A counter that another group had meanwhile restarts from 0, and only a reading in between detects it."""
     for name in ("resctrl", "run"):
         (tmp_path / name).mkdir()
     with Simulation(str(tmp_path / "resctrl"), "amd-abmc", 8):
         host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
-        assign(host.ctx, assignment("k", process().pid))
+        wait_until_it_sleeps(puppet.pid)
+        assign_in(host, cgroup, puppet.pid)
         ticks(host, 10)
         assert checkpoints == ["k"] * 10
         host.ctx.interference.close()
