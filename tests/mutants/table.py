@@ -981,7 +981,7 @@ MUTANTS = (
         _WORKLOADS + "groups/placement.py",
         "if member.joining else workload)",
         "if False else workload)",
-        "tests/workloads/groups/test_cut.py tests/workloads",
+        "tests/workloads/groups/test_ran_before.py tests/workloads",
     ),
     Mutant(
         "a lost run is begun anew without a delay",
@@ -1151,14 +1151,14 @@ MUTANTS = (
         _WORKLOADS + "figures/accounting.py",
         "    if past.has_gap:\n",
         "    if False:\n",
-        "tests/workloads/figures/test_accounting.py tests/workloads",
+        "tests/workloads/figures/test_counter_words.py tests/workloads",
     ),
     Mutant(
         "the workload that lost a task to a take-over is exact",
         _WORKLOADS + "evidence/takeover.py",
         "group.downgraded(Quality.LATE, Reason.TAKEN_OVER.text(key=key))",
         "group",
-        "tests/workloads",
+        "tests/workloads/groups/test_cut.py tests/workloads",
     ),
     Mutant(
         "tasks of a nested run are counted nowhere after its end",
@@ -1271,7 +1271,7 @@ MUTANTS = (
         _RESCTRL + "tree.py",
         'if mount.fstype == "resctrl":',
         "if mount.fstype != SIMULATION_FSTYPE:",
-        "tests/resctrl",
+        "tests/resctrl/test_mounts.py tests/resctrl",
     ),
     # -- profiles
     Mutant(
@@ -1403,11 +1403,11 @@ MUTANTS = (
         "tests/daemon/test_profile_files.py",
     ),
     Mutant(
-        "a container that is a workload of its own is assigned to its pod after the list of the runtime",
+        "a container that is a workload of its own becomes one of its pod with the list of the runtime",
         _NRI + "pods.py",
         "known.key == reported.id",
         "False",
-        "tests/nri/test_profiles.py",
+        "tests/nri/test_pods.py",
     ),
     Mutant(
         "a sandbox keeps the pod of another one that had its id",

@@ -48,6 +48,17 @@ def test_settled_entries_stay_settled_after_a_list() -> None:
     assert [one.is_settled for one in pods.members.values()] == [True, False]
 
 
+def test_container_that_is_a_workload_of_its_own_stays_one_after_a_list() -> None:
+    """Its end belongs to that workload, and it is not assigned again."""
+    pods = Pods()
+    pods.add_sandbox(Pod("s", UID))
+    pods.add_member(Container("own", "s")).key = "own"
+    pods.add_member(Container("c", "s"))
+    pods.begin()
+    pods.replace_all([Pod("s", UID)], [Container("own", "s"), Container("c", "s")])
+    assert {name: one.key for name, one in pods.members.items()} == {"own": "own", "c": UID}
+
+
 def test_invalid_entries_are_reported_and_others_accepted() -> None:
     pods = Pods()
     given = [Pod("good", UID), Pod("bad", "../etc"), Pod("")]
