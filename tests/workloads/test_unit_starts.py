@@ -145,7 +145,7 @@ class Services(Site):
         return self.group(name).baseline_reasons
 
     def see(self) -> None:
-        """Let the simulator see where processes are, which it is not told, before that changes again."""
+        """Let the simulator see where processes are, before that changes again."""
         Path(self.host.ctx.tree.path, SIMULATED_FOLDER, "tasks").read_bytes()
 
     def in_group(self, child: subprocess.Popen[str]) -> str:

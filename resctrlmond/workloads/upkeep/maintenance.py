@@ -157,7 +157,7 @@ class Maintenance:
             if workload.state not in (State.ACTIVE, State.IDLE):
                 continue
             with self._guarded(workload.key, "weighing"):
-                # What the process of a command has used is known when it has called.
+                # The process of a command has used something that is subtracted when it has called.
                 if not has_caller(workload) and is_news(workload, proofs.weighed(workload, look)):
                     with self._store.transaction_if_free(workload.key) as txn:
                         # At its end, its tasks leave the groups.
