@@ -110,7 +110,7 @@ class Source:
         """Make all calls, and add the reply or the error of each to ``found`` as it arrives."""
         begun, timeout_s = time.monotonic(), self._timeout_s
         client = Client(self._path, timeout_s)
-        # A daemon that sends replies without end, or one byte a second, is interrupted too.
+        # The client limits the wait for each reply; a daemon that sends replies without end is interrupted too.
         limit = threading.Timer(timeout_s, client.interrupt)
         limit.daemon = True
         limit.start()

@@ -144,6 +144,14 @@ def test_scrape_succeeds_whatever_the_daemon_does(tmp_path: Path, behavior: Beha
     assert "Traceback" not in exporter.log.read_text()
 
 
+def test_reading_of_pages_without_end_ends(tmp_path: Path) -> None:
+    """Each later scrape would get what it has read, and the exporter would keep all of the pages."""
+    path = str(tmp_path / "manager")
+    with served(path, stream):
+        found = Source(path, 0.3).observe(wait_s=30)
+    assert found.errors["ReadAll"] == f"{path}: resctrlmond did not answer within 0.3 s"
+
+
 def test_reply_of_another_version_costs_only_its_own_figures(tmp_path: Path) -> None:
     path = str(tmp_path / "manager")
     with served(path, next_version), contextlib.closing(Exporter(tmp_path, path)) as exporter:

@@ -1513,7 +1513,7 @@ MUTANTS = (
         _RESCTRL + "tasks.py",
         "self.not_moved.union(self.in_other_groups, *self.in_other_classes.values())",
         "self.not_moved",
-        "tests/workloads tests/resctrl",
+        "tests/workloads/evidence/test_interference.py tests/resctrl",
     ),
     # -- NRI
     Mutant(
@@ -1591,7 +1591,7 @@ MUTANTS = (
         "resctrlctl/screen/format.py",
         'return "unknown"',
         'return "0"',
-        "tests/ctl",
+        "tests/ctl/run/test_run.py tests/ctl",
     ),
     Mutant(
         "a recording lacks workloads that lived between two readings",
@@ -1766,7 +1766,7 @@ MUTANTS = (
         "tests/exporter/test_names.py",
     ),
     Mutant(
-        "a daemon that never ends its reply delays a scrape for ever",
+        "a daemon that never ends its reply is never asked again",
         _EXPORTER + "source.py",
         "limit.start()",
         "pass",
