@@ -563,7 +563,7 @@ def test_service_is_late_if_another_workload_takes_a_process_of_it(site: Service
                 site.sweep("client")
                 await asyncio.sleep(0.01)
             if place == "elsewhere":
-                # What it used there before it was taken is counted.
+                # Its use there before it was taken is counted.
                 assert site.quality() is not Quality.LATE
                 assert not any("outside the group" in why for why in site.reasons())
                 return
