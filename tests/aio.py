@@ -44,4 +44,5 @@ def write(path: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    write(*sys.argv[1:])
+    for path, text in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        write(path, text)
