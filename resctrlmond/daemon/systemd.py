@@ -183,7 +183,7 @@ class Systemd:
             if value.signature == _COMMANDS
             for program, _, _, _, started, _, ended, pid, _, _ in value.value
         ]
-        return Service(name, str(found["ControlGroup"].value), tuple(commands))
+        return Service(str(found["ControlGroup"].value), tuple(commands))
 
     async def _ask(self, path: str, interface: str, member: str, signature: str = "", *body: Any) -> Any:
         try:

@@ -35,9 +35,8 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service: its name, its control group relative to the root, and its commands."""
+    """A service: its control group relative to the root, and its commands."""
 
-    name: str
     cgroup: str
     commands: tuple[Command, ...]
 

@@ -14,7 +14,8 @@ SOCKET = "/run/resctrlmond/org.resctrlmon.Unit"
 WAIT_S = 2.0
 LONGEST_WAIT_S = 30.0
 # Names in /proc/PID/comm, which the kernel cuts to 15 characters: of the program, and of systemd's own process before
-# it executes the program (src/core/exec-invoke.c, rename_process_from_path()), after a bracket that of the command.
+# it executes the program. Shortly before that, its name is that of the program in brackets (src/core/exec-invoke.c,
+# rename_process_from_path()).
 _COMMS = (b"resctrlmon-unit", b"systemd", b"systemd-executo")
 # Before that, systemd-executor may have the name of the descriptor by which systemd executes it, as "/proc/self/fd/9"
 # (src/core/execute.c, exec_spawn()).

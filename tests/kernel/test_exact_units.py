@@ -124,6 +124,29 @@ def test_short_service_is_exact_unless_a_command_did_not_reach_the_daemon(host: 
     assert "outside the group" in total(host, "x-lost.service")["reason"]
 
 
+def test_start_that_came_and_went_without_the_daemon_makes_the_service_late(host: Host) -> None:
+    """systemd has removed its control group when the daemon starts, and the service does not run."""
+    work = "for i in $(seq 20000); do :; done"
+    text = f"[Service]\nExecStart=sh -c 'if [ -e /run/work ]; then {work}; else exec sleep 600; fi'\n"
+    for name in ("x-gone", "x-kept"):
+        host.guest.write(f"{UNITS}/{name}.service", text)
+    host.run("systemctl daemon-reload; resctrlctl units exact x-gone.service x-kept.service", timeout=100)
+    host.run("systemctl start x-gone.service x-kept.service", timeout=100)
+    for name in ("x-gone.service", "x-kept.service"):
+        host.until(lambda name=name: host.state(name) == "active", name)  # type: ignore[misc]
+        assert total(host, name).get("reason") is None
+    host.run("systemctl stop resctrlmond-unit.socket resctrlmond.socket resctrlmond.service")
+    host.run("systemctl stop x-gone.service x-kept.service; touch /run/work; systemctl start x-gone.service")
+    host.until(lambda: host.out("systemctl is-active x-gone.service || :") == "inactive", "the end of the start")
+    assert host.out("find /sys/fs/cgroup -name x-gone.service") == ""
+    host.run("rm /run/work")
+    host.start()
+    for name, quality in (("x-gone.service", "late"), ("x-kept.service", "exact")):
+        host.until(lambda name=name: host.state(name) == "completed", name)  # type: ignore[misc]
+        assert (name, total(host, name)["quality"]) == (name, quality)
+    assert "outside the group" in total(host, "x-gone.service")["reason"]
+
+
 def test_daemon_reload_hides_no_command_that_was_missed(host: Host) -> None:
     names = ("x-simple.service", "x-hard.service")
     host.run(f"systemctl start {' '.join(names)}", timeout=100)

@@ -142,7 +142,7 @@ class Witness:
     # -- removed control groups
 
     def find_removed(self) -> None:
-        """Record the control groups that were removed; count a gap for each for which there is no room."""
+        """Record the control groups that were removed. Each one for which there is no room is a gap."""
         for cgroup in self._table.removed_cgroups():
             if len(self._removed) < self.capacity:
                 self._removed[cgroup] = self._boot_ns()
