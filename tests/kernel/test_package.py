@@ -32,6 +32,9 @@ APT = (
     "-o Dir::Etc::sourceparts=- -o APT::Sandbox::User=root -o Dpkg::Options::=--path-include=/usr/share/man/*"
 )
 LONG = 600.0
+# The guest's apt installs no recommended packages.
+DAEMON = "resctrlmond resctrlmond-witness"
+WITNESS = "/sys/fs/bpf/resctrlmond"
 CONFFILES = ("resctrlmond", "nri")
 LATER = "\n# Of a later version.\n"
 OTLP = "resctrlmon-otlp"
@@ -125,7 +128,7 @@ def upgraded(request: pytest.FixtureRequest, guests: Guests, first: Path, second
 
 def install(host: Administrator) -> None:
     """Run the first session of the README."""
-    host.apt("first", "install resctrlmond")
+    host.apt("first", f"install {DAEMON}")
     host.run("systemctl enable --now resctrlmond && resctrlctl hooks enable", timeout=LONG)
 
 
@@ -166,11 +169,11 @@ def test_the_first_session_of_the_readme_works_word_for_word(guests: Guests, fir
 
 def test_installation_starts_nothing_and_the_services_work_when_started(upgraded: Administrator) -> None:
     host = upgraded
-    host.apt("first", "install resctrlmond")
+    host.apt("first", f"install {DAEMON}")
     assert host.out("dpkg-query -W -f '${Version}' resctrlmond") == version(changelog())
     assert host.out("systemctl is-enabled resctrlmond.service resctrlmond.socket || :").split() == ["disabled"] * 2
     assert host.out("systemctl is-active resctrlmond.service resctrlmond.socket || :").split() == ["inactive"] * 2
-    assert host.run(f"test -e {RUN}", check=False).returncode == 1
+    assert host.run(f"test -e {RUN} || test -e {WITNESS}", check=False).returncode == 1
     assert host.out("ls /usr/share/containers/oci/hooks.d 2>/dev/null || :") == ""
     assert host.run("ls /usr/share/man/man8/resctrlmond.8.gz /usr/share/man/man1/resctrlctl.1.gz").stdout
     refused = host.run("resctrlmond --simulate /tmp/simulated", check=False, timeout=LONG)
@@ -187,6 +190,7 @@ def test_installation_starts_nothing_and_the_services_work_when_started(upgraded
     host.check_foreign()
 
     host.run("systemctl enable --now resctrlmond && resctrlctl hooks enable", timeout=LONG)
+    assert host.run(f"test -e {WITNESS}", check=False).returncode == 0
     where = host.out(f"podman run --rm --network none --rootfs {BUSYBOX} cat /proc/self/cpu_resctrl_groups", LONG)
     key = parse_where(where)[1]
     host.until(lambda: host.state(key) == "completed", "the container's end")
@@ -235,7 +239,7 @@ def test_upgrade_keeps_units_profiles_configuration_and_pushed_counters(
     guests: Guests, first: Path, second: Path, tmp_path: Path
 ) -> None:
     host = Administrator(guests, "cat", first=first, second=second)
-    host.apt("first", "install resctrlmond resctrlmon-nri")
+    host.apt("first", f"install {DAEMON} resctrlmon-nri")
     host.guest.write(PATIENCE, "[Service]\nTimeoutStartSec=300\n")
     host.guest.write("/etc/resctrlmond/resctrlmond.yaml", "log_level: debug\n")
     host.guest.write("/etc/resctrlmond/profiles.d/shop.yaml", PROFILES)
@@ -332,7 +336,7 @@ def pushed(host: Administrator) -> list[tuple[str, str, str]]:
 def test_systemd_report_shows_the_workloads(guests: Guests, first: Path) -> None:
     """Only sid has systemd-report. test_interfaces.py makes its calls on Debian 13, with varlinkctl."""
     host = Administrator(guests, "cat-sid", first=first)
-    host.apt("first", "install resctrlmond")
+    host.apt("first", f"install {DAEMON}")
     host.run("systemctl enable --now resctrlmond", timeout=LONG)
     address = f"unix:/run/systemd/report/{METERED}"
     assert [METERED, address] in table(host, "list-sources")
@@ -412,14 +416,14 @@ def test_remove_and_purge_leave_no_files(upgraded: Administrator) -> None:
     host.check_foreign()
 
     host.run("podman rm -f -t 0 left", timeout=LONG)
-    host.apt("first", "purge resctrlmond python3-resctrlmond")
+    host.apt("first", "purge resctrlmond resctrlmond-witness python3-resctrlmond")
     assert listing(host) - before == set()
     host.check_foreign()
 
 
 def listing(host: Administrator) -> set[str]:
     """Return all files that a package may leave on a disk and in /run, without those of podman and apt."""
-    folders = "/etc /run /usr /var/lib/systemd /var/lib/dpkg/info /sys/fs/resctrl"
+    folders = "/etc /run /usr /var/lib/systemd /var/lib/dpkg/info /sys/fs/resctrl /sys/fs/bpf"
     others = "-path /run/crun -o -path /run/libpod -o -path /run/containers -o -path /run/systemd -o -path /run/lock"
     found = host.out(
         f"find {folders} \\( {others} -o -name '*.pyc' -o -path '{TREE}/theirs*' \\) -prune -o -print", LONG

@@ -33,7 +33,7 @@ from .machine import Guest
 pytestmark = pytest.mark.timeout(1800)
 ANSIBLE = Path(__file__).parents[2] / "packaging" / "examples" / "fleet" / "ansible"
 PLUGIN = Path(__file__).parent / "guest_connection.py"
-DEBS = ("python3-resctrlmond", "resctrlmond", "resctrlmon-nri", "resctrlmon-exporter")
+DEBS = ("python3-resctrlmond", "resctrlmond", "resctrlmond-witness", "resctrlmon-nri", "resctrlmon-exporter")
 CONFIG = "/etc/resctrlmond/resctrlmond.d/fleet.yaml"
 PROFILES = "/etc/resctrlmond/profiles.d/fleet.yaml"
 SERVICES = ("resctrlmond", "resctrlmon-nri", "resctrlmon-exporter")
