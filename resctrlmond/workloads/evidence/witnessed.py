@@ -73,9 +73,10 @@ class Proofs:
 
     def begin(self) -> Proof:
         """Return the proof of a run that begins now."""
+        at_ns = boot_ns()
         try:
             watch, last_move = self._witness.watch_and_last_move()
-            return Proof(watch=watch, moves=last_move, movers=tuple(filter(None, [self._mover()])))
+            return Proof(watch=watch, until_ns=at_ns, moves=last_move, movers=tuple(filter(None, [self._mover()])))
         except NotRead as error:
             log.debug("no witness: %s", error)
             return Proof()

@@ -209,7 +209,21 @@ def with_verdict(workload: Workload) -> Workload:
         has_cause = group.inodes and not is_late
         for quality, why in _failures(proof if has_cause else replace(proof, cause=""), group):
             workload = workload.downgraded(group, quality, why)
+        if unseen := _unseen(workload, group):
+            workload = workload.downgraded(group, Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=unseen))
     return workload
+
+
+def _unseen(workload: Workload, group: Group) -> str:
+    """Return what the witness would have to show for the group to be exact, and has not; "" if nothing is missing."""
+    now = workload.group(group.folder)
+    if now is None or now.baseline is not Quality.EXACT:
+        return ""
+    if not workload.proof.until_ns:
+        return "resctrlmond has not asked it yet"
+    entered = (member.id for member in workload.members if member.pid and workload.group_of(member) == now)
+    member = next(entered, "") if now.ids is None else ""
+    return f"it has not seen the move of {member} into the group" if member else ""
 
 
 def _failures(proof: Proof, group: Group) -> list[tuple[Quality, str]]:

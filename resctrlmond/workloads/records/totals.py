@@ -87,7 +87,7 @@ def by_counters(snapshots: Snapshots, workload: Workload) -> list[Total]:
     )
     # As if a witness had seen that nothing is missing.
     clean = (replace(group, strangers_ns=0, moved_in=0, moved_out=0) for group in groups)
-    of_counters = replace(workload, groups=tuple(clean), members=(), proof=Proof(watch=Watch(0, 0)))
+    of_counters = replace(workload, groups=tuple(clean), members=(), proof=Proof(watch=Watch(0, 0), until_ns=1))
     return shown(workload, used(snapshots, of_counters, {}, up_to_last=True))
 
 

@@ -41,7 +41,7 @@ ENTRY = [moved(1, CLASS_DEFAULT, OWN)]
 
 def running(entered_ns: int = 0) -> Workload:
     """Return a run whose control group is HERE, with a group that has the IDs OWN."""
-    proof = Proof(watch=WATCH, cgroups=(HERE,), entered={HERE: entered_ns})
+    proof = Proof(watch=WATCH, until_ns=BASELINE_NS, cgroups=(HERE,), entered={HERE: entered_ns})
     found = workload("web", nonce=1, inodes={"mon_L3_00": 12}, created_ns=BASELINE_NS, baseline=Quality.EXACT)
     member = Member(id="c1", kind="container", owner="oci", pid=7, cgroup="/sys/fs/cgroup/c1")
     return replace(found.with_group(replace(found.first, ids=OWN)).with_member(member), proof=proof)
@@ -142,8 +142,18 @@ def test_gap_is_not_exact() -> None:
 def test_use_before_a_task_has_entered_the_group_is_late() -> None:
     of = running()
     of = of.with_group(replace(of.first, ids=None))
-    assert judged(of).first.baseline is Quality.EXACT
+    assert judged(replace(of, members=())).first.baseline is Quality.EXACT
     assert judged(of, used(OWN, 30 * MS, HERE)).first.baseline is Quality.LATE
+
+
+def test_run_whose_entry_the_witness_has_not_shown_is_not_exact() -> None:
+    of = running()
+    found = judged(of.with_group(replace(of.first, ids=None))).first
+    assert found.baseline is Quality.ESTIMATED
+    assert found.baseline_reasons[-1].endswith(": it has not seen the move of c1 into the group")
+    found = with_verdict(replace(of, proof=replace(of.proof, until_ns=0))).first
+    assert found.baseline is Quality.ESTIMATED
+    assert found.baseline_reasons[-1].endswith(": resctrlmond has not asked it yet")
 
 
 def test_rows_that_the_witness_has_dropped_make_no_verdict_better() -> None:

@@ -13,10 +13,11 @@ import pytest
 
 from resctrlmond.api.translate import workload_of
 from resctrlmond.resctrl.counters import Reading, parse_value
+from resctrlmond.resctrl.witness import Watch
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.model.states import Quality
-from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.model.workload import Proof, State
 from resctrlmond.workloads.records.quality_file import text, worse
 from resctrlmond.workloads.records.snapshot import Snapshots
 from resctrlmond.workloads.records.totals import LiveReadings, used
@@ -318,7 +319,8 @@ def test_begin_of_a_run_is_judged_by_its_own_readings(tmp_path: Path) -> None:
     for key, word in words.items():
         readings = [Reading("mon_L3_00", "mbm_total_bytes", parse_value(word))]
         snapshots.begin(key, OLD, "/live", readings)
-        of = workload(key, baseline=Quality.LATE if key == "four" else Quality.EXACT)
+        quality = Quality.LATE if key == "four" else Quality.EXACT
+        of = workload(key, baseline=quality, proof=Proof(watch=Watch(0, 0), until_ns=1))
         found[key] = used(snapshots, of, {}, up_to_last=True)[0].quality
     assert found["one"] is found["two"] is Quality.EXACT
     assert found["three"] is not Quality.EXACT
