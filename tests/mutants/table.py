@@ -494,6 +494,20 @@ MUTANTS = (
         "used = dict.fromkeys(inodes, 0)",
         "tests/workloads/evidence/test_witnessed.py tests/daemon/test_life_hook.py",
     ),
+    Mutant(
+        "a member that nobody has seen enter its group is exact",
+        _WORKLOADS + "model/workload.py",
+        "    late: bool = True\n",
+        "    late: bool = False\n",
+        "tests/workloads/figures/test_verdict.py::test_member_that_is_not_known_to_have_entered_first_is_late",
+    ),
+    Mutant(
+        "a run of which the witness has shown nothing is exact",
+        _WORKLOADS + "figures/verdict.py",
+        "if now.baseline is Quality.EXACT and (cause := unseen(workload, now)):",
+        "if False and (cause := unseen(workload, now)):",
+        "tests/workloads/figures/test_verdict.py::test_run_whose_entry_the_witness_has_not_shown_is_not_exact",
+    ),
     # -- workloads: exact services
     Mutant(
         "use of commands that did not call is not missing after the next call",

@@ -9,7 +9,7 @@ import msgspec
 
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.reasons import Reason, ran_before
-from resctrlmond.workloads.figures.verdict import NOT_LOADED, SLACK_NS, outside_ns_of
+from resctrlmond.workloads.figures.verdict import NOT_LOADED, SLACK_NS, outside_ns_of, unseen
 from resctrlmond.workloads.model.states import ProofKind, Quality, seconds_up_to
 from resctrlmond.workloads.model.workload import Member, Proof, Workload
 
@@ -86,7 +86,7 @@ def _missing(workload: Workload) -> str:
         return proof.cause or "another program owns the group"
     if proof.watch is None:
         return NOT_LOADED
-    return "" if proof.until_ns else "it has not been asked yet"
+    return next(filter(None, (unseen(workload, group) for group in workload.groups if group.inodes)), "")
 
 
 def _closed(workload: Workload, now_ns: int) -> Statement:

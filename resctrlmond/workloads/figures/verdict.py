@@ -15,7 +15,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.witness import Ids, Move, Moves, Seen, Use
-from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.figures.reasons import Reason, ran_before
 from resctrlmond.workloads.model.states import Quality, seconds_up_to
 from resctrlmond.workloads.model.workload import Group, Proof, Workload, replace
 
@@ -209,21 +209,22 @@ def with_verdict(workload: Workload) -> Workload:
         has_cause = group.inodes and not is_late
         for quality, why in _failures(proof if has_cause else replace(proof, cause=""), group):
             workload = workload.downgraded(group, quality, why)
-        if unseen := _unseen(workload, group):
-            workload = workload.downgraded(group, Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=unseen))
+        now = workload.group(group.folder) or group
+        if now.baseline is Quality.EXACT and (cause := unseen(workload, now)):
+            workload = workload.downgraded(now, Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=cause))
+    for member in workload.members:
+        if member.has_tasks and member.late and workload.group_of(member).baseline is Quality.EXACT:
+            workload = workload.with_late(member, ran_before(member))
     return workload
 
 
-def _unseen(workload: Workload, group: Group) -> str:
+def unseen(workload: Workload, group: Group) -> str:
     """Return what the witness would have to show for the group to be exact, and has not; "" if nothing is missing."""
-    now = workload.group(group.folder)
-    if now is None or now.baseline is not Quality.EXACT:
-        return ""
     if not workload.proof.until_ns:
-        return "resctrlmond has not asked it yet"
-    entered = (member.id for member in workload.members if member.pid and workload.group_of(member) == now)
-    member = next(entered, "") if now.ids is None else ""
-    return f"it has not seen the move of {member} into the group" if member else ""
+        return "resctrlmond has not asked the witness yet"
+    entered = (member.id for member in workload.members if member.pid and workload.group_of(member) == group)
+    member = next(entered, "") if group.ids is None else ""
+    return f"the witness has not seen the move of {member} into the group" if member else ""
 
 
 def _failures(proof: Proof, group: Group) -> list[tuple[Quality, str]]:

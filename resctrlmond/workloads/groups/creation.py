@@ -212,7 +212,7 @@ def write_baseline(
 
 
 def with_baseline(
-    ctx: Context, workload: Workload, group: Group, quality: Quality = Quality.EXACT, why_late: Sequence[str] = ()
+    ctx: Context, workload: Workload, group: Group, quality: Quality, why_late: Sequence[str] = ()
 ) -> Group:
     """Read the begin values, and write them. Return the group, in state CREATED, not saved yet.
 

@@ -66,6 +66,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """A container, sandbox or process of a workload.
 
     ``folder`` names the group that the member counts in (``Group.folder``).
+    ``late``: it is not known that its first task was in the group before it ran.
     ``joining``: its tasks are being moved. After a crash it is not known which were.
     ``start_time`` is field 22 of /proc/PID/stat in clock ticks since boot: pid and start time identify one process.
     ``cgroup`` is the absolute path of its own control group, "" if it has none. ``tasks_outside`` counts the tasks
@@ -92,7 +93,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     cgroup: str = ""
     started_at: str = ""
     ended_at: str = ""
-    late: bool = False
+    late: bool = True
     tasks_outside: int = 0
     reason: str = ""
     folder: str = ""

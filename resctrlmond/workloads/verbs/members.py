@@ -25,7 +25,9 @@ def add_member(ctx: Context, key: str, member: str, *, owner: str, kind: str = "
         workload = require_run(ctx, txn)
         known = workload.member(member)
         if known is None or not (known.is_living and known.has_tasks):
-            workload = workload.with_member(Member(id=member, kind=kind, owner=owner, started_at=utc_now()))
+            workload = workload.with_member(
+                Member(id=member, kind=kind, owner=owner, started_at=utc_now(), late=False)
+            )
         return txn.save(claimed(workload, owner), Limit.NORMAL)
 
 

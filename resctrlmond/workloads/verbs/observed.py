@@ -80,7 +80,7 @@ def observe(ctx: Context, txn: Transaction, found: Found, target: Target, assign
         )
         workload = replace(_claimed(workload, assignment), groups=(group,), is_active=True).with_member(member)
         txn.save(workload, Limit.WITH_RESERVE)
-        group = creation.with_baseline(ctx, workload, group)
+        group = creation.with_baseline(ctx, workload, group, Quality.ESTIMATED)
         if member.late or not assignment.is_awaited():
             workload, group = _late(workload, group)
         txn.save(workload.with_group(group))
@@ -99,7 +99,7 @@ def continue_beginning(ctx: Context, txn: Transaction, group: Group) -> None:
     except NoSuchGroup as error:
         removal.fail(ctx, txn, group, error.message)
         return
-    workload, group = _late(txn.workload, creation.with_baseline(ctx, txn.workload, group))
+    workload, group = _late(txn.workload, creation.with_baseline(ctx, txn.workload, group, Quality.ESTIMATED))
     txn.save(workload.with_group(group))
     placement.sweep(ctx, txn)
 

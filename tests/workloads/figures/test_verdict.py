@@ -43,7 +43,7 @@ def running(entered_ns: int = 0) -> Workload:
     """Return a run whose control group is HERE, with a group that has the IDs OWN."""
     proof = Proof(watch=WATCH, until_ns=BASELINE_NS, cgroups=(HERE,), entered={HERE: entered_ns})
     found = workload("web", nonce=1, inodes={"mon_L3_00": 12}, created_ns=BASELINE_NS, baseline=Quality.EXACT)
-    member = Member(id="c1", kind="container", owner="oci", pid=7, cgroup="/sys/fs/cgroup/c1")
+    member = Member(id="c1", kind="container", owner="oci", pid=7, cgroup="/sys/fs/cgroup/c1", late=False)
     return replace(found.with_group(replace(found.first, ids=OWN)).with_member(member), proof=proof)
 
 
@@ -150,10 +150,10 @@ def test_run_whose_entry_the_witness_has_not_shown_is_not_exact() -> None:
     of = running()
     found = judged(of.with_group(replace(of.first, ids=None))).first
     assert found.baseline is Quality.ESTIMATED
-    assert found.baseline_reasons[-1].endswith(": it has not seen the move of c1 into the group")
+    assert found.baseline_reasons[-1].endswith(": the witness has not seen the move of c1 into the group")
     found = with_verdict(replace(of, proof=replace(of.proof, until_ns=0))).first
     assert found.baseline is Quality.ESTIMATED
-    assert found.baseline_reasons[-1].endswith(": resctrlmond has not asked it yet")
+    assert found.baseline_reasons[-1].endswith(": resctrlmond has not asked the witness yet")
 
 
 def test_rows_that_the_witness_has_dropped_make_no_verdict_better() -> None:
@@ -345,3 +345,11 @@ def test_service_with_too_many_control_groups_is_not_exact() -> None:
     assert full.cgroups == proof.cgroups
     assert full.cause == "the control group of a.service was created too many times"
     assert judged(replace(service(), proof=full)).first.baseline is Quality.ESTIMATED
+
+
+def test_member_that_is_not_known_to_have_entered_first_is_late() -> None:
+    """That is the default: a member is exact only if the code that creates it has seen that."""
+    of = running()
+    known = of.members[0]
+    made = Member(known.id, known.kind, known.owner, pid=known.pid)
+    assert judged(of.with_member(made)).first.baseline is Quality.LATE
