@@ -43,7 +43,6 @@ from resctrlmond.service.start_lock import StartLock
 from resctrlmond.workloads.groups import location
 from resctrlmond.workloads.model.workload import Workload
 from resctrlmond.workloads.profiles.profile import Profiles
-from resctrlmond.workloads.upkeep import quality_stamps
 
 if TYPE_CHECKING:
     from resctrlmond.api.dbus.server import DBusServer
@@ -179,8 +178,6 @@ class Daemon:
             # A thread that hangs keeps the process's files open, and with them the lock.
             self._start_lock.release()
             os._exit(os.EX_OK if error is None else os.EX_SOFTWARE)
-        if error is None:
-            quality_stamps.save(self._ctx)
         _ignore_signals()
         # The groups of a simulation go with its simulator, which is stopped later.
         is_simulation = self._ctx.tree.simulation is not None

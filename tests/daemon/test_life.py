@@ -328,22 +328,6 @@ def test_members_that_ended_while_the_daemon_was_stopped_end_at_its_start(
     assert list((machine.run / "groups" / CONTAINER).rglob("*.end"))
 
 
-def test_only_a_daemon_that_stops_leaves_stamps_of_qualities(machine: Machine, process: StartProcess) -> None:
-    stamps = machine.run / "quality-stamps.json"
-    machine.start()
-    machine.call("Assign", key=CONTAINER, pid=process().pid, claim="engine", endRule="container")
-    wait_until((machine.run / "groups" / CONTAINER / "checkpoint").exists)
-    assert machine.stop() == Exit.OK
-    assert CONTAINER in stamps.read_text()
-    machine.start()
-    assert not stamps.exists()
-    machine.kill()
-    assert not stamps.exists()
-    machine.start()
-    assert {total["quality"] for total in machine.call("Read", key=CONTAINER)["totals"]} == {"late"}
-    assert " late " in (machine.run / "groups" / CONTAINER / "quality").read_text()
-
-
 def test_end_of_a_process_is_detected_at_once_without_a_call(machine: Machine, process: StartProcess) -> None:
     """The daemon watches a pidfd; the tick would detect the end within a second."""
     machine.start()

@@ -1027,18 +1027,11 @@ MUTANTS = (
         "tests/workloads/groups/test_classes.py tests/workloads",
     ),
     Mutant(
-        "a start trusts a file quality that does not include the last checkpoint",
-        _WORKLOADS + "upkeep/quality_stamps.py",
-        "all(numbers) and run.kept_numbers == numbers",
-        "all(numbers)",
-        "tests/workloads/upkeep/test_quality_stamps.py",
-    ),
-    Mutant(
-        "a start trusts a file quality although the record has changed",
-        _WORKLOADS + "upkeep/quality_stamps.py",
-        "return known is not None and known == _stamps(ctx, workload)",
-        "return known is not None",
-        "tests/workloads/upkeep/test_quality_stamps.py",
+        "a start trusts the file quality that the last daemon has left",
+        _WORKLOADS + "upkeep/recovery.py",
+        "            ctx.quality.update(workload)\n",
+        "            pass\n",
+        "tests/workloads/upkeep/test_files_at_start.py",
     ),
     Mutant(
         "a task that stayed outside does not make its group late",

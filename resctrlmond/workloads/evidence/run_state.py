@@ -14,8 +14,6 @@ from resctrlmond.workloads.records.store import Store
 
 # The CPU times of a workload's tasks, as the kernel writes them. Compare for equality only.
 Activity = tuple[bytes, ...]
-# The inode of a file or folder and its time of status change (ns), which no program can set.
-Stamp = tuple[int, int]
 
 
 class TakenCheckpoint(msgspec.Struct):
@@ -55,7 +53,7 @@ class RunState(msgspec.Struct, eq=False):
 
     ``checkpointed_at`` is the time.monotonic() of the last checkpoint, ``taken`` or skipped; None before the first.
     ``kept_numbers`` are the numbers of the checkpoints (``Snapshots.keep_read``) for which the file ``quality`` was
-    written. ``stamps`` are those of the files at the start, until the first checkpoint (``quality_stamps.py``).
+    written.
 
     ``resume_try`` is the time.monotonic() of the last try to resume the run after a loss, and the number of failed
     tries. ``empty_since_ns`` is when an overflow workload lost its last member (``overflow.py``).
@@ -69,7 +67,6 @@ class RunState(msgspec.Struct, eq=False):
     checkpointed_at: float | None = None
     taken: TakenCheckpoint | None = None
     kept_numbers: list[int] | None = None
-    stamps: list[Stamp] | None = None
     resume_try: tuple[float, int] | None = None
     empty_since_ns: int | None = None
 

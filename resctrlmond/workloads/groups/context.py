@@ -9,7 +9,7 @@ import msgspec
 
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.evidence.interference import Interference
-from resctrlmond.workloads.evidence.run_state import RunStates, Stamp
+from resctrlmond.workloads.evidence.run_state import RunStates
 from resctrlmond.workloads.evidence.takeover import TakeOver
 from resctrlmond.workloads.evidence.watched import WatchedMembers
 from resctrlmond.workloads.evidence.witnessed import Proofs
@@ -27,12 +27,11 @@ from resctrlmond.workloads.records.store import Store
 class Memory(msgspec.Struct):
     """Facts that belong to no run, kept until the daemon ends.
 
-    ``code`` is the stamp of the program (``quality_stamps.py``). ``excluded`` is the reason why a container of a pod
-    is not counted in the group of the pod, by the key of the pod, which may begin later. ``taken_ns`` is when
-    RMIDs were taken from units that no waiting group has got yet (``rmid_transfer.py``, ``clock.boot_ns``).
+    ``excluded`` is the reason why a container of a pod is not counted in the group of the pod, by the key of the pod,
+    which may begin later. ``taken_ns`` is when RMIDs were taken from units that no waiting group has got yet
+    (``rmid_transfer.py``, ``clock.boot_ns``).
     """
 
-    code: Stamp | None = None
     excluded: dict[str, str] = msgspec.field(default_factory=dict)
     taken_ns: list[int] = msgspec.field(default_factory=list)
 

@@ -48,7 +48,7 @@ def checkpoint(ctx: Context, txn: Transaction) -> None:
     if 0 in kept or run.kept_numbers != kept or not ctx.snapshots.quality(txn.key):
         run.kept_numbers = None
         ctx.quality.update(txn.workload, found)
-        run.kept_numbers, run.stamps = kept, None
+        run.kept_numbers = kept
 
 
 def read_before_removal(ctx: Context, workload: Workload, group: Group) -> None:

@@ -214,7 +214,7 @@ def _close(ctx: Context, txn: Transaction, group: Group, state: GroupState, reas
     txn.save(workload)
     run = ctx.runs.of(txn.key)
     run.groups.pop(group.nonce, None)
-    run.kept_numbers = run.stamps = None
+    run.kept_numbers = None
 
 
 def _summed(ctx: Context, workload: Workload) -> Workload:

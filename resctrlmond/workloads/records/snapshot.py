@@ -80,9 +80,6 @@ class Snapshots:
         # By subfolder: the begin values of a run that has not ended. Each total needs them, and each is in a file of
         # its own. Without it, a createRuntime takes 1.04 times the CPU time, and the end of a container 1.15 times.
         self._begin: dict[str, _Begin] = {}
-        # The subfolders whose begin values are loaded when they are needed. Without it, the recovery of 500 workloads
-        # takes 1.4 times the CPU time.
-        self._begin_later: set[str] = set()
         # The begin values, decoded, of the subfolders that were used last. Without it, a createRuntime takes 1.03
         # times the CPU time.
         self._decoded: dict[str, tuple[_Begin, list[Reading]]] = {}
@@ -174,11 +171,6 @@ class Snapshots:
         # Before the values: a thread without a transaction may read them while the next run begins.
         folder = self._begin_identity(subfolder)
         self._keep_begin(subfolder, folder, self._values(subfolder, _BEGIN))
-        self._begin_later.discard(subfolder)
-
-    def load_begin_later(self, subfolder: str) -> None:
-        """Keep the begin values of a run that the last daemon began, from their first use on."""
-        self._begin_later.add(subfolder)
 
     def _begin_identity(self, subfolder: str) -> tuple[int, int]:
         return _identity(f"{self.path(subfolder)}/mon_data")
@@ -197,7 +189,6 @@ class Snapshots:
     def _forget(self, subfolder: str) -> None:
         for known in (self._begin, self._decoded, self._read_until, self._kept):
             known.pop(subfolder, None)
-        self._begin_later.discard(subfolder)
 
     def relink(self, subfolder: str, live: str, is_listed: Callable[[str], bool] = lambda _event: True) -> None:
         """Point the links to the live counters at the group's directory, which may have moved to another class.
@@ -265,11 +256,6 @@ class Snapshots:
         self._kept[subfolder] = digest, _identity(path), number
         return KeptReadings(number, last)
 
-    def checkpoint_number(self, subfolder: str) -> int:
-        """Return the ``KeptReadings.number`` of the present checkpoint; 0 if ``keep_read`` has not written it."""
-        _, file, number = self._kept.get(subfolder, (b"", (0, 0), 0))
-        return number if file == _identity(os.path.join(self.path(subfolder), _CHECKPOINT)) else 0
-
     def keep_no_more(self, subfolder: str) -> None:
         """Let later calls of ``keep_read`` write nothing, because the final reading begins."""
         with self.lock:
@@ -318,7 +304,6 @@ class Snapshots:
         listed = [reading for reading in readings if is_listed(reading.event)]
         # The totals at the end are those of the files.
         self._begin.pop(subfolder, None)
-        self._begin_later.discard(subfolder)
         with writing(top):
             folders = {reading.domain: os.path.join(top, "mon_data", reading.domain) for reading in listed}
             there: set[str] = set()
@@ -386,8 +371,6 @@ class Snapshots:
 
     def begin_values(self, subfolder: str) -> list[Reading]:
         """Return the readings of the baseline; [] if there is none. Raises NotRead."""
-        if subfolder in self._begin_later:
-            self.load_begin(subfolder)
         begin = self._begin.get(subfolder)
         if begin is None or begin.folder != self._begin_identity(subfolder):
             return self._values(subfolder, _BEGIN)
@@ -429,8 +412,7 @@ class Snapshots:
 
     def delete(self, subfolder: str) -> None:
         """Remove the snapshot in a subfolder, and all below it, if there is one. Raises NotWritten."""
-        known_subfolders = (self._begin, self._read_until, self._begin_later)
-        for known in {name for names in known_subfolders for name in names.copy()}:
+        for known in {*self._begin, *self._read_until}:
             if (known + "/").startswith(subfolder + "/"):
                 self._forget(known)
         with writing(self.path(subfolder)):

@@ -26,7 +26,6 @@ from resctrlmond.workloads.model.workload import ROOT_FOLDER, Claim, EndRule, Gr
 from resctrlmond.workloads.records.record_format import UnreadableRecord
 from resctrlmond.workloads.records.store import Transaction
 from resctrlmond.workloads.rmids import rmid_queue
-from resctrlmond.workloads.upkeep import quality_stamps
 from resctrlmond.workloads.verbs import excluded
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,6 @@ class Recovery:
         """Continue where the last daemon stopped. Returns the problems that an administrator should know."""
         ctx = self._ctx
         self.unreadable = ctx.store.load()
-        quality_stamps.take(ctx)
         problems = [Problem(str(item), functools.partial(self._is_kept, item)) for item in self.unreadable]
         if (sums := ctx.store.sums) is not None:
             if reset := sums.load():
@@ -156,10 +154,6 @@ class Recovery:
         workload = txn.find()
         group = workload.group(folder) if workload else None
         if workload is not None and group is not None and group.state is GroupState.CREATED:
-            if quality_stamps.is_kept(self._ctx, workload):
-                # No total is computed now, and the last daemon has left correct links.
-                self._ctx.snapshots.load_begin_later(workload.subfolder(group))
-                return
             self._ctx.snapshots.load_begin(workload.subfolder(group))
             # A new path may have been recorded before the links were changed (ENOSPC, EIO).
             location.relink(self._ctx, workload, group)
@@ -171,9 +165,8 @@ class Recovery:
         if workload is None:
             return
         if not workload.state.is_over:
-            if not quality_stamps.is_kept(ctx, workload):
-                ctx.quality.update(workload)
-                quality_stamps.note(ctx, workload)
+            # A daemon that was killed may have left a file that is better than the record.
+            ctx.quality.update(workload)
         elif not ctx.snapshots.exists(txn.key):
             # Set aside for a run that was never started.
             ctx.snapshots.bring_back(txn.key, workload.generation)

@@ -320,7 +320,6 @@ def test_begin_values_that_are_read_while_the_next_run_begins_are_not_those_of_i
     snapshots.begin("k", OLD, "/live", values("1.250000"))
     snapshots.end("k", OLD, values("2.500000"))
     last = Snapshots(snapshots.groups, snapshots.completed.folder)
-    last.load_begin_later("k")
     read = Snapshots._values
 
     def slow_read(of: Snapshots, subfolder: str, suffix: str) -> list[Reading]:
@@ -331,5 +330,5 @@ def test_begin_values_that_are_read_while_the_next_run_begins_are_not_those_of_i
         return found
 
     monkeypatch.setattr(Snapshots, "_values", slow_read)
-    last.begin_values("k")
+    last.load_begin("k")
     assert [one.value.text for one in last.begin_values("k") if one.event == "core_energy"] == ["9.000000"]
