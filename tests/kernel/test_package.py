@@ -424,7 +424,10 @@ def test_remove_and_purge_leave_no_files(upgraded: Administrator) -> None:
 def listing(host: Administrator) -> set[str]:
     """Return all files that a package may leave on a disk and in /run, without those of podman and apt."""
     folders = "/etc /run /usr /var/lib/systemd /var/lib/dpkg/info /sys/fs/resctrl /sys/fs/bpf"
-    others = "-path /run/crun -o -path /run/libpod -o -path /run/containers -o -path /run/systemd -o -path /run/lock"
+    others = " -o ".join(
+        f"-path {path}"
+        for path in ("/run/crun", "/run/libpod", "/run/containers", "/run/systemd", "/run/lock", "/sys/fs/bpf/crun")
+    )
     found = host.out(
         f"find {folders} \\( {others} -o -name '*.pyc' -o -path '{TREE}/theirs*' \\) -prune -o -print", LONG
     )
