@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # The lines of a workload that status has, after those about the unit: Watched has its baseline.
 _LINES = (
-    *("state", "created_at", "completed_at", "class_", "path", "priority", "memory", "companion"),
+    *("state", "created_at", "completed_at", "cpu_time_ns", "class_", "path", "priority", "memory", "companion"),
     *("part_of", "nested", "loss", "members"),
 )
 # Labels that differ from those of show, where the lines of the unit would be confused with them.

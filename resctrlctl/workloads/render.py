@@ -127,6 +127,7 @@ NOT_SHOWN: dict[type[msgspec.Struct], dict[str, str]] = {
         "in_limbo": "with state",
         "classes": "with class_",
         "profile_source": "profiles explain",
+        "cpu_time_outside_ns": "with cpu_time_ns",
     },
     Member: {
         "id": "the beginning of the line",
@@ -174,6 +175,10 @@ _WORKLOAD_LINES: dict[str, tuple[str, Callable[[Workload], Iterable[str]]]] = {
         "Completed",
         lambda workload: [format_time(workload.completed_at)] if workload.completed_at else [],
     ),
+    "cpu_time_ns": (
+        "CPU time",
+        lambda workload: _cpu_time_lines(workload.cpu_time_ns, workload.cpu_time_outside_ns),
+    ),
     "generation": ("Run", lambda workload: [str(workload.generation)]),
     "part_of": ("Inside", lambda workload: map(printable, workload.part_of or ())),
     "nested": (
@@ -194,7 +199,7 @@ _WORKLOAD_LINES: dict[str, tuple[str, Callable[[Workload], Iterable[str]]]] = {
     ),
 }
 # The fields above the totals.
-_HEAD = ("state", "workload", "companion", "memory", "created_at", "completed_at")
+_HEAD = ("state", "workload", "companion", "memory", "created_at", "completed_at", "cpu_time_ns")
 # Each fact in the line of a member, by its field; "" is left out.
 _MEMBER_FACTS: dict[str, Callable[[Member], str]] = {
     "kind": lambda member: f"{_kind_text(member)} of {member.owner}",
@@ -363,6 +368,13 @@ def _bandwidth_lines(bandwidth: Bandwidth) -> tuple[str, ...]:
             )
         case _:
             return ()
+
+
+def _cpu_time_lines(inside_ns: int | None, outside_ns: int | None) -> tuple[str, ...]:
+    if inside_ns is None:
+        return ()
+    outside = f", and {seconds_up_to(outside_ns)} s outside its groups" if outside_ns else ""
+    return (f"{inside_ns / 1e9:.3f} s{outside}",)
 
 
 def companion_text(companion: Companion) -> str:

@@ -15,7 +15,7 @@ from resctrlmond.api.text import text
 from resctrlmond.resctrl import counters
 from resctrlmond.resctrl.bandwidth import Bandwidth
 from resctrlmond.resctrl.tree import Found
-from resctrlmond.workloads.figures import accounting
+from resctrlmond.workloads.figures import accounting, verdict
 from resctrlmond.workloads.figures.caveats import together
 from resctrlmond.workloads.figures.statements import Statement
 from resctrlmond.workloads.machine import pools
@@ -45,7 +45,7 @@ def workload_of(
     for one in workload.groups:
         caveats = together(caveats, {name: why for name, why in one.caveats.items() if workload.shows(name)})
     first = workload.first
-    baseline = as_reported(workload).worst_baseline
+    baseline, used = as_reported(workload).worst_baseline, verdict.cpu_time(workload)
     return types.Workload(
         key=workload.key,
         class_=first.class_,
@@ -68,6 +68,8 @@ def workload_of(
         loss=workload.prior_runs.reason if workload.prior_runs else None,
         baseline=worst(baseline, Quality.ESTIMATED) if caveats else baseline,
         caveats=caveats,
+        cpu_time_ns=None if used is None else used.inside_ns,
+        cpu_time_outside_ns=None if used is None else used.outside_ns,
         claims=tuple(types.Claim(of.owner, of.since, of.ends) for of in workload.claims),
         members=tuple(map(member, workload.members)),
         attributes=workload.attributes,

@@ -220,6 +220,15 @@ class Workload(Reply, frozen=True, kw_only=True):
     bandwidth counter was free when the group was created, the processor reallocates its bandwidth counters, or
     another program changed what they count.
     """
+    cpu_time_ns: int | None = None
+    """The CPU time that tasks in its control groups used in its groups in this run, as *resctrlmond-witness*(8) has
+    recorded it. *Get*, *Read*, *ReadAll* and *Release* ask the witness; other replies have what was seen last. Absent
+    if the witness does not show it, and for a workload that is not known by control groups, such as a command.
+    """
+    cpu_time_outside_ns: int | None = None
+    """The CPU time that tasks in its control groups used outside its groups, and that the totals lack. Absent if
+    *cpuTimeNs* is.
+    """
     claims: tuple[Claim, ...]
     """The claims on the workload."""
     members: tuple[Member, ...]

@@ -27,6 +27,7 @@ from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.service.journal import NOTICE, fields, printable_fields
 from resctrlmond.service.message_ids import MessageId
 from resctrlmond.workloads.figures.accounting import Total, digits
+from resctrlmond.workloads.figures.verdict import cpu_time
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.names import names_of
 from resctrlmond.workloads.model.states import Quality, worst
@@ -229,7 +230,7 @@ def entry_of(workload: Workload, run: str, totals: Iterable[Total], problem: str
     seconds = max(first.completed_ns - first.created_ns, 0) / 1e9
     quality = worst(*(total.quality for total in counted)) if counted else Quality.UNKNOWN
     reasons = dict.fromkeys(total.reason for total in counted if total.reason)
-    names = names_of(workload.attributes, (member.cgroup for member in workload.members))
+    names, used = names_of(workload.attributes, (member.cgroup for member in workload.members)), cpu_time(workload)
     values: dict[str, str | int] = {
         "run": run,
         "key": workload.key,
@@ -246,6 +247,8 @@ def entry_of(workload: Workload, run: str, totals: Iterable[Total], problem: str
         "created": first.created_at,
         "ended": first.completed_at,
         "duration_usec": int(seconds * 1e6),
+        "cpu_time_usec": "" if used is None else used.inside_ns // 1000,
+        "cpu_time_outside_usec": "" if used is None else used.outside_ns // 1000,
         "quality": quality,
         "quality_reason": problem or "; ".join(reasons) or ("" if counted else workload.reason),
     }

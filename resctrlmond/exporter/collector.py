@@ -159,6 +159,7 @@ class Exporter:
         for usage in usages:
             if Names.RESCTRLMOND in self._names:
                 _add_names(families, usage.workload)
+                self._add_cpu_time(families, usage.workload)
             if self._names_of(usage.workload):
                 self._add_usage(families, usage)
         keys = {usage.workload.key for usage in usages}
@@ -169,6 +170,14 @@ class Exporter:
         """Return whose names the figures of a workload have: nri-resctrl-mon has only pods, node_exporter none."""
         names = self._names - {Names.NODE_EXPORTER}
         return names if is_pod_uid(workload.key) else names - {Names.NRI_RESCTRL_MON}
+
+    def _add_cpu_time(self, families: Families, workload: Workload) -> None:
+        started = workload.created_at or ""
+        for place, used_ns in (("inside", workload.cpu_time_ns), ("outside", workload.cpu_time_outside_ns)):
+            if used_ns is not None:
+                labels = (workload.key, place)
+                value, _ = self._of_workloads.next((metrics.WORKLOAD_CPU.name, labels), started, used_ns / 1e9)
+                families.counter(metrics.WORKLOAD_CPU, labels, value, seconds(started))
 
     def _add_usage(self, families: Families, usage: Usage) -> None:
         workload = usage.workload

@@ -172,6 +172,13 @@ WORKLOAD_END = _gauge(
 WORKLOAD_INEXACT = _gauge(
     "workload_inexact", "1 for each event of a workload that is not exact.", "key", "event", "quality"
 )
+WORKLOAD_CPU = Metric(
+    "workload_cpu_seconds",
+    Type.COUNTER,
+    "CPU time in the control groups of a workload, in its groups (place=inside) and outside of them (place=outside).",
+    ("key", "place"),
+    "seconds",
+)
 
 MACHINE_START = _gauge("machine_start_time_seconds", "When the pools of the machine began.", unit="seconds")
 MACHINE_INEXACT = _gauge(

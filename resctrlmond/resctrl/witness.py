@@ -48,7 +48,8 @@ class Watch(msgspec.Struct, frozen=True):
 class Use(msgspec.Struct, frozen=True):
     """CPU time (ns) that the tasks of one control group used with one RMID until ``at_ns`` (ns since boot).
 
-    ``cgroups`` are the inode numbers of the control group and of those above it, nearest first.
+    ``cgroups`` are the inode numbers of the control group and of those above it, nearest first. ``at_ns`` is 1 << 63
+    for what a living task has used since it was charged last.
     """
 
     ids: Ids

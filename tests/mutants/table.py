@@ -532,6 +532,20 @@ MUTANTS = (
         "tests/workloads/figures/test_verdict.py::test_only_use_of_processes_that_called_is_not_missing",
     ),
     Mutant(
+        "former use hides a living stranger of the same control group",
+        _WORKLOADS + "figures/verdict.py",
+        "if use.cgroups[0] in grown and cgroups",
+        "if use.at_ns > since_ns and cgroups",
+        "tests/workloads/figures/test_verdict.py::test_former_use_of_a_control_group_hides_no_living_task_of_it",
+    ),
+    Mutant(
+        "the CPU time includes that of an earlier run",
+        _WORKLOADS + "figures/verdict.py",
+        "max(0, ns - group.history.get(cgroup, 0))\n    return found",
+        "ns\n    return found",
+        "tests/workloads/figures/test_verdict.py::test_cpu_time_has_no_use_of_earlier_runs",
+    ),
+    Mutant(
         "use before tasks entered is subtracted twice",
         _WORKLOADS + "figures/verdict.py",
         "max(0, ns - proof.entered.get(home, 0))",
@@ -577,8 +591,8 @@ MUTANTS = (
     Mutant(
         "use in the last run hides use since then",
         _WORKLOADS + "evidence/witnessed.py",
-        "+ last.proof.inside_ns - inside_ns)",
-        "+ last.proof.inside_ns - inside_ns) + sum(use.cpu_ns for use in seen.of_cgroups([inode]))",
+        "+ seen_ns - inside_ns)",
+        "+ seen_ns - inside_ns) + sum(use.cpu_ns for use in seen.of_cgroups([inode]))",
         "tests/workloads/test_unit_starts.py"
         "::test_command_that_was_missed_before_a_run_in_the_same_control_group_makes_it_late",
     ),
@@ -592,15 +606,15 @@ MUTANTS = (
     Mutant(
         "use of callers in the last run in the same control group is missing",
         _WORKLOADS + "evidence/witnessed.py",
-        "sum(last.proof.outside.get(inode, {}).values()) + last.proof.inside_ns",
-        "last.proof.inside_ns",
+        "sum(last.proof.outside.get(inode, {}).values()) + seen_ns",
+        "seen_ns",
         "tests/workloads/test_unit_starts.py::test_run_that_begins_in_the_control_group_of_the_last_one_is_exact",
     ),
     Mutant(
         "a run with the RMID of an earlier one subtracts its use",
         _WORKLOADS + "evidence/witnessed.py",
-        "+ last.proof.inside_ns - inside_ns)",
-        "+ (last.proof.inside_ns if own.isdisjoint(group.ids for group in last.groups) else 0))",
+        "+ seen_ns - inside_ns)",
+        "+ (seen_ns if own.isdisjoint(group.ids for group in last.groups) else 0))",
         "tests/workloads/evidence/test_witnessed.py"
         "::test_run_of_a_service_with_the_rmid_of_an_earlier_one_detects_joiners",
     ),

@@ -12,7 +12,8 @@ from tests.truth.world import Life, Use
 EXACT, LATE = "exact", "late"
 ENERGY, TRAFFIC = "core_energy", "mbm_total_bytes"
 GIB = 1 << 30
-_PIECE = Use(Decimal(PIECE_NS) * Decimal("2.5e-9"), PIECE_NS * GIB // 10**9)
+JOULES_PER_NS = Decimal("2.5e-9")
+_PIECE = Use(Decimal(PIECE_NS) * JOULES_PER_NS, PIECE_NS * GIB // 10**9)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, NoSuchProcess
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.figures.accounting import Total
+from resctrlmond.workloads.figures.verdict import cpu_time
 from resctrlmond.workloads.model.errors import NoSuchClaim
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.workload import EndRule, State, Workload
@@ -27,6 +28,7 @@ from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.move import move
 from resctrlmond.workloads.verbs.read import read
 from resctrlmond.workloads.verbs.release import release
+from tests.truth.compare import JOULES_PER_NS
 from tests.truth.pools import PoolCheck
 from tests.truth.script import Owner
 from tests.truth.world import Life, Reported
@@ -218,9 +220,18 @@ class Ours:
             life.problems.append("Read and Release differ")
         self._reported[life.of.key] = record.first.created_at
         figures = {total.event.name: (total.number, total.quality.value) for total in totals}
+        self._check_cpu_time(life, record, {mark for _, mark in figures.values()})
         return reported(
             life, os.path.join(self.host.run, "groups", life.of.key), figures, record.state, record.reason
         )
+
+    def _check_cpu_time(self, life: Life, record: Workload, marks: set[str]) -> None:
+        """Compare the CPU time of an exact or late run with that which its tasks used in its groups."""
+        used = cpu_time(record)
+        if used is not None and marks <= {"exact", "late"}:
+            counted_ns = life.counted.joules / JOULES_PER_NS
+            if used.inside_ns != counted_ns:
+                life.problems.append(f"{used.inside_ns} ns of CPU time reported, {counted_ns} used in its groups")
 
     def forget(self, life: Life) -> None:
         manager, key = self.host.manager, life.of.key

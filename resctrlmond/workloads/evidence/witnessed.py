@@ -287,7 +287,8 @@ def _used_in_last_run(last: Workload, inode: int, workload: Workload, seen: Seen
         return 0
     own = {group.ids for group in workload.groups}
     inside_ns = sum(use.cpu_ns for use in seen.of_cgroups([inode]) if use.ids in own)
-    return max(0, sum(last.proof.outside.get(inode, {}).values()) + last.proof.inside_ns - inside_ns)
+    seen_ns = last.proof.inside_ns + sum(group.history.get(inode, 0) for group in last.groups)
+    return max(0, sum(last.proof.outside.get(inode, {}).values()) + seen_ns - inside_ns)
 
 
 def _pod_of(workload: Workload, member: Member) -> str:

@@ -12,6 +12,7 @@ that has started it. So they are in its groups, and no others, if no other progr
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.witness import Ids, Move, Moves, Seen, Use
@@ -64,15 +65,35 @@ def _with_use(workload: Workload, seen: Seen, until_ns: int) -> Workload:
     """Return the workload, which is known by control groups, with what was used in these and in its groups."""
     proof = workload.proof
     groups = [group for group in workload.groups if group.inodes]
-    inside_ns, outside = _use_of(proof, groups, proof.cgroups, seen)
+    inside, outside = _used_inside(workload, seen), _outside_of(proof, groups, proof.cgroups, seen)
     for group in groups:
         strangers_ns = max(group.strangers_ns, _strangers_ns(group, proof, seen))
         workload = workload.with_group(replace(group, strangers_ns=strangers_ns))
-    return replace(workload, proof=replace(_with_outside(proof, outside), until_ns=until_ns, inside_ns=inside_ns))
+    return replace(workload, proof=replace(_with_outside(_with_inside(proof, inside), outside), until_ns=until_ns))
+
+
+def _with_inside(proof: Proof, now: dict[int, int]) -> Proof:
+    """Return the proof with what was used in the groups. The newest value of a control group counts."""
+    inside = {**proof.inside, **now}
+    if len(inside) > _MAX_CGROUPS:
+        # The witness drops rows of removed control groups only.
+        gone = sum(ns for cgroup, ns in inside.items() if cgroup not in now)
+        inside = {0: gone, **now}
+    return replace(proof, inside=inside)
+
+
+def _used_inside(workload: Workload, seen: Seen) -> dict[int, int]:
+    """Return the CPU time (ns) that tasks of the workload used in its groups, by control group."""
+    found: dict[int, int] = {}
+    for group in workload.groups:
+        uses = _uses_of(group, workload.proof, seen, group.created_ns, is_own=True)
+        for cgroup, ns in _by_cgroup(uses).items():
+            found[cgroup] = found.get(cgroup, 0) + max(0, ns - group.history.get(cgroup, 0))
+    return found
 
 
 def _with_outside(proof: Proof, now: dict[int, dict[int, int]]) -> Proof:
-    """Return the proof with what was used outside, as ``_use_of`` returns it."""
+    """Return the proof with what was used outside, as ``_outside_of`` returns it."""
     # Others in the control group of the pod may be about to enter, or never do.
     starting_ns = sum(now.pop(0, {}).values())
     # The witness drops all rows of a removed control group if its table is nearly full.
@@ -119,6 +140,20 @@ def outside_ns_of(proof: Proof) -> int:
     return sum(max(0, ns - proof.entered.get(home, 0)) for home, ns in used) + proof.starting_ns
 
 
+class CpuTime(NamedTuple):
+    """The CPU time (ns) that the tasks in the control groups of a run used in its groups, and outside."""
+
+    inside_ns: int
+    outside_ns: int
+
+
+def cpu_time(workload: Workload) -> CpuTime | None:
+    """Return the CPU time of a run as of the last look; None if the witness has not shown it."""
+    proof = workload.proof
+    is_unknown = not proof.cgroups or proof.cause or any(group.has_mixed_use for group in workload.groups)
+    return None if is_unknown else CpuTime(proof.inside_ns, outside_ns_of(proof))
+
+
 def entered_now(
     proof: Proof, inodes: Iterable[int], groups: Collection[Group], seen: Seen, before_ns: int | None = None
 ) -> Proof:
@@ -128,7 +163,7 @@ def entered_now(
     """
     known = proof.entered
     proof = replace(proof, entered={**dict.fromkeys(inodes, 0), **known})
-    _, outside = _use_of(proof, groups, proof.cgroups, seen)
+    outside = _outside_of(proof, groups, proof.cgroups, seen)
     used = {inode: sum(outside.get(inode, {}).values()) for inode in inodes}
     if before_ns is not None:
         # It may have used a part of that in another control group.
@@ -136,22 +171,21 @@ def entered_now(
     return _with_outside(replace(proof, entered={**proof.entered, **used}), outside)
 
 
-def _use_of(
+def _outside_of(
     proof: Proof, groups: Collection[Group], cgroups: Iterable[int], seen: Seen
-) -> tuple[int, dict[int, dict[int, int]]]:
-    """Return the use inside, and that outside.
+) -> dict[int, dict[int, int]]:
+    """Return the use outside.
 
     By the nearest control group that has entered, 0 if none has, and then by the control group of the tasks.
     """
-    inside_ns, outside = 0, dict[int, dict[int, int]]()
+    outside = dict[int, dict[int, int]]()
     for use in seen.of_cgroups(cgroups):
-        if any(_has_ids(group, use.ids) for group in groups):
-            inside_ns += use.cpu_ns
-        elif not any(above in proof.helpers for above in use.cgroups):
+        is_inside = any(_has_ids(group, use.ids) for group in groups)
+        if not is_inside and not any(above in proof.helpers for above in use.cgroups):
             home = next((cgroup for cgroup in use.cgroups if cgroup in proof.entered), 0)
             here = outside.setdefault(home, {})
             here[use.cgroups[0]] = here.get(use.cgroups[0], 0) + use.cpu_ns
-    return inside_ns, outside
+    return outside
 
 
 def _has_ids(group: Group, ids: Ids) -> bool:
@@ -160,29 +194,36 @@ def _has_ids(group: Group, ids: Ids) -> bool:
 
 
 def with_ids(group: Group, moved: Sequence[Move], proof: Proof, seen: Seen, at_ns: int) -> Group:
-    """Return the group with the IDs of what was moved into it, and with what others had used with these until a look.
+    """Return the group with the IDs of what was moved into it, and with what had been used with these until a look.
 
-    What was charged since the group was created is history only if no task of others was moved into it.
+    What others were charged since the group was created is history only if no task of theirs was moved into it, and
+    what the workload was charged only until its first task was moved.
     """
-    group = replace(group, ids=moved[-1].new)
+    group, entered_ns = replace(group, ids=moved[-1].new), moved[0].at_ns
     own = {*proof.cgroups, *(use.cgroups[0] for use in seen.of_cgroups(proof.cgroups))}
     is_empty_of_others = at_ns - group.created_ns < _JUST_NS and own.issuperset(move.cgroup for move in moved)
     until_ns = at_ns if is_empty_of_others else group.created_ns
-    uses = _of_others(group, proof, seen, since_ns=group.created_ns - _HISTORY_NS)
-    return replace(group, history=_by_cgroup(use for use in uses if min(use.at_ns, at_ns) <= until_ns))
+    by_others = (use for use in _uses_of(group, proof, seen, group.created_ns - _HISTORY_NS, is_own=False))
+    by_own = [use for use in _uses_of(group, proof, seen, 0, is_own=True) if use.at_ns < 1 << 63]
+    history = [use for use in by_others if min(use.at_ns, at_ns) <= until_ns]
+    history += [use for use in by_own if use.at_ns <= entered_ns]
+    is_mixed = any(use.at_ns > entered_ns for use in by_own)
+    return replace(group, history=_by_cgroup(history), has_mixed_use=is_mixed)
 
 
 def _strangers_ns(group: Group, proof: Proof, seen: Seen) -> int:
     """Return the most CPU time that tasks of others can have used in the group."""
-    used = _by_cgroup(_of_others(group, proof, seen, since_ns=group.created_ns))
+    used = _by_cgroup(_uses_of(group, proof, seen, group.created_ns, is_own=False))
     return sum(max(0, ns - group.history.get(cgroup, 0)) for cgroup, ns in used.items())
 
 
-def _of_others(group: Group, proof: Proof, seen: Seen, since_ns: int) -> Iterator[Use]:
-    """Yield the use of others with the IDs of the group, where something was charged after ``since_ns``."""
-    own = set(proof.cgroups)
-    for use in seen.of_rmid(group.ids[1] if group.ids is not None else None):
-        if _has_ids(group, use.ids) and use.at_ns > since_ns and own.isdisjoint(use.cgroups):
+def _uses_of(group: Group, proof: Proof, seen: Seen, since_ns: int, *, is_own: bool) -> Iterator[Use]:
+    """Yield the use with the IDs of the group by own tasks, or by others, where it grew after ``since_ns``."""
+    uses = seen.of_rmid(group.ids[1] if group.ids is not None else None)
+    uses = [use for use in uses if _has_ids(group, use.ids)]
+    grown, cgroups = {use.cgroups[0] for use in uses if use.at_ns > since_ns}, set(proof.cgroups)
+    for use in uses:
+        if use.cgroups[0] in grown and cgroups.isdisjoint(use.cgroups) is not is_own:
             yield use
 
 

@@ -180,9 +180,10 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
 
     ``cgroups`` are the inode numbers of the control groups whose tasks, also those below, are the workload's.
     ``entered`` is what was used in the control group of each member before its tasks entered the groups, and
-    ``helpers`` are control groups whose tasks belong to the runtime: neither is missing. ``inside_ns`` was used with
-    the RMIDs of the groups, and ``outside`` with others: for each control group that has entered, in it and in each
-    one below. So was ``starting_ns``, in others, such as that of a container that its runtime is about to start.
+    ``helpers`` are control groups whose tasks belong to the runtime: neither is missing. ``inside`` was used with the
+    RMIDs of the groups, by control group, and ``outside`` with others: for each control group that has entered, in it
+    and in each one below. So was ``starting_ns``, in others, such as that of a container that its runtime is about to
+    start. In ``inside``, 0 stands for control groups that are gone.
 
     ``cgroups`` is () if the workload is not known by control groups: a process with its descendants. The tasks of
     such a workload leave its groups only by a move. ``moves`` is the
@@ -196,11 +197,16 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     cgroups: tuple[int, ...] = ()
     entered: dict[int, int] = msgspec.field(default_factory=dict)
     helpers: tuple[int, ...] = ()
-    inside_ns: int = 0
+    inside: dict[int, int] = msgspec.field(default_factory=dict)
     outside: dict[int, dict[int, int]] = msgspec.field(default_factory=dict)
     starting_ns: int = 0
     moves: int = 0
     movers: tuple[int, ...] = ()
+
+    @property
+    def inside_ns(self) -> int:
+        """The CPU time (ns) that was used with the RMIDs of the groups."""
+        return sum(self.inside.values())
 
 
 class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True):
@@ -225,9 +231,10 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     ``completed_ns`` are ``created_at`` and ``completed_at`` in ns since boot (``clock.boot_ns``): durations and the
     order of the RMID queue are computed from these. ``ids`` are its CLOSID and RMID, None if no task has entered it.
     ``changed_class``: it was moved to another class, with another CLOSID. ``strangers_ns`` is the CPU time that tasks
-    of others used with its IDs, see ``Proof``. ``history`` is what others had used with these before, by control
-    group. ``moved_in`` and ``moved_out`` are the numbers of tasks that other programs moved into it and out of it,
-    and ``moved_by`` is the last one of these programs.
+    of others used with its IDs, see ``Proof``. ``history`` is what had been used with these before, by control
+    group. ``has_mixed_use``: it is not known how much of the use in its control groups is history. ``moved_in`` and
+    ``moved_out`` are the numbers of tasks that other programs moved into it and out of it, and ``moved_by`` is the
+    last one of these programs.
     """
 
     folder: str = ""
@@ -253,6 +260,7 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     ids: Ids | None = None
     changed_class: bool = False
     history: dict[int, int] = msgspec.field(default_factory=dict)
+    has_mixed_use: bool = False
     strangers_ns: int = 0
     moved_in: int = 0
     moved_out: int = 0

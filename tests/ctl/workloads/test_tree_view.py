@@ -25,8 +25,9 @@ from resctrlctl.workloads.tree_view import TreeView, _records
 from resctrlmond.api import types
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.tree import Tree
+from resctrlmond.resctrl.witness import Watch
 from resctrlmond.workloads.model.states import Quality
-from resctrlmond.workloads.model.workload import Claim, EndRule, State, Workload
+from resctrlmond.workloads.model.workload import Claim, EndRule, Proof, State, Workload
 from resctrlmond.workloads.records.snapshot import Snapshots
 from resctrlmond.workloads.records.store import Store
 from tests.ctl.conftest import Ctl
@@ -74,6 +75,7 @@ def run(tmp_path: Path, root: Path) -> Path:
         claims=(Claim("oci", NOW, EndRule.CONTAINER),),
         attributes={"pod.name": "cart-0"},
         created_at=NOW,
+        proof=Proof(watch=Watch(0, 0), until_ns=1),
     )
     save(records, web)
     save(records, workload("gone", State.COMPLETED, baseline=Quality.LATE, completed_at=NOW))

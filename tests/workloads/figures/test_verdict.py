@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from resctrlmond.resctrl.witness import Ids, Move, Moves, Seen, Use, Watch
 from resctrlmond.workloads.figures.verdict import (
+    cpu_time,
     entered_now,
     is_news,
     outside_ns_of,
@@ -353,3 +354,40 @@ def test_member_that_is_not_known_to_have_entered_first_is_late() -> None:
     known = of.members[0]
     made = Member(known.id, known.kind, known.owner, pid=known.pid)
     assert judged(of.with_member(made)).first.baseline is Quality.LATE
+
+
+def test_former_use_of_a_control_group_hides_no_living_task_of_it() -> None:
+    """The sum of what has ended grows only when the task ends."""
+    of = running()
+    ended = used(OWN, 905 * MS, OTHER, at_ns=BASELINE_NS - 1)
+    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [ended]), BASELINE_NS + MS))
+    assert judged(of, ended).first.baseline is Quality.EXACT
+    assert judged(of, ended, used(OWN, 20 * MS, OTHER, at_ns=1 << 63)).first.baseline is Quality.ESTIMATED
+
+
+def test_cpu_time_has_no_use_of_earlier_runs() -> None:
+    """A pod can get the RMID of its run before."""
+    of = running()
+    before = used(OWN, 700 * MS, HERE, at_ns=BASELINE_NS - 1)
+    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [before]), BASELINE_NS + MS))
+    now = used(OWN, 950 * MS, HERE, at_ns=BASELINE_NS + 2 * MS), used(OWN, 40 * MS, BELOW, HERE, at_ns=1 << 63)
+    assert cpu_time(judged(of, *now, used(CLASS_DEFAULT, 3 * MS, HERE))) == (290 * MS, 3 * MS)
+
+
+def test_cpu_time_is_not_known_if_it_may_have_that_of_an_earlier_run() -> None:
+    of = running()
+    late = used(OWN, 700 * MS, HERE, at_ns=BASELINE_NS + 5 * MS)
+    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [late]), BASELINE_NS + 9 * MS))
+    assert cpu_time(judged(of, late)) is None
+    assert cpu_time(running()) is not None
+    assert cpu_time(replace(running(), proof=Proof(watch=WATCH, until_ns=1))) is None
+
+
+def test_cpu_time_keeps_what_the_witness_has_dropped() -> None:
+    of = judged(running(), used(OWN, 30 * MS, BELOW, HERE), used(OWN, 9 * MS, HERE))
+    found = judged(of, used(OWN, 10 * MS, HERE))
+    assert cpu_time(found) == (40 * MS, 0)
+    many = [used(OWN, 10 * MS, HERE), *(used(OWN, MS, 1_000 + number, HERE) for number in range(1_500))]
+    found = judged(judged(found, *many), used(OWN, 11 * MS, HERE))
+    assert cpu_time(found) == (1_541 * MS, 0)
+    assert len(found.proof.inside) <= 2
