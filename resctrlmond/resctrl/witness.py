@@ -183,21 +183,27 @@ class Witness:
         """Return what the witness has seen until now, or at least what it has seen there.
 
         That is in these control groups and below, and with these IDs: to parse all takes longer than an Assign. A
-        task that ends during the call may be counted twice, never not at all.
+        task that ends during the call may be counted twice, never not at all, or not at all there, never twice.
         """
-        tasks, ended = self._read("tasks").splitlines(), self._read("ended").splitlines()
         if cgroups or ids:
             # The digits may be part of another number.
             wanted = [*map(str, cgroups), *(f"{closid} {rmid} " for closid, rmid in ids)]
-            tasks, ended = (
-                [line for line in lines if any(map(line.__contains__, wanted))] for lines in (tasks, ended)
-            )
+            ended, tasks = self._lines("ended", wanted), self._lines("tasks", wanted)
+            for _ in range(_TRIES):
+                if ended == (now := self._lines("ended", wanted)):
+                    break
+                ended, tasks = now, self._lines("tasks", wanted)
+        else:
+            tasks, ended = self._lines("tasks"), self._lines("ended")
         # Read last: if a use was refused, the gap is known.
         watch = self.watch()
         try:
             return Seen(watch, [*_parse_tasks(tasks), *_parse_ended(ended)])
         except ValueError as error:
             raise self._not_understood("tasks or ended") from error
+
+    def _lines(self, name: str, wanted: Collection[str] = ("",)) -> list[str]:
+        return [line for line in self._read(name).splitlines() if any(map(line.__contains__, wanted))]
 
     def removed(self) -> list[RemovedCgroup]:
         """Return the control groups that were removed since the witness began, in no order.
@@ -214,8 +220,13 @@ class Witness:
         """Return the inode numbers of all control groups that existed at each path since a time (ns since boot).
 
         Keys are absolute paths of control groups, which need not exist. The one that exists is the first. A path that
-        is not below the mount point of control groups has none. See ``removed`` for what may be missing.
+        is not below the mount point of control groups, or of which no control group was removed, is left out. See
+        ``removed`` for what may be missing.
         """
+        names = {cgroup.name for cgroup in self.removed()}
+        since_ns = {path: since for path, since in since_ns.items() if _kept_name(os.path.basename(path)) in names}
+        if not since_ns:
+            return {}
         # Read first: a control group that is removed after this look is in the file that is read then.
         existing = {path: cgroups.inodes_to(path) for path in since_ns}
         removed: dict[str, list[RemovedCgroup]] = {}
@@ -337,11 +348,16 @@ def _lead_to(
     for level, (name, inode) in enumerate(existing):
         here = [] if inode is None else [inode]
         if level:
-            same_name = removed.get(os.fsdecode(os.fsencode(name)[:_NAME_BYTES]), ())
+            same_name = removed.get(_kept_name(name), ())
             here += [each.inode for each in same_name if each.parent in found and each.at_ns >= since_ns]
         # A control group that was removed between the two looks is in both.
         found = tuple(dict.fromkeys(here))
     return found
+
+
+def _kept_name(name: str) -> str:
+    """Return as much of the name of a control group as the witness keeps."""
+    return os.fsdecode(os.fsencode(name)[:_NAME_BYTES])
 
 
 def _chain(text: str) -> tuple[int, ...]:

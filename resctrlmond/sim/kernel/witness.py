@@ -246,6 +246,8 @@ class Witness:
         return "".join(f"{cgroup.inode} {at} {cgroup.parent} {cgroup.name}\n" for cgroup, at in self._removed.items())
 
     def _status(self) -> str:
+        # The kernel has the time of a removal. A run that begins now began after it.
+        self.find_removed()
         return (
             f"format 2\nbegun {self._begun}\ngaps {self._gaps} 0 0 {self._lost_removals}\n"
             f"rows {len(self._rows)} {self.capacity}\nmoves {self._number} {MOVES}\nkeep {KEEP_SECONDS}\n"

@@ -25,6 +25,7 @@ from resctrlmond.workloads.figures.verdict import (
     unknown,
     weighed,
     with_cause,
+    with_cgroup,
     with_ids,
     with_new_cgroup,
 )
@@ -147,20 +148,27 @@ class Proofs:
             proof = with_cause(proof, NOT_LOADED)
         elif workload.nested.count:
             proof = with_cause(proof, "workloads are nested in it")
+        elif not proof.cgroups and any(group.ids is not None for group in workload.groups):
+            proof = with_cause(proof, f"the control group of {member.id} was not known from the beginning")
         elif inode is None or home is None:
             proof = with_cause(proof, f"the control group of {member.id} was removed")
         elif cgroups.cpu_time_ns(member.cgroup) is None:
             proof = with_cause(proof, f"the control group of {member.id} does not count CPU time, as in version 1")
-        if inode is None or home is None or (inode in proof.entered and before_ns is None):
-            return replace(workload, proof=proof)  # assigned again: what it has used since then is known
-        helpers = dict.fromkeys((*proof.helpers, *(_helpers(workload, pod, member, sandbox) if pod else ())))
+        # Assigned again, or below a member that has entered: what it used before was outside.
+        above = () if pod else cgroups.inodes_to(member.cgroup)
+        is_known = inode in proof.entered or any(other in proof.entered for _, other in above)
+        if inode is None or home is None or (is_known and before_ns is None):
+            return replace(workload, proof=proof)
+        of_runtime, sandboxes = _helpers(workload, pod, member, sandbox) if pod else ([], [])
+        helpers = dict.fromkeys((*proof.helpers, *of_runtime))
+        idle = dict.fromkeys(sandboxes, 0) | proof.idle
         is_first = not proof.cgroups
         # The control group of a pod has what its earlier runs used.
         is_again = bool(pod) and home not in proof.cgroups and workload.generation > 1
         if before_ns is not None and home not in proof.cgroups:
             proof = with_new_cgroup(proof, home, member.id)
         cgroups_now = proof.cgroups if home in proof.cgroups else (*proof.cgroups, home)
-        workload = replace(workload, proof=replace(proof, helpers=tuple(helpers), cgroups=cgroups_now))
+        workload = replace(workload, proof=replace(proof, helpers=tuple(helpers), idle=idle, cgroups=cgroups_now))
         if proof.cause:
             return workload
         # With the RMID of an earlier run, tasks there may have used it too.
@@ -170,7 +178,10 @@ class Proofs:
         workload = _with_history(workload, found, seen, at_ns)
         if before_ns is not None and is_first and last is not None:
             before_ns += _used_in_last_run(last, inode, workload, seen)
-        return replace(workload, proof=entered_now(workload.proof, inodes, workload.groups, seen, before_ns))
+        # Of a container that runs since before the run, no task has entered.
+        living = frozenset(_below(pod)) if is_again else frozenset()
+        proof = entered_now(workload.proof, inodes, workload.groups, seen, before_ns=before_ns, living=living)
+        return replace(workload, proof=proof)
 
     def weighed(self, workload: Workload, look: Look | None = None, *, is_last: bool = False) -> Workload:
         """Return the workload with what the witness has seen of it until now, or until a look.
@@ -207,10 +218,10 @@ class Proofs:
     def _look(self, workloads: Iterable[Workload]) -> Look:
         at_ns = boot_ns()
         since_ns = {
-            member.cgroup: workload.first.created_ns
+            path: workload.first.created_ns
             for workload in workloads
-            for member in workload.members
-            if member.commands
+            for path in (workload.pod_cgroup, *(member.cgroup for member in workload.members))
+            if path and workload.proof.cgroups
         }
         at_paths = self._witness.at_paths(since_ns) if since_ns else {}
         return Look(self._witness.look(), self._witness.moves(), at_ns, self._mover(), at_paths)
@@ -260,15 +271,20 @@ class Proofs:
 
 
 def _with_cgroups(workload: Workload, at_paths: Mapping[str, tuple[int, ...]]) -> Workload:
-    """Return the workload with each control group that its services have had since it began.
+    """Return the workload with each control group that its members, or its pod, have had since it began.
 
-    A start of a service whose commands did not reach resctrlmond can have had one that was removed since.
+    A start that did not reach resctrlmond can have had one that was removed since. Tasks in a new one of a container
+    may be about to enter, those of a service have called.
     """
-    for member in workload.members:
-        for inode in at_paths.get(member.cgroup, ()) if member.commands else ():
-            if inode not in workload.proof.cgroups:
-                workload = replace(workload, proof=with_new_cgroup(workload.proof, inode, member.id))
-    return workload
+    proof = workload.proof
+    own = {path: "" for path in (workload.pod_cgroup,) if path}
+    own |= {member.cgroup: member.id if member.commands else "" for member in workload.members if member.cgroup}
+    for path, service in own.items():
+        for inode in at_paths.get(path, ()):
+            if inode in proof.cgroups or inode in proof.entered:
+                continue
+            proof = with_new_cgroup(proof, inode, service) if service else with_cgroup(proof, inode, path)
+    return replace(workload, proof=proof) if proof is not workload.proof else workload
 
 
 def _with_history(workload: Workload, found: Mapping[str, list[Move]], seen: Seen, at_ns: int) -> Workload:
@@ -293,7 +309,7 @@ def _used_in_last_run(last: Workload, inode: int, workload: Workload, seen: Seen
 
 def _pod_of(workload: Workload, member: Member) -> str:
     """Return the control group of the pod that the key names, whatever form a UID has; "" if it names none."""
-    if workload.pod_cgroup:
+    if workload.pod_cgroup and member.cgroup.startswith(workload.pod_cgroup.rstrip("/") + "/"):
         return workload.pod_cgroup
     path = os.path.dirname(member.cgroup)
     while path.strip("/"):
@@ -304,19 +320,29 @@ def _pod_of(workload: Workload, member: Member) -> str:
     return ""
 
 
-def _helpers(workload: Workload, pod: str, member: Member, sandbox: str) -> Iterator[int]:
-    """Yield the control groups in that of a pod whose tasks are the runtime's: monitors, and a sandbox that is idle.
+def _below(folder: str) -> Iterator[int]:
+    """Yield the inode numbers of all control groups below one."""
+    for path, names, _ in os.walk(folder):
+        for name in names:
+            if (inode := cgroups.inode(os.path.join(path, name))) is not None:
+                yield inode
+
+
+def _helpers(workload: Workload, pod: str, member: Member, sandbox: str) -> tuple[list[int], list[int]]:
+    """Return the control groups in that of a pod whose tasks are the runtime's: of monitors, and of idle sandboxes.
 
     The process of a sandbox (pause) waits for its end, and uses nothing but its own start.
     """
     inside = {known.cgroup for known in (*workload.members, member) if known.cgroup}
-    idle = {sandbox, *(known.id for known in workload.members if known.kind == "sandbox" and not known.cgroup)}
+    sandboxes = {sandbox, *(known.id for known in workload.members if known.kind == "sandbox" and not known.cgroup)}
+    helpers, idle = list[int](), list[int]()
     try:
         names = os.listdir(pod)
     except OSError:
-        return
+        return helpers, idle
     for name in names:
         path = os.path.join(pod, name)
-        is_helper = name.startswith(_MONITOR) or container_in(name) in idle
-        if is_helper and path not in inside and (inode := cgroups.inode(path)) is not None:
-            yield inode
+        is_helper, is_sandbox = name.startswith(_MONITOR), container_in(name) in sandboxes
+        if (is_helper or is_sandbox) and path not in inside and (inode := cgroups.inode(path)) is not None:
+            (helpers if is_helper else idle).append(inode)
+    return helpers, idle

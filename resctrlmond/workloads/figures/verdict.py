@@ -28,6 +28,8 @@ _HISTORY_NS = 60 * 10**9
 # Only then is use since a group was created taken for that of former users.
 _JUST_NS = 10**9
 NOT_LOADED = "resctrlmond-witness had not been loaded when the run began"
+# A sandbox waits for its end, so it uses CPU time only at its start and its end.
+_IDLE_NS = 100_000_000
 # A service that restarts for ever, each time with a new control group, must not make its record grow for ever.
 _MAX_CGROUPS = 1000
 
@@ -42,6 +44,13 @@ def with_new_cgroup(proof: Proof, inode: int, member: str) -> Proof:
     if len(proof.entered) >= _MAX_CGROUPS:
         return with_cause(proof, f"the control group of {member} was created too many times")
     return replace(proof, cgroups=(*proof.cgroups, inode), entered={**proof.entered, inode: 0})
+
+
+def with_cgroup(proof: Proof, inode: int, path: str) -> Proof:
+    """Return the proof with another control group of the workload, whose tasks have not entered."""
+    if len(proof.cgroups) >= _MAX_CGROUPS:
+        return with_cause(proof, f"the control group {path} was created too many times")
+    return replace(proof, cgroups=(*proof.cgroups, inode))
 
 
 def unknown(workload: Workload, cause: str) -> Workload:
@@ -137,7 +146,8 @@ def _by(move: Move) -> str:
 def outside_ns_of(proof: Proof) -> int:
     """Return the CPU time (ns) that tasks in the control groups used outside the groups, and that is missing."""
     used = ((home, sum(below.values())) for home, below in proof.outside.items())
-    return sum(max(0, ns - proof.entered.get(home, 0)) for home, ns in used) + proof.starting_ns
+    allowed = proof.idle | proof.entered
+    return sum(max(0, ns - allowed.get(home, 0)) for home, ns in used) + proof.starting_ns
 
 
 class CpuTime(NamedTuple):
@@ -149,26 +159,41 @@ class CpuTime(NamedTuple):
 
 def cpu_time(workload: Workload) -> CpuTime | None:
     """Return the CPU time of a run as of the last look; None if the witness has not shown it."""
-    proof = workload.proof
-    is_unknown = not proof.cgroups or proof.cause or any(group.has_mixed_use for group in workload.groups)
-    return None if is_unknown else CpuTime(proof.inside_ns, outside_ns_of(proof))
+    proof, groups = workload.proof, [group for group in workload.groups if group.inodes]
+    # In groups of other classes can be tasks of a member that counts in the first one.
+    has_unknown_ids = len(groups) > 1 and any(group.ids is None for group in groups)
+    if not proof.cgroups or proof.cause or has_unknown_ids or any(group.has_mixed_use for group in groups):
+        return None
+    return CpuTime(proof.inside_ns, outside_ns_of(proof))
 
 
 def entered_now(
-    proof: Proof, inodes: Iterable[int], groups: Collection[Group], seen: Seen, before_ns: int | None = None
+    proof: Proof,
+    inodes: Iterable[int],
+    groups: Collection[Group],
+    seen: Seen,
+    *,
+    before_ns: int | None = None,
+    living: Container[int] = (),
 ) -> Proof:
     """Return the proof with control groups whose tasks have just entered the groups, and what they used before.
 
-    ``before_ns``: only one process has entered, which used so much before. The rest was used by others.
+    ``before_ns``: only one process has entered, which used so much before. The rest was used by others. ``living``
+    are control groups below these whose tasks have not entered.
     """
     known = proof.entered
     proof = replace(proof, entered={**dict.fromkeys(inodes, 0), **known})
     outside = _outside_of(proof, groups, proof.cgroups, seen)
-    used = {inode: sum(outside.get(inode, {}).values()) for inode in inodes}
+    used = {
+        inode: sum(ns for cgroup, ns in outside.get(inode, {}).items() if cgroup == inode or cgroup not in living)
+        for inode in inodes
+    }
     if before_ns is not None:
         # It may have used a part of that in another control group.
         used = {inode: min(known.get(inode, 0) + before_ns, ns) for inode, ns in used.items()}
-    return _with_outside(replace(proof, entered={**proof.entered, **used}), outside)
+    idle = {inode: sum(outside.get(inode, {}).values()) + _IDLE_NS for inode in proof.idle if not proof.idle[inode]}
+    proof = replace(proof, entered={**proof.entered, **used}, idle={**proof.idle, **idle})
+    return _with_outside(proof, outside)
 
 
 def _outside_of(
@@ -182,7 +207,8 @@ def _outside_of(
     for use in seen.of_cgroups(cgroups):
         is_inside = any(_has_ids(group, use.ids) for group in groups)
         if not is_inside and not any(above in proof.helpers for above in use.cgroups):
-            home = next((cgroup for cgroup in use.cgroups if cgroup in proof.entered), 0)
+            known = (cgroup for cgroup in use.cgroups if cgroup in proof.entered or cgroup in proof.idle)
+            home = next(known, 0)
             here = outside.setdefault(home, {})
             here[use.cgroups[0]] = here.get(use.cgroups[0], 0) + use.cpu_ns
     return outside
@@ -208,7 +234,7 @@ def with_ids(group: Group, moved: Sequence[Move], proof: Proof, seen: Seen, at_n
     history = [use for use in by_others if min(use.at_ns, at_ns) <= until_ns]
     history += [use for use in by_own if use.at_ns <= entered_ns]
     is_mixed = any(use.at_ns > entered_ns for use in by_own)
-    return replace(group, history=_by_cgroup(history), has_mixed_use=is_mixed)
+    return replace(group, history=_by_cgroup(history), has_mixed_use=group.has_mixed_use or is_mixed)
 
 
 def _strangers_ns(group: Group, proof: Proof, seen: Seen) -> int:

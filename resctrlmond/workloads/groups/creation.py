@@ -222,6 +222,7 @@ def with_baseline(
     mounting = ctx.runs.of(workload.key).of_group(group).mounted_on = ctx.tree.mounting()
     if group.inodes:
         quality = worst(quality, group.baseline)
+        group = replace(group, has_mixed_use=True)  # with the IDs of another directory
     else:
         group = replace(group, baseline_reasons=())  # of another directory, which has been removed
     # A task that another program moves into the group from now on counts as one of others.

@@ -91,7 +91,8 @@ def enter(ctx: Context, txn: Transaction) -> None:
     The caller has the turn (``TakeOver.turn``). The lists are on disk before the first task is moved.
     """
     part = txn.workload.as_part
-    for key in txn.workload.part_of:
+    # The outermost first: after a kill, a workload that lists it is in those around that.
+    for key in reversed(txn.workload.part_of):
         with ctx.store.transaction(key) as outer:
             workload = outer.find()
             if workload is not None and may_contain(workload):
@@ -232,8 +233,17 @@ def _end_of(snapshots: Snapshots, over: Workload) -> _End | None:
 
 
 def _end(found: Iterable[Total], workload: Workload) -> _End:
-    gave_others = any(group.moved_in or group.strangers_ns > SLACK_NS for group in workload.groups)
+    had_others = any(group.moved_in or group.strangers_ns > SLACK_NS for group in workload.groups)
+    gave_others = had_others or (workload.gave_tasks and not _has_first_member_only(workload))
     return _End(_by_event(found), _may_have_left(workload), gave_others or _is_unseen(workload))
+
+
+def _has_first_member_only(workload: Workload) -> bool:
+    """Whether all its tasks descend from the one with which it began, which was in the workload around it.
+
+    In a control group, and with another member, come processes of others.
+    """
+    return not workload.proof.cgroups and sum(member.has_tasks for member in workload.members) == 1
 
 
 def _is_unseen(workload: Workload) -> bool:

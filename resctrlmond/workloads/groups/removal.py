@@ -52,7 +52,8 @@ def finish(
         ending = replace(workload.first, state=GroupState.ENDING, reason=reason)
         # Until its tasks have returned.
         may_leave = nested.has_tasks_to_return(ctx, workload)
-        saved = replace(workload.with_group(ending), left_tasks=may_leave or workload.left_tasks)
+        left_tasks = may_leave or workload.left_tasks
+        saved = replace(workload.with_group(ending), left_tasks=left_tasks, gave_tasks=may_leave)
         txn.save(functools.reduce(Workload.without_claim, without_claims, saved))
         # After the write: if that fails, the run goes on, and its tasks must not be outside.
         take_out(txn.workload)

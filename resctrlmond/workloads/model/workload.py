@@ -180,10 +180,11 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
 
     ``cgroups`` are the inode numbers of the control groups whose tasks, also those below, are the workload's.
     ``entered`` is what was used in the control group of each member before its tasks entered the groups, and
-    ``helpers`` are control groups whose tasks belong to the runtime: neither is missing. ``inside`` was used with the
-    RMIDs of the groups, by control group, and ``outside`` with others: for each control group that has entered, in it
-    and in each one below. So was ``starting_ns``, in others, such as that of a container that its runtime is about to
-    start. In ``inside``, 0 stands for control groups that are gone.
+    ``helpers`` are control groups whose tasks belong to the runtime: neither is missing, nor is what is allowed in
+    the control groups of sandboxes (``idle``). ``inside`` was used with the RMIDs of the groups, by control group,
+    and ``outside`` with others: for each control group that has entered, in it and in each one below. So was
+    ``starting_ns``, in others, such as that of a container that its runtime is about to start. In ``inside``, 0
+    stands for control groups that are gone.
 
     ``cgroups`` is () if the workload is not known by control groups: a process with its descendants. The tasks of
     such a workload leave its groups only by a move. ``moves`` is the
@@ -197,6 +198,7 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     cgroups: tuple[int, ...] = ()
     entered: dict[int, int] = msgspec.field(default_factory=dict)
     helpers: tuple[int, ...] = ()
+    idle: dict[int, int] = msgspec.field(default_factory=dict)
     inside: dict[int, int] = msgspec.field(default_factory=dict)
     outside: dict[int, dict[int, int]] = msgspec.field(default_factory=dict)
     starting_ns: int = 0
@@ -294,10 +296,11 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     ``attribute_owners`` is the owner that set an attribute, by the attribute's name. A higher ``priority`` gets a
     free RMID first. ``part_of`` are the keys of the workloads in which this one began, the nearest first. It is
     ``nested`` in those of them that list it. ``left_tasks``: tasks of it do not get into their groups at its end,
-    because they could not be moved, or another workload has taken them. ``profile`` and ``profile_source`` are those
-    of the pod or of the container, as with a member. ``events`` and ``keeps_files`` are those of its profile when the
-    run began: only events that these globs select are shown in files and figures, and without ``keeps_files`` the
-    files are removed at the end of the run. ``uncounted``: the run has ended, and the file of the sums lacks it
+    because they could not be moved, or another workload has taken them. ``gave_tasks``: at its end, tasks of it went
+    to the workload around it. ``profile`` and ``profile_source`` are those of the pod or of the container, as with a
+    member. ``events`` and ``keeps_files`` are those of its profile when the run began: only events that these globs
+    select are shown in files and figures, and without ``keeps_files`` the files are removed at the end of the run.
+    ``uncounted``: the run has ended, and the file of the sums lacks it
     (``sums.py``).
     """
 
@@ -320,6 +323,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     prior_runs: PriorRuns | None = None
     part_of: tuple[str, ...] = ()
     left_tasks: bool = False
+    gave_tasks: bool = False
     uncounted: bool = False
     nested: Nested = Nested()
     proof: Proof = Proof()

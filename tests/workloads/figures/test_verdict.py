@@ -291,7 +291,7 @@ def called(of: Workload, outside_ns: int, before_ns: int) -> Workload:
     Its control group has used ``outside_ns`` outside the group until then.
     """
     seen = Seen(WATCH, [used(CLASS_DEFAULT, outside_ns, HERE)])
-    return replace(of, proof=entered_now(of.proof, [HERE], of.groups, seen, before_ns))
+    return replace(of, proof=entered_now(of.proof, [HERE], of.groups, seen, before_ns=before_ns))
 
 
 def service() -> Workload:
