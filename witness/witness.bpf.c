@@ -234,6 +234,7 @@ u64 rows_used;
 u64 removals_used;
 u64 moves_made;
 u64 tidied;
+u64 dropped; /* the newest removal whose rows or line were dropped */
 
 static __always_inline struct settings *get_settings(void)
 {
@@ -382,18 +383,27 @@ int BPF_PROG(on_cgroup_move, struct task_struct *task, struct css_set *to)
     return 0;
 }
 
+/* State that a removal is dropped, before it is: readers read the status last. Return 0 if another CPU states one now. */
+static __always_inline int state_drop(u64 at)
+{
+    u64 newest = dropped;
+
+    return newest >= at || __sync_bool_compare_and_swap(&dropped, newest, at);
+}
+
 static long drop_row(void *map, struct key *key, struct row *row, u64 *keep)
 {
     struct removal *removal = bpf_map_lookup_elem(&removals, &key->cgroup);
 
-    if (removal && bpf_ktime_get_boot_ns() - removal->at > *keep && !bpf_map_delete_elem(&sums, key))
+    if (removal && bpf_ktime_get_boot_ns() - removal->at > *keep && state_drop(removal->at) &&
+        !bpf_map_delete_elem(&sums, key))
         __sync_fetch_and_add(&rows_used, -1);
     return 0;
 }
 
 static long drop_removal(void *map, u64 *key, struct removal *removal, u64 *keep)
 {
-    if (bpf_ktime_get_boot_ns() - removal->at > *keep && !bpf_map_delete_elem(&removals, key))
+    if (bpf_ktime_get_boot_ns() - removal->at > *keep && state_drop(removal->at) && !bpf_map_delete_elem(&removals, key))
         __sync_fetch_and_add(&removals_used, -1);
     return 0;
 }
@@ -766,7 +776,7 @@ int status(struct bpf_iter__bpf_map_elem *context)
                lost_accounts, lost_moves, lost_removals);
     BPF_SEQ_PRINTF(seq, "rows %llu %u\nmoves %llu %u\nkeep %llu\n", rows_used, setting->rows, moves_made,
                setting->moves, setting->keep / NS_PER_S);
-    BPF_SEQ_PRINTF(seq, "cgroup_moves %u\ntask_moves %u\n", setting->cgroup_moves,
+    BPF_SEQ_PRINTF(seq, "dropped %llu\ncgroup_moves %u\ntask_moves %u\n", dropped, setting->cgroup_moves,
                setting->task_moves);
     return 0;
 }

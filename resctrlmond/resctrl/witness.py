@@ -18,7 +18,7 @@ FOLDER = "/sys/fs/bpf/resctrlmond"
 STATE = "/run/resctrlmond/witness/state"
 # In a simulation, which lists no such directory.
 SIMULATED_FOLDER = ".witness"
-FORMAT = 2
+FORMAT = 3
 
 # How often to read the moves again if a record is incomplete, and the time between. The kernel may have interrupted
 # the program that writes it.
@@ -115,10 +115,15 @@ class RemovedCgroup(msgspec.Struct, frozen=True):
 
 
 class Seen:
-    """A look at the witness."""
+    """A look at the witness.
 
-    def __init__(self, watch: Watch, uses: Iterable[Use]) -> None:
+    ``dropped_ns`` is the newest removal (ns since boot) of a control group whose use may be missing in it, and its
+    line in the file ``removed``, because the witness has dropped them; 0 if it has dropped none.
+    """
+
+    def __init__(self, watch: Watch, uses: Iterable[Use], dropped_ns: int = 0) -> None:
         self.watch = watch
+        self.dropped_ns = dropped_ns
         self._of_rmid: dict[int, list[Use]] = {}
         self._of_cgroup: dict[int, list[Use]] = {}
         for use in uses:
@@ -148,8 +153,8 @@ class Witness:
         """Return since when the witness has counted without a gap."""
         return self._status()[0]
 
-    def _status(self) -> tuple[Watch, int, int]:
-        """Return the watch, the number of the last write or move, and how many of these the witness keeps."""
+    def _status(self) -> tuple[Watch, int, int, int]:
+        """Return the watch, the number of the last move, how many moves are kept, and ``dropped_ns`` of ``Seen``."""
         text = self._read("status")
         try:
             found = {name: values for name, *values in map(str.split, text.splitlines())}
@@ -158,13 +163,14 @@ class Witness:
             is_whole = found["cgroup_moves"] == ["1"] and found["task_moves"] == ["1"]
             watch = Watch(int(found["begun"][0]), sum(map(int, found["gaps"])))
             last, capacity = map(int, found["moves"])
+            (dropped_ns,) = map(int, found["dropped"])
         except (ValueError, LookupError) as error:
             raise self._not_understood("status") from error
         if not is_known:
             raise self._not_understood("status")
         if not is_whole:
             raise NotRead("does not see all moves of tasks on this kernel", path=self._path("status"))
-        return watch, last, capacity
+        return watch, last, capacity, dropped_ns
 
     def watch_and_last_move(self) -> tuple[Watch, int]:
         """Return the watch and the number of the last write or move (``Move``)."""
@@ -195,10 +201,10 @@ class Witness:
                 ended, tasks = now, self._lines("tasks", wanted)
         else:
             tasks, ended = self._lines("tasks"), self._lines("ended")
-        # Read last: if a use was refused, the gap is known.
-        watch = self.watch()
+        # Read last: if a use was refused or dropped, the gap or the drop is known.
+        watch, _, _, dropped_ns = self._status()
         try:
-            return Seen(watch, [*_parse_tasks(tasks), *_parse_ended(ended)])
+            return Seen(watch, [*_parse_tasks(tasks), *_parse_ended(ended)], dropped_ns)
         except ValueError as error:
             raise self._not_understood("tasks or ended") from error
 
@@ -208,8 +214,8 @@ class Witness:
     def removed(self) -> list[RemovedCgroup]:
         """Return the control groups that were removed since the witness began, in no order.
 
-        The witness may forget them an hour after their removal (the option *--keep*). If it could not record one, the
-        gaps of ``watch`` are more after this call.
+        The witness may drop them an hour after their removal (``Seen.dropped_ns`` of a later look). If it could not
+        record one, the gaps of ``watch`` are more after this call.
         """
         try:
             return _parse_removed(self._read_bytes("removed"))
@@ -239,7 +245,7 @@ class Witness:
         begun, known = self._moves
         now = known
         for _ in range(_TRIES):
-            watch, last, capacity = self._status()
+            watch, last, capacity, _ = self._status()
             if watch.begun_ns != begun:
                 begun, known = watch.begun_ns, Moves()
             if last == known.last:

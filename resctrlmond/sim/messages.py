@@ -117,11 +117,12 @@ class OverflowWorker(msgspec.Struct, tag_field="do", tag="overflow-worker", forb
 
 
 class SetWitness(msgspec.Struct, tag_field="do", tag="witness", forbid_unknown_fields=True, kw_only=True):
-    """The witness is loaded or unloaded, begins again if ``restart``, and has room for this number of rows."""
+    """The witness is loaded or unloaded, begins again if ``restart``, and has other limits (``keep`` in seconds)."""
 
     available: bool = True
     restart: bool = False
     rows: Annotated[int, msgspec.Meta(ge=0, le=65_536)] = 65_536
+    keep: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 3600
 
 
 Act = (

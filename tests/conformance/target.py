@@ -176,6 +176,17 @@ class Resctrl:
         """Return the directory with the files of the witness."""
         return self.path(".witness") if self.simulated else "/sys/fs/bpf/resctrlmond"
 
+    def load_witness(self, rows: int = 65_536, keep: int = 3600) -> None:
+        """Load the witness again. It keeps removed control groups for ``keep`` seconds."""
+        if self.simulated:
+            from resctrlmond.sim.control.client import Control
+
+            Control(self.root).set_witness(restart=True, rows=rows, keep=keep)
+        else:
+            options = ["--rows", str(rows), "--keep", str(keep)]
+            subprocess.run(["resctrlmond-witness", "unload"], check=True)
+            subprocess.run(["resctrlmond-witness", "load", *options], check=True)
+
     def read(self, *names: str) -> str:
         """Read the whole file."""
         return read(self.path(*names))

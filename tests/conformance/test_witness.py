@@ -110,6 +110,11 @@ class Witness:
         """Return the number of the last move."""
         return next(int(words[1]) for words in self.lines("status") if words[0] == "moves")
 
+    @property
+    def dropped(self) -> int:
+        """Return the time of the newest removal of a control group that was dropped."""
+        return next(int(words[1]) for words in self.lines("status") if words[0] == "dropped")
+
     def removed(self) -> dict[str, tuple[int, str, str]]:
         """Return the time of the removal, the parent and the name of the removed control groups, by inode number."""
         lines = (line.split(" ", 3) for line in read(f"{self._directory}/removed").splitlines())
@@ -313,6 +318,40 @@ def test_a_removed_control_group_is_listed(witness: Witness, one: Actor) -> None
     found = witness.removed()
     assert found[outer][1:] == (str(os.stat(_top()).st_ino), os.path.basename(outer_path))
     assert before <= found[inner][0] <= found[outer][0] <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+@pytest.fixture
+def capacity(witness: Witness) -> Iterator[int]:
+    """Load a witness with small tables, which keeps removed control groups for two seconds. Return its capacity."""
+    capacity = 60 + 2 * len(witness.lines("ended"))
+    witness.fs.load_witness(rows=capacity, keep=2)
+    yield capacity
+    witness.fs.load_witness()
+
+
+def test_old_control_groups_are_dropped_when_a_table_is_nearly_full(
+    witness: Witness, capacity: int, one: Actor
+) -> None:
+    """The status states the newest removal of a control group whose rows and line were dropped."""
+    path, cgroup = witness.cgroup()
+    enter(one, path)
+    work(one)
+    end(one)
+    witness.expect(path, {DEFAULT: 1})
+    others = [witness.cgroup() for _ in range(capacity * 3 // 4)]
+    os.rmdir(path)
+    at, _, _ = witness.removed()[cgroup]
+    assert witness.dropped < at
+    time.sleep(2.1)
+    assert cgroup in witness.removed()
+    for other, _ in others:
+        os.rmdir(other)
+    found = witness.removed()
+    assert cgroup not in found
+    assert found.keys() >= {inode for _, inode in others}
+    assert witness.rows(cgroup) == {}
+    # Another program may have removed a control group after that.
+    assert at <= witness.dropped < min(removed_at for removed_at, _, _ in found.values())
 
 
 def test_a_row_has_the_control_groups_above_it(witness: Witness, one: Actor) -> None:

@@ -488,6 +488,35 @@ MUTANTS = (
         "tests/workloads/figures/test_verdict.py",
     ),
     Mutant(
+        "what the witness dropped before a look leaves the figures exact",
+        _WORKLOADS + "figures/verdict.py",
+        "if seen.dropped_ns > workload.proof.until_ns:",
+        "if False:",
+        "tests/workloads/figures/test_verdict.py",
+    ),
+    Mutant(
+        "a drop of what was read is a gap after a restart",
+        _WORKLOADS + "figures/verdict.py",
+        "if new.cgroups and new.until_ns - known.until_ns > _UNSAVED_NS:",
+        "if False:",
+        "tests/workloads/figures/test_verdict.py",
+    ),
+    Mutant(
+        "dropped use in a control group of a pod that was never looked at leaves it exact",
+        _WORKLOADS + "evidence/witnessed.py",
+        "if is_first or is_new_pod:",
+        "if is_first:",
+        "tests/workloads/evidence/test_witnessed.py"
+        "::test_dropped_use_in_a_control_group_of_a_pod_that_was_created_again_may_be_missing",
+    ),
+    Mutant(
+        "a look does not have what the witness has dropped",
+        _RESCTRL + "witness.py",
+        "*_parse_ended(ended)], dropped_ns)",
+        "*_parse_ended(ended)])",
+        "tests/resctrl/test_witness.py",
+    ),
+    Mutant(
         "use in the control group before the tasks were moved counts as use outside",
         _WORKLOADS + "figures/verdict.py",
         "used = {inode: sum(outside.get(inode, {}).values()) for inode in inodes}",

@@ -8,17 +8,21 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from resctrlmond.resctrl import kernel_files
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.resctrl.witness import Move, RemovedCgroup, Use, Watch, Witness
 
-STATUS = "format 2\nbegun 5\ngaps 2 1\nrows 3 65536\nmoves 4 4096\nkeep 3600000000000\ncgroup_moves 1\ntask_moves 1\n"
+STATUS = (
+    "format 3\nbegun 5\ngaps 2 1\nrows 3 65536\nmoves 4 4096\nkeep 3600\ndropped 9\ncgroup_moves 1\ntask_moves 1\n"
+)
 SECOND = 10**9
 TASKS = f"7 7 {3 * SECOND} 0 4 900 600 0 11,1\n7 8 {3 * SECOND} 0 0 50 50 1 11,1\n"
 ENDED = "0 4 1000 2 77 11,1\n"
@@ -71,6 +75,22 @@ def test_look_has_charged_time_and_the_rest_of_living_tasks(tmp_path: Path) -> N
     seen = witness(tmp_path).look()
     assert list(seen.of_rmid(4)) == [Use((0, 4), 300, 1 << 63, (11, 1)), Use((0, 4), 1000, 77, (11, 1))]
     assert len(list(seen.of_cgroups((11, 1)))) == 2, "each once"
+    assert (seen.watch, seen.dropped_ns) == (Watch(5, 3), 9)
+
+
+@pytest.mark.parametrize("wanted", [{}, {"cgroups": (11,)}])
+def test_drop_during_a_look_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any]) -> None:
+    """The witness states it before it removes a row."""
+    found = witness(tmp_path)
+    read = kernel_files.read
+
+    def read_and_drop(path: str) -> bytes:
+        text = read(path)
+        put(tmp_path, ended="", status=STATUS.replace("dropped 9", "dropped 12"))
+        return text
+
+    monkeypatch.setattr("resctrlmond.resctrl.witness.kernel_files.read", read_and_drop)
+    assert found.look(**wanted).dropped_ns == 12
 
 
 def test_removed_control_group_has_its_parent_and_any_name(tmp_path: Path) -> None:
@@ -253,10 +273,14 @@ def test_moves_of_a_witness_that_was_loaded_again_are_all_new(tmp_path: Path) ->
     "text",
     [
         "",
-        STATUS.replace("format 2", "format 1"),
+        STATUS.replace("format 3", "format 2"),
         STATUS.replace("task_moves 1", "task_moves 0"),
         STATUS.replace("cgroup_moves 1", "cgroup_moves 0"),
         STATUS.replace("gaps 2 1", "gaps x"),
+        STATUS.replace("dropped 9\n", ""),
+        STATUS.replace("dropped 9", "dropped"),
+        STATUS.replace("dropped 9", "dropped x"),
+        STATUS.replace("dropped 9", "dropped 9 9"),
     ],
 )
 def test_witness_that_is_not_understood_is_not_one(tmp_path: Path, text: str) -> None:

@@ -172,7 +172,7 @@ def test_each_move_is_one_line_with_any_text(text: str) -> None:
 
 
 def test_full_table_refuses_new_rows_and_counts_gaps(machine: Machine) -> None:
-    machine.model.set_witness(available=True, restart=True, rows=1)
+    machine.model.set_witness(available=True, restart=True, rows=1, keep=3600)
     for inode in (7, 8, 7, 9):
         tid = machine.tasks.fork()
         machine.tasks.set_cgroup(tid, [inode, 1])
@@ -186,7 +186,7 @@ def test_restart_begins_all_sums_again(machine: Machine) -> None:
     machine.use(tid, 4)
     machine.write(f"{A}/tasks", str(tid))
     before = machine.numbers()
-    machine.model.set_witness(available=True, restart=True, rows=10)
+    machine.model.set_witness(available=True, restart=True, rows=10, keep=3600)
     after = machine.numbers()
     assert after["begun"] > before["begun"]
     assert (machine.words("ended"), machine.words("moves"), after["rows"], after["moves"]) == (
@@ -231,11 +231,12 @@ def test_status_has_all_lines(machine: Machine) -> None:
     status = machine.numbers()
     begun = status.pop("begun")
     assert list(status.items()) == [
-        ("format", [2]),
+        ("format", [3]),
         ("gaps", [0, 0, 0, 0]),
         ("rows", [0, 65536]),
         ("moves", [0, 4096]),
         ("keep", [3600]),
+        ("dropped", [0]),
         ("cgroup_moves", [1]),
         ("task_moves", [1]),
     ]
@@ -366,6 +367,37 @@ def test_removal_for_which_there_is_no_room_is_a_gap(mount: Mounted, control: Co
         os.rmdir(path)
     assert len(removed(mount, inodes)) == 1
     assert "gaps 0 0 0 1\n" in mount.read(".witness/status")
+
+
+@pytest.mark.parametrize(("bounds", "left"), [((4, 1), "c"), ((5, 1), "abc"), ((4, 3600), "abc")])
+def test_old_control_groups_are_dropped_at_a_removal_if_a_table_is_nearly_full(
+    mount: Mounted, control: Control, crew: Crew, bounds: tuple[int, int], left: str
+) -> None:
+    rows, keep = bounds
+    tid = control.spawn(tid=4_000_000)
+    inodes, removed_at = dict[str, str](), dict[str, str]()
+
+    def found(file: str, column: int) -> str:
+        there = [line.split()[column].split(",")[0] for line in mount.read(f".witness/{file}").splitlines()]
+        return "".join(name for name, inode in inodes.items() if inode in there)
+
+    for name in "abc":
+        path = crew.make_cgroup(name)
+        inodes[name] = str(os.stat(path).st_ino)
+        control.set_cgroup(tid, path)
+        control.run(tid, 5)
+        if name == "c":
+            time.sleep(1.01)
+            control.set_witness(rows=rows, keep=keep)
+            assert found("removed", 0) == "ab", "nothing was removed since"
+        os.rmdir(path)
+        removed_at |= {line.split()[0]: line.split()[1] for line in mount.read(".witness/removed").splitlines()}
+    assert (found("removed", 0), found("ended", 5)) == (left, left)
+    dropped = "0" if left == "abc" else removed_at[inodes["b"]]
+    assert f"keep {keep}\ndropped {dropped}\n" in mount.read(".witness/status")
+    control.set_witness(restart=True)
+    assert "dropped 0\n" in mount.read(".witness/status")
+    control.exit(tid)
 
 
 def test_process_represents_its_virtual_task(mount: Mounted, control: Control, crew: Crew) -> None:

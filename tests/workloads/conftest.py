@@ -336,5 +336,30 @@ def cgroup() -> Iterator[str]:
             time.sleep(0.01)
 
 
+def drop_removed(host: Host, top: str, tid: int = 0) -> None:
+    """Let the witness drop what it has recorded of the control groups that were removed until now.
+
+    To do so, it needs a nearly full table, and the removal of others, which are created in ``top``. A simulation with
+    virtual tasks knows only those that a task, ``tid``, has entered.
+    """
+    folder, control = Path(host.mountpoint, ".witness"), Control(host.mountpoint)
+    others = [Path(top, f"other-{number}") for number in range(200)]
+    for other in others:
+        other.mkdir()
+        if tid:
+            control.set_cgroup(tid, str(other))
+    rows, removed = (len((folder / name).read_bytes().splitlines()) for name in ("ended", "removed"))
+    time.sleep(1.01)
+    for other in others:
+        other.rmdir()
+    # One line in four is free for other programs, so that there is no gap.
+    control.set_witness(rows=max(rows, removed + len(others)) * 4 // 3, keep=1)
+    (folder / "removed").read_bytes()
+    control.set_witness()
+    status = (folder / "status").read_text()
+    assert "gaps 0 0 0 0\n" in status
+    assert "dropped 0\n" not in status
+
+
 def join(cgroup: str, pid: int) -> None:
     Path(cgroup, "cgroup.procs").write_text(str(pid))

@@ -31,7 +31,7 @@ from resctrlmond.host.unit_exec import PROGRAM
 from resctrlmond.resctrl.processes import children
 from resctrlmond.resctrl.witness import SIMULATED_FOLDER
 from resctrlmond.workloads.evidence import callers
-from resctrlmond.workloads.figures.verdict import with_verdict
+from resctrlmond.workloads.figures.verdict import DROPPED, with_verdict
 from resctrlmond.workloads.groups import placement
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.states import Quality
@@ -41,7 +41,7 @@ from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.release import release
 from tests.api.private_bus import PrivateBus
 from tests.hook.builds import ROOT
-from tests.workloads.conftest import Host, join
+from tests.workloads.conftest import Host, drop_removed, join
 from tests.workloads.fake_systemd import Command, Unit
 from tests.workloads.test_unit_watch import Site, remove_below, run
 
@@ -482,6 +482,26 @@ def test_start_whose_control_group_came_and_went_unseen_makes_the_service_late(s
             assert site.in_group(again) == SHOP
             await site.looked()
             check_missed(site, is_missed=True)
+
+    run(test)
+
+
+def test_start_that_the_witness_dropped_before_the_daemon_looked_may_be_missing(site: Services) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = await site.begin()
+            await site.end(main)
+            os.rmdir(os.path.join(site.top, SHOP))
+            missed = site.spawn(SHOP, "/bin/sh", "-c", BURN)
+            go(missed)
+            await ended(missed)
+            site.see()
+            os.rmdir(os.path.join(site.top, SHOP))
+            site.see()
+            drop_removed(site.host, site.top)
+            await site.begin()
+            assert site.quality() is Quality.ESTIMATED
+            assert DROPPED in " ".join(site.reasons())
 
     run(test)
 

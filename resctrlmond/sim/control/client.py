@@ -76,9 +76,11 @@ class Control:
         """Take one CPU online."""
         self._send(ACT, messages.CpuOnline(cpu))
 
-    def set_witness(self, *, available: bool = True, restart: bool = False, rows: int = 65_536) -> None:
-        """Load or unload the witness, begin it again, and set the capacity of its rows."""
-        self._send(ACT, messages.SetWitness(available=available, restart=restart, rows=rows))
+    def set_witness(
+        self, *, available: bool = True, restart: bool = False, rows: int = 65_536, keep: int = 3600
+    ) -> None:
+        """Load or unload the witness, begin it again, and set the capacity of its rows and how long it keeps them."""
+        self._send(ACT, messages.SetWitness(available=available, restart=restart, rows=rows, keep=keep))
 
     # -- virtual tasks, if the simulation was started with them
 

@@ -104,8 +104,8 @@ class Orders:
                 self._model.hotplug.set_cpu(cpu, False)
             case messages.CpuOnline(cpu):
                 self._model.hotplug.set_cpu(cpu, True)
-            case messages.SetWitness(available=available, restart=restart, rows=rows):
-                self._model.set_witness(available=available, restart=restart, rows=rows)
+            case messages.SetWitness(available=available, restart=restart, rows=rows, keep=keep):
+                self._model.set_witness(available=available, restart=restart, rows=rows, keep=keep)
 
     def _order(self, value: bytes) -> None:
         assert self._virtual is not None

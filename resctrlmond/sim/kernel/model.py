@@ -335,13 +335,13 @@ class Resctrl:
         if not self._tasks.overlook(tid):
             raise error(errno.ESRCH)
 
-    def set_witness(self, *, available: bool, restart: bool, rows: int) -> None:
-        """Hide or show the files of the witness, begin its sums again, and set the capacity of its rows."""
+    def set_witness(self, *, available: bool, restart: bool, rows: int, keep: int) -> None:
+        """Hide or show the files of the witness, begin its sums again, and set its capacity and ``keep_s``."""
         if available:
             self.root.children[NAME] = self._witness_files
         else:
             self.root.children.pop(NAME, None)
-        self.witness.capacity = rows
+        self.witness.capacity, self.witness.keep_s = rows, keep
         if restart:
             self.accounting.look_for_witness()
             self.witness.restart()

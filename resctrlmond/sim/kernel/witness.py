@@ -51,7 +51,7 @@ class Witness:
     def __init__(self, table: TaskTable, boot_ns: Callable[[], int]) -> None:
         self._table = table
         self._boot_ns = boot_ns
-        self.capacity = ROWS
+        self.capacity, self.keep_s = ROWS, KEEP_SECONDS
         # By control group: the use of members and of removed control groups, and the rest.
         self._elsewhere: collections.Counter[Cgroups] = collections.Counter()
         self._rests: dict[Cgroups, int] = {}
@@ -64,7 +64,7 @@ class Witness:
         self._begun = self._boot_ns()
         self._rows: dict[tuple[Ids, int], _Row] = {}
         self._removed: dict[RemovedCgroup, int] = {}
-        self._gaps = self._lost_removals = self._number = 0
+        self._gaps = self._lost_removals = self._number = self._dropped = 0
         self._moves: collections.deque[Callable[[], str]] = collections.deque(maxlen=MOVES)
 
     # -- sums
@@ -148,6 +148,16 @@ class Witness:
                 self._removed[cgroup] = self._boot_ns()
             else:
                 self._lost_removals += 1
+            self._drop_old()
+
+    def _drop_old(self) -> None:
+        """If a table is three quarters full, drop the control groups that were removed longer than ``keep_s`` ago."""
+        since = self._boot_ns() - self.keep_s * 10**9
+        old = {cgroup.inode: at for cgroup, at in self._removed.items() if at < since}
+        if old and max(len(self._rows), len(self._removed)) * 4 >= self.capacity * 3:
+            self._dropped = max(self._dropped, *old.values())
+            self._rows = {key: row for key, row in self._rows.items() if key[1] not in old}
+            self._removed = {cgroup: at for cgroup, at in self._removed.items() if cgroup.inode not in old}
 
     # -- moves
 
@@ -249,9 +259,9 @@ class Witness:
         # The kernel has the time of a removal. A run that begins now began after it.
         self.find_removed()
         return (
-            f"format 2\nbegun {self._begun}\ngaps {self._gaps} 0 0 {self._lost_removals}\n"
-            f"rows {len(self._rows)} {self.capacity}\nmoves {self._number} {MOVES}\nkeep {KEEP_SECONDS}\n"
-            f"cgroup_moves 1\ntask_moves 1\n"
+            f"format 3\nbegun {self._begun}\ngaps {self._gaps} 0 0 {self._lost_removals}\n"
+            f"rows {len(self._rows)} {self.capacity}\nmoves {self._number} {MOVES}\nkeep {self.keep_s}\n"
+            f"dropped {self._dropped}\ncgroup_moves 1\ntask_moves 1\n"
         )
 
 

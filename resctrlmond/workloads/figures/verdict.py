@@ -30,6 +30,10 @@ _JUST_NS = 10**9
 NOT_LOADED = "resctrlmond-witness had not been loaded when the run began"
 # A sandbox waits for its end, so it uses CPU time only at its start and its end.
 _IDLE_NS = 100_000_000
+DROPPED = "resctrlmond-witness dropped what it had recorded of removed control groups before resctrlmond read it"
+# The time of the last look is compared as it is in the record. The witness keeps what it has recorded of a removed
+# control group for an hour, so half of that is left for a daemon that starts again.
+_UNSAVED_NS = 1800 * 10**9
 # A service that restarts for ever, each time with a new control group, must not make its record grow for ever.
 _MAX_CGROUPS = 1000
 
@@ -66,6 +70,11 @@ def weighed(workload: Workload, seen: Seen, moves: Moves, until_ns: int, mover: 
     if seen.watch != workload.proof.watch:
         return unknown(workload, "resctrlmond-witness was loaded again during the run, or its tables were full")
     if workload.proof.cgroups:
+        # The last look read the files after ``until_ns``. So it saw all use in control groups that were removed by
+        # then, or their drop. This look sees all use in those that were removed later, or their drop: the witness
+        # states a drop before it removes the rows, and a look reads the drops last.
+        if seen.dropped_ns > workload.proof.until_ns:
+            return unknown(workload, DROPPED)
         return _with_use(workload, seen, until_ns)
     return _with_moves(workload, moves, until_ns, {*workload.proof.movers, mover})
 
@@ -317,9 +326,12 @@ def is_news(before: Workload, now: Workload) -> bool:
     """Whether the record must have what the witness has shown since it was saved.
 
     Amounts that change the verdict are saved, and again each time that they have doubled: each save sends a signal.
+    So the time of the last look is saved each half hour only.
     """
     known, new = before.proof, now.proof
     if (known.cause, known.moves, known.cgroups) != (new.cause, new.moves, new.cgroups):
+        return True
+    if new.cgroups and new.until_ns - known.until_ns > _UNSAVED_NS:
         return True
     amounts = [(outside_ns_of(known), outside_ns_of(new))]
     amounts += [(old.strangers_ns, group.strangers_ns) for old, group in zip(before.groups, now.groups, strict=True)]

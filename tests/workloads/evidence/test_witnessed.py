@@ -22,6 +22,7 @@ from resctrlmond.resctrl import cgroups, kernel_files
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.resctrl.witness import Ids
 from resctrlmond.sim.control.client import Control
+from resctrlmond.workloads.figures import verdict
 from resctrlmond.workloads.figures.verdict import outside_ns_of
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.owners import SYSTEMD
@@ -35,7 +36,7 @@ from resctrlmond.workloads.verbs import excluded
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.read import read
 from resctrlmond.workloads.verbs.release import release
-from tests.workloads.conftest import UID, Host, assignment, join, own_host
+from tests.workloads.conftest import UID, Host, assignment, drop_removed, join, machine, own_host
 from tests.workloads.evidence.test_interference import react, write
 from tests.workloads.test_no_descriptors import left
 
@@ -596,6 +597,69 @@ def test_full_table_of_the_witness_is_a_gap(host: Host, init: Init, control: Con
     check_not_witnessed(released(host), "its tables were full")
 
 
+def session_below(host: Host, init: Init, seconds: float) -> None:
+    """Run a session in a control group below that of the container, and remove that control group."""
+    inner = Path(init.cgroup, "session")
+    inner.mkdir()
+    session(str(inner), seconds)
+    count(host)
+    inner.rmdir()
+    count(host)
+
+
+def test_use_that_the_witness_dropped_while_no_daemon_ran_may_be_missing(
+    host: Host, init: Init, control: Control
+) -> None:
+    """The control group was removed, and the total was exact."""
+    assign_init(host, init)
+    session_below(host, init, 0.3)
+    drop_removed(host, init.cgroup)
+    host.restart()
+    check_not_witnessed(figures(host), verdict.DROPPED)
+    check_not_witnessed(released(host), verdict.DROPPED)
+
+
+@pytest.mark.parametrize("use_ms", [300, 0])
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_use_that_the_witness_dropped_after_a_saved_look_is_not_missing(
+    tmp_path: Path, init: Init, monkeypatch: pytest.MonkeyPatch, use_ms: int, is_saved: bool
+) -> None:
+    """With virtual tasks: other programs may remove control groups of this machine after the look."""
+    monkeypatch.setattr(maintenance, "SWEEP_S", 0.0)
+    if is_saved:
+        monkeypatch.setattr(verdict, "_UNSAVED_NS", 0)
+    with machine(tmp_path, "intel-rdt") as (host, control):
+        control.spawn(tid=init.process.pid)
+        assign_init(host, init)
+        inner = Path(init.cgroup, "session")
+        inner.mkdir()
+        tid = control.spawn()
+        control.set_cgroup(tid, str(inner))
+        control.run(tid, use_ms * 10**6)
+        inner.rmdir()
+        count(host)
+        host.manager.maintenance.tick()
+        drop_removed(host, init.cgroup, tid)
+        host.restart()
+        if use_ms:
+            check_late(figures(host))  # this amount was saved
+        elif is_saved:
+            assert figures(host) == (Quality.EXACT, "")
+        else:
+            check_not_witnessed(figures(host), verdict.DROPPED)
+
+
+def test_run_that_begins_after_the_witness_has_dropped_something_is_exact(
+    host: Host, init: Init, control: Control
+) -> None:
+    session_below(host, init, 0.3)
+    drop_removed(host, init.cgroup)
+    assign_init(host, init)
+    assert figures(host) == (Quality.EXACT, "")
+    host.restart()
+    assert released(host) == (Quality.EXACT, "")
+
+
 def test_lack_of_descriptors_fails_the_read_only(host: Host, init: Init, monkeypatch: pytest.MonkeyPatch) -> None:
     assign_init(host, init)
     with monkeypatch.context() as patched:
@@ -783,6 +847,26 @@ def test_pod_whose_control_group_was_created_again_while_no_daemon_ran(host: Hos
     host.manager.tick()
     pod.start(THIRD, host)
     check_late(figures(host, UID))
+
+
+def test_dropped_use_in_a_control_group_of_a_pod_that_was_created_again_may_be_missing(
+    host: Host, pod: Pod, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon had not looked at the new control group before a container in it called."""
+    monkeypatch.setattr(maintenance, "SWEEP_S", 0.0)
+    monkeypatch.setattr(verdict, "_UNSAVED_NS", 0)
+    pod.start(FIRST, host)
+    pod.remove()
+    pod.path.mkdir()
+    pod.start(SECOND).do("burn(0.1)")
+    count(host)
+    pod.end(SECOND)
+    count(host)
+    host.restart()
+    host.manager.tick()
+    drop_removed(host, str(pod.path))
+    pod.start(THIRD, host)
+    check_not_witnessed(figures(host, UID), verdict.DROPPED)
 
 
 def test_pod_that_was_removed_while_no_daemon_ran(host: Host, pod: Pod) -> None:

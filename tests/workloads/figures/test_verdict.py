@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from resctrlmond.resctrl.witness import Ids, Move, Moves, Seen, Use, Watch
 from resctrlmond.workloads.figures.verdict import (
+    DROPPED,
     cpu_time,
     entered_now,
     is_news,
@@ -161,6 +162,39 @@ def test_rows_that_the_witness_has_dropped_make_no_verdict_better() -> None:
     uses = used(CLASS_DEFAULT, 30 * MS, HERE), used(OWN, 9 * MS, OTHER)
     before = weighed(running(), Seen(WATCH, uses), Moves(), 2_000)
     assert judged(before).first.baseline_reasons == with_verdict(before).first.baseline_reasons
+
+
+def looked(of: Workload, at_ns: int, *, dropped_ns: int = 0) -> Workload:
+    """Return the workload after a look that began at ``at_ns``."""
+    return weighed(of, Seen(WATCH, (), dropped_ns), Moves(), at_ns)
+
+
+def test_use_that_the_witness_dropped_since_the_last_look_may_be_missing() -> None:
+    of = looked(running(), 2_000)
+    for dropped_ns, quality in ((1_999, Quality.EXACT), (2_000, Quality.EXACT), (2_001, Quality.ESTIMATED)):
+        now = looked(of, 9_000, dropped_ns=dropped_ns)
+        assert with_verdict(now).first.baseline is quality
+        assert is_news(of, now) == (quality is not Quality.EXACT)
+        # It stays so, although this look has read all that is newer.
+        assert looked(now, 10_000, dropped_ns=dropped_ns).proof.cause == now.proof.cause
+        assert now.proof.cause == ("" if quality is Quality.EXACT else DROPPED)
+
+
+def test_drop_before_the_run_began_does_not_matter() -> None:
+    begun = running()
+    begun = replace(begun, proof=replace(begun.proof, until_ns=BASELINE_NS))
+    assert with_verdict(looked(begun, 2_000, dropped_ns=BASELINE_NS - 1)).first.baseline is Quality.EXACT
+
+
+def test_drop_does_not_matter_to_a_run_that_is_known_by_moves() -> None:
+    assert looked(tree(), 2_000, dropped_ns=9_000).proof.cause == ""
+
+
+def test_time_of_a_look_is_saved_before_the_witness_drops_what_it_has_shown() -> None:
+    half_hour_ns = 1_800 * 10**9
+    for of, is_saved in ((looked(running(), 2_000), True), (looked(tree(), 2_000), False)):
+        assert not is_news(of, looked(of, 2_000 + half_hour_ns))
+        assert is_news(of, looked(of, 2_001 + half_hour_ns)) is is_saved
 
 
 def tree() -> Workload:
