@@ -488,6 +488,20 @@ MUTANTS = (
         "tests/workloads/figures/test_verdict.py",
     ),
     Mutant(
+        "what a container that never entered used is forgotten when the witness has dropped it",
+        _WORKLOADS + "figures/verdict.py",
+        "outside.pop(0, {}).items() if cgroup not in there}",
+        "outside.pop(0, {}).items() if cgroup in now.get(0, {})}",
+        "tests/workloads/figures/test_verdict.py",
+    ),
+    Mutant(
+        "what helpers used before they are known stays missing",
+        _WORKLOADS + "figures/verdict.py",
+        "outside.pop(0, {}).items() if cgroup not in there}",
+        "outside.pop(0, {}).items()}",
+        "tests/workloads/figures/test_verdict.py",
+    ),
+    Mutant(
         "what the witness dropped before a look leaves the figures exact",
         _WORKLOADS + "figures/verdict.py",
         "if seen.dropped_ns > workload.proof.until_ns:",
@@ -584,8 +598,8 @@ MUTANTS = (
     Mutant(
         "use before tasks of another control group entered hides use outside",
         _WORKLOADS + "figures/verdict.py",
-        "    return sum(max(0, ns - proof.entered.get(home, 0)) for home, ns in used) + proof.starting_ns\n",
-        "    return max(0, sum(ns for _, ns in used) - sum(proof.entered.values())) + proof.starting_ns\n",
+        "    return sum(max(0, ns - proof.entered.get(home, 0)) for home, ns in used)\n",
+        "    return max(0, sum(ns for _, ns in used) - sum(proof.entered.values()))\n",
         "tests/workloads/figures/test_verdict.py::test_use_before_hides_none_of_another_control_group",
     ),
     Mutant(

@@ -87,7 +87,8 @@ def _with_use(workload: Workload, seen: Seen, until_ns: int) -> Workload:
     for group in groups:
         strangers_ns = max(group.strangers_ns, _strangers_ns(group, proof, seen))
         workload = workload.with_group(replace(group, strangers_ns=strangers_ns))
-    return replace(workload, proof=replace(_with_outside(_with_inside(proof, inside), outside), until_ns=until_ns))
+    proof = _with_outside(_with_inside(proof, inside), outside, seen)
+    return replace(workload, proof=replace(proof, until_ns=until_ns))
 
 
 def _with_inside(proof: Proof, now: dict[int, int]) -> Proof:
@@ -110,13 +111,15 @@ def _used_inside(workload: Workload, seen: Seen) -> dict[int, int]:
     return found
 
 
-def _with_outside(proof: Proof, now: dict[int, dict[int, int]]) -> Proof:
+def _with_outside(proof: Proof, now: dict[int, dict[int, int]], seen: Seen) -> Proof:
     """Return the proof with what was used outside, as ``_outside_of`` returns it."""
-    # Others in the control group of the pod may be about to enter, or never do.
-    starting_ns = sum(now.pop(0, {}).values())
     # The witness drops all rows of a removed control group if its table is nearly full.
     outside = {home: {**proof.outside.get(home, {}), **now.get(home, {})} for home in (*proof.outside, *now)}
-    proof = replace(proof, outside=outside, starting_ns=starting_ns)
+    # Others in the control group of the pod may be about to enter, or to be known as helpers, or never do.
+    there = {use.cgroups[0] for use in seen.of_cgroups(proof.cgroups)}.difference(now.get(0, ()))
+    if starting := {cgroup: ns for cgroup, ns in outside.pop(0, {}).items() if cgroup not in there}:
+        outside[0] = starting
+    proof = replace(proof, outside=outside)
     if sum(map(len, outside.values())) <= _MAX_CGROUPS:
         return proof
     return with_cause(proof, "tasks in too many control groups used CPU time outside the group")
@@ -156,7 +159,7 @@ def outside_ns_of(proof: Proof) -> int:
     """Return the CPU time (ns) that tasks in the control groups used outside the groups, and that is missing."""
     used = ((home, sum(below.values())) for home, below in proof.outside.items())
     allowed = proof.idle | proof.entered
-    return sum(max(0, ns - allowed.get(home, 0)) for home, ns in used) + proof.starting_ns
+    return sum(max(0, ns - allowed.get(home, 0)) for home, ns in used)
 
 
 class CpuTime(NamedTuple):
@@ -202,7 +205,7 @@ def entered_now(
         used = {inode: min(known.get(inode, 0) + before_ns, ns) for inode, ns in used.items()}
     idle = {inode: sum(outside.get(inode, {}).values()) + _IDLE_NS for inode in proof.idle if not proof.idle[inode]}
     proof = replace(proof, entered={**proof.entered, **used}, idle={**proof.idle, **idle})
-    return _with_outside(proof, outside)
+    return _with_outside(proof, outside, seen)
 
 
 def _outside_of(

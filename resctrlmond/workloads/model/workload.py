@@ -182,9 +182,9 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     ``entered`` is what was used in the control group of each member before its tasks entered the groups, and
     ``helpers`` are control groups whose tasks belong to the runtime: neither is missing, nor is what is allowed in
     the control groups of sandboxes (``idle``). ``inside`` was used with the RMIDs of the groups, by control group,
-    and ``outside`` with others: for each control group that has entered, in it and in each one below. So was
-    ``starting_ns``, in others, such as that of a container that its runtime is about to start. In ``inside``, 0
-    stands for control groups that are gone.
+    and ``outside`` with others: for each control group that has entered, in it and in each one below, and for 0 in
+    others, such as that of a container that its runtime is about to start. In ``inside``, 0 stands for control groups
+    that are gone.
 
     ``cgroups`` is () if the workload is not known by control groups: a process with its descendants. The tasks of
     such a workload leave its groups only by a move. ``moves`` is the
@@ -201,7 +201,6 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     idle: dict[int, int] = msgspec.field(default_factory=dict)
     inside: dict[int, int] = msgspec.field(default_factory=dict)
     outside: dict[int, dict[int, int]] = msgspec.field(default_factory=dict)
-    starting_ns: int = 0
     moves: int = 0
     movers: tuple[int, ...] = ()
 

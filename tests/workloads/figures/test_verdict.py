@@ -319,6 +319,28 @@ def test_use_of_a_container_that_is_about_to_enter_is_late_until_it_has() -> Non
     assert judged(entered, starting, used(CLASS_DEFAULT, 2 * MS, OTHER)).first.baseline is Quality.LATE
 
 
+def test_use_of_a_container_that_never_entered_is_late_after_its_rows_were_dropped() -> None:
+    of = running()
+    of = replace(of, proof=replace(of.proof, cgroups=(TOP,)))
+    missed, other = used(CLASS_DEFAULT, 300 * MS, OTHER), used(CLASS_DEFAULT, 200 * MS, 14)
+    of = weighed(of, Seen(WATCH, [missed]), Moves(), 2_000)
+    for uses in ([], [other]):
+        assert outside_ns_of(judged(of, *uses).proof) == (500 if uses else 300) * MS
+    entered = replace(of, proof=entered_now(of.proof, [14], of.groups, Seen(WATCH, [other])))
+    assert outside_ns_of(judged(entered, other).proof) == 300 * MS
+    assert judged(entered, other).first.baseline is Quality.LATE
+
+
+def test_use_of_helpers_before_they_are_known_is_not_missing_after_that() -> None:
+    of = running()
+    of = replace(of, proof=replace(of.proof, cgroups=(TOP,)))
+    helping = used(CLASS_DEFAULT, 300 * MS, OTHER)
+    of = weighed(of, Seen(WATCH, [helping]), Moves(), 2_000)
+    assert with_verdict(of).first.baseline is Quality.LATE
+    known = replace(of, proof=replace(of.proof, helpers=(OTHER,)))
+    assert judged(known, helping).first.baseline is Quality.EXACT
+
+
 def called(of: Workload, outside_ns: int, before_ns: int) -> Workload:
     """Return a service after the call of a process that had used ``before_ns``.
 
