@@ -649,8 +649,8 @@ MUTANTS = (
     Mutant(
         "use of callers in the last run in the same control group is missing",
         _WORKLOADS + "evidence/witnessed.py",
-        "sum(last.proof.outside.get(inode, {}).values()) + seen_ns",
-        "seen_ns",
+        "(last.proof.inside, last.proof.outside.get(inode, {}))",
+        "(last.proof.inside,)",
         "tests/workloads/test_unit_starts.py::test_run_that_begins_in_the_control_group_of_the_last_one_is_exact",
     ),
     Mutant(
@@ -660,6 +660,14 @@ MUTANTS = (
         "+ (seen_ns if own.isdisjoint(group.ids for group in last.groups) else 0))",
         "tests/workloads/evidence/test_witnessed.py"
         "::test_run_of_a_service_with_the_rmid_of_an_earlier_one_detects_joiners",
+    ),
+    Mutant(
+        "use in the last run hides use after the witness has dropped it",
+        _WORKLOADS + "evidence/witnessed.py",
+        "for cgroup, ns in used.items() if cgroup in there)",
+        "for ns in used.values())",
+        "tests/workloads/evidence/test_witnessed.py"
+        "::test_service_detects_joiners_after_the_witness_has_dropped_what_its_last_run_used",
     ),
     Mutant(
         "use in the last run hides use after the witness was loaded again",

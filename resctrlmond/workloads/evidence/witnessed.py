@@ -305,10 +305,12 @@ def _used_in_last_run(last: Workload, inode: int, workload: Workload, seen: Seen
     """
     if last.proof.cgroups != (inode,) or last.proof.watch != workload.proof.watch:
         return 0
-    own = {group.ids for group in workload.groups}
-    inside_ns = sum(use.cpu_ns for use in seen.of_cgroups([inode]) if use.ids in own)
-    seen_ns = last.proof.inside_ns + sum(group.history.get(inode, 0) for group in last.groups)
-    return max(0, sum(last.proof.outside.get(inode, {}).values()) + seen_ns - inside_ns)
+    own, uses = {group.ids for group in workload.groups}, seen.of_cgroups([inode])
+    inside_ns = sum(use.cpu_ns for use in uses if use.ids in own)
+    # A control group below may have been removed since then, and its use dropped: it is not outside now.
+    there, known = {use.cgroups[0] for use in uses}, (last.proof.inside, last.proof.outside.get(inode, {}))
+    seen_ns = sum(ns for used in known for cgroup, ns in used.items() if cgroup in there)
+    return max(0, sum(group.history.get(inode, 0) for group in last.groups) + seen_ns - inside_ns)
 
 
 def _pod_of(workload: Workload, member: Member) -> str:

@@ -328,6 +328,24 @@ def test_run_of_a_service_with_the_rmid_of_an_earlier_one_detects_joiners(tmp_pa
         assert check_hides_no_joiner(host, cgroup) == first
 
 
+def test_service_detects_joiners_after_the_witness_has_dropped_what_its_last_run_used(
+    host: Host, cgroup: str, control: Control
+) -> None:
+    inner, init = Path(cgroup, "inner"), Init(cgroup)
+    inner.mkdir()
+    try:
+        assign_command(host, init)
+        init.do(f"os.waitpid(fork(lambda: (open('{inner}/cgroup.procs', 'w').write('0'), burn(0.5))), 0)")
+        assert figures(host, SERVICE) == (Quality.EXACT, "")
+    finally:
+        init.end()
+    release(host.ctx, SERVICE, owner=SYSTEMD)
+    inner.rmdir()
+    count(host)
+    drop_removed(host, cgroup)
+    check_hides_no_joiner(host, cgroup)
+
+
 def test_service_detects_joiners_after_the_witness_was_loaded_again(
     host: Host, cgroup: str, control: Control
 ) -> None:
