@@ -533,8 +533,8 @@ MUTANTS = (
     Mutant(
         "use in the control group before the tasks were moved counts as use outside",
         _WORKLOADS + "figures/verdict.py",
-        "used = {inode: sum(outside.get(inode, {}).values()) for inode in inodes}",
-        "used = dict.fromkeys(inodes, 0)",
+        "_with_outside(proof, outside, seen)\n\n\ndef _outside_of",
+        "_with_outside(replace(proof, entered=dict.fromkeys(proof.entered, 0)), outside, seen)\n\n\ndef _outside_of",
         "tests/workloads/evidence/test_witnessed.py tests/daemon/test_life_hook.py",
     ),
     Mutant(
@@ -591,14 +591,14 @@ MUTANTS = (
     Mutant(
         "use before tasks entered is subtracted twice",
         _WORKLOADS + "figures/verdict.py",
-        "max(0, ns - proof.entered.get(home, 0))",
-        "max(0, ns - 2 * proof.entered.get(home, 0))",
+        "max(0, ns - allowed.get(home, 0))",
+        "max(0, ns - 2 * allowed.get(home, 0))",
         "tests/workloads/figures/test_verdict.py",
     ),
     Mutant(
         "use before tasks of another control group entered hides use outside",
         _WORKLOADS + "figures/verdict.py",
-        "    return sum(max(0, ns - proof.entered.get(home, 0)) for home, ns in used)\n",
+        "    return sum(max(0, ns - allowed.get(home, 0)) for home, ns in used)\n",
         "    return max(0, sum(ns for _, ns in used) - sum(proof.entered.values()))\n",
         "tests/workloads/figures/test_verdict.py::test_use_before_hides_none_of_another_control_group",
     ),

@@ -182,7 +182,7 @@ class Proofs:
         workload = _with_history(workload, found, seen, at_ns)
         if before_ns is not None and is_first and last is not None:
             before_ns += _used_in_last_run(last, inode, workload, seen)
-        # Of a container that runs since before the run, no task has entered.
+        # No task of a container that has run since before this run has entered.
         living = frozenset(_below(pod)) if is_again else frozenset()
         proof = entered_now(workload.proof, inodes, workload.groups, seen, before_ns=before_ns, living=living)
         return replace(workload, proof=proof)

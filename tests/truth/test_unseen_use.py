@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Use that no call reports: each total that lacks it, or has that of others, is not exact.
+
+The tasks are virtual, and are real idle processes too, so that they have control groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.witness import SIMULATED_FOLDER
+from resctrlmond.sim.control.client import Control
+from resctrlmond.sim.fuse.mount import Simulation
+from resctrlmond.workloads.model.settings import Settings
+from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.verbs.assign import assign
+from resctrlmond.workloads.verbs.create import create
+from resctrlmond.workloads.verbs.members import add_member
+from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.release import release
+from tests.truth.crew import Crew, remove_cgroup
+from tests.truth.world import mounted
+from tests.workloads.builders import total_of
+from tests.workloads.conftest import Host, assignment
+
+S = 10**9
+GIB = 1 << 30
+POD = "0f8fad5b-d9cb-469f-a165-70867728950e"
+
+
+class Machine:
+    """A simulated machine, and the manager in this process."""
+
+    def __init__(self, simulation: Simulation, top: str, crew: Crew) -> None:
+        self.host = Host(simulation.mountpoint, f"{top}/run")
+        settings = Settings(checkpoint_interval_s=1e-9, reserve=0, overflow=0, linger_s=60.0)
+        self.host.settings = self.host.ctx.config.settings = settings
+        self.control = Control(simulation.mountpoint)
+        self._crew = crew
+        self._witness = Path(simulation.mountpoint, SIMULATED_FOLDER)
+
+    def see(self) -> None:
+        """Let the simulator see the control groups. The kernel sees them always."""
+        (self._witness / "tasks").read_bytes()
+
+    def cgroup(self, name: str, above: str = "") -> str:
+        path = os.path.join(above or self._crew.cgroup, name)
+        os.mkdir(path)
+        self.see()
+        return path
+
+    def remove(self, *paths: str) -> None:
+        for path in paths:
+            remove_cgroup(path)
+            self.see()
+
+    def process(self, cgroup: str = "", *, by: int = 0) -> int:
+        """Start a process, or fork it."""
+        pid = self._crew.start(0, cgroup)[0]
+        if by:
+            self.control.fork(by, tid=pid)
+        else:
+            self.control.spawn(tid=pid)
+        return pid
+
+    def used(self, seconds: int, cgroup: str = "") -> None:
+        """Let a process that joins the control group from outside use CPU time, and end."""
+        pid = self.process(cgroup)
+        self.control.run(pid, seconds * S, 0)
+        self.end(pid)
+
+    def end(self, pid: int) -> None:
+        self.see()
+        self.control.exit(pid)
+        self._crew.end(pid)
+        self.see()
+
+    def close(self) -> None:
+        self.host.ctx.interference.close()
+        for pid in list(self._crew._pidfds):
+            self._crew.end(pid)
+        for path, _, _ in sorted(os.walk(self._crew.cgroup), reverse=True):
+            if path != self._crew.cgroup and os.path.isdir(path):
+                remove_cgroup(path)
+
+    def container(self, key: str, name: str, cgroup: str, *, pod: str = "", seconds: int = 1) -> int:
+        """Start a container with its hook, and let it use CPU time."""
+        pid = self.process(cgroup)
+        given = assignment(key, pid, "test", own_cgroup=cgroup, pod_cgroup=pod or None, kind="container", member=name)
+        assign(self.host.ctx, given)
+        self.control.run(pid, seconds * S, 0)
+        return pid
+
+    def check(self, key: str, expected: Quality, gib: int) -> None:
+        """Check the quality and the value of a total, while it runs and at its end."""
+        for totals in (read(self.host.ctx, key)[2], release(self.host.ctx, key, owner="test").totals):
+            total = total_of(totals)
+            assert (total.quality, total.number) == (expected, gib * GIB), total.reason
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    with mounted("intel-aet", 24, 7, lag_ms=0) as (simulation, top), Crew() as crew:
+        made = Machine(simulation, top, crew)
+        with contextlib.closing(made):
+            yield made
+
+
+@pytest.mark.parametrize("tick", [True, False])
+def test_start_of_a_container_without_a_hook_is_late(machine: Machine, tick: bool) -> None:
+    for has_hook in (True, False, True):
+        cgroup = machine.cgroup("box")
+        if has_hook:
+            machine.end(machine.container("box", "box", cgroup))
+        else:
+            machine.used(1, cgroup)
+        machine.remove(cgroup)
+        if tick:
+            machine.host.manager.maintenance.tick()
+    machine.check("box", Quality.LATE, 2)
+
+
+def test_pod_whose_control_group_was_made_again_without_a_hook_is_late(machine: Machine) -> None:
+    for name in "abc":
+        pod = machine.cgroup(f"pod{POD}")
+        cgroup = machine.cgroup(name * 64, pod)
+        if name == "b":
+            machine.used(1, cgroup)
+        else:
+            machine.end(machine.container(POD, name * 64, cgroup, pod=pod))
+        machine.remove(cgroup, pod)
+        machine.host.manager.maintenance.tick()
+    machine.check(POD, Quality.LATE, 2)
+
+
+@pytest.mark.parametrize(("seconds", "quality"), [(0, Quality.EXACT), (10, Quality.LATE)])
+def test_sandbox_that_works_is_missing(machine: Machine, seconds: int, quality: Quality) -> None:
+    pod = machine.cgroup(f"pod{POD}")
+    sandbox, cgroup = machine.cgroup("a" * 64, pod), machine.cgroup("b" * 64, pod)
+    pause = machine.process(sandbox)
+    machine.control.run(pause, S // 5, 0)
+    create(machine.host.ctx, POD, owner="test")
+    add_member(machine.host.ctx, POD, "a" * 64, owner="test")
+    machine.container(POD, "b" * 64, cgroup, pod=pod)
+    machine.control.run(pause, seconds * S or S // 20, 0)
+    machine.check(POD, quality, 1)
+
+
+@pytest.mark.parametrize("is_second_run", [False, True])
+def test_container_that_ran_in_the_pod_before_is_missing(machine: Machine, is_second_run: bool) -> None:
+    pod = machine.cgroup(f"pod{POD}")
+    if is_second_run:
+        first = machine.cgroup("a" * 64, pod)
+        machine.end(machine.container(POD, "a" * 64, first, pod=pod))
+        release(machine.host.ctx, POD, owner="test")
+        machine.remove(first)
+    unhooked = machine.process(machine.cgroup("b" * 64, pod))
+    machine.control.run(unhooked, 5 * S, 0)
+    machine.container(POD, "c" * 64, machine.cgroup("c" * 64, pod), pod=pod)
+    machine.check(POD, Quality.LATE, 1)
+
+
+def test_second_run_of_a_pod_is_exact(machine: Machine) -> None:
+    pod = machine.cgroup(f"pod{POD}")
+    for name in "ab":
+        cgroup = machine.cgroup(name * 64, pod)
+        machine.end(machine.container(POD, name * 64, cgroup, pod=pod))
+        machine.remove(cgroup)
+        machine.check(POD, Quality.EXACT, 1)
+
+
+def test_process_that_gets_a_control_group_later_is_not_exact(machine: Machine) -> None:
+    cgroup = machine.cgroup("job")
+    pid = machine.process(cgroup)
+    assign(machine.host.ctx, assignment("job", pid, "test", member="m"))
+    child = machine.process(cgroup, by=pid)
+    machine.control.steal(child)
+    machine.control.run(child, 5 * S, 0)
+    machine.end(child)
+    assign(machine.host.ctx, assignment("job", pid, "test", member="m", own_cgroup=cgroup))
+    machine.control.run(pid, S, 0)
+    machine.check("job", Quality.ESTIMATED, 1)
+
+
+def test_use_before_a_member_entered_below_another_one_is_missing(machine: Machine) -> None:
+    cgroup = machine.cgroup("box")
+    first = machine.container("box", "a", cgroup)
+    below = machine.cgroup("below", cgroup)
+    machine.used(5, below)
+    second = machine.process(below, by=first)
+    assign(machine.host.ctx, assignment("box", second, "test", own_cgroup=below, member="b"))
+    machine.control.run(second, S, 0)
+    machine.check("box", Quality.LATE, 2)
+
+
+def test_use_outside_of_a_member_elsewhere_than_its_pod_is_missing(machine: Machine) -> None:
+    pod = machine.cgroup(f"pod{POD}")
+    machine.container(POD, "a" * 64, machine.cgroup("a" * 64, pod), pod=pod)
+    elsewhere = machine.cgroup("b" * 64)
+    machine.container(POD, "b" * 64, elsewhere, pod=pod)
+    machine.used(5, elsewhere)
+    machine.check(POD, Quality.LATE, 2)
+
+
+def join_by_assign(machine: Machine, _inner: int) -> int:
+    pid = machine.process()
+    assign(machine.host.ctx, assignment("inner", pid, "test", late=None, member="other"))
+    return pid
+
+
+def fork(machine: Machine, inner: int) -> int:
+    return machine.process(by=inner)
+
+
+@pytest.mark.parametrize(("joined", "quality"), [(join_by_assign, Quality.ESTIMATED), (fork, Quality.EXACT)])
+def test_processes_that_a_nested_workload_gives_back_may_be_of_others(
+    machine: Machine, joined: Callable[[Machine, int], int], quality: Quality
+) -> None:
+    outer = machine.process()
+    assign(machine.host.ctx, assignment("outer", outer, "test"))
+    inner = machine.process(by=outer)
+    assign(machine.host.ctx, assignment("inner", inner, "test", nested=True))
+    other = joined(machine, inner)
+    release(machine.host.ctx, "inner", owner="test")
+    machine.control.run(other, 5 * S, 0)
+    machine.check("outer", quality, 5)
