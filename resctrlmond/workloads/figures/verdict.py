@@ -113,8 +113,14 @@ def _used_inside(workload: Workload, seen: Seen) -> dict[int, int]:
 
 def _with_outside(proof: Proof, now: dict[int, dict[int, int]], seen: Seen) -> Proof:
     """Return the proof with what was used outside, as ``_outside_of`` returns it."""
+    # One that has entered meanwhile was among those of the control group above it.
+    homes = {cgroup: home for home, below in now.items() for cgroup in below}
     # The witness drops all rows of a removed control group if its table is nearly full.
-    outside = {home: {**proof.outside.get(home, {}), **now.get(home, {})} for home in (*proof.outside, *now)}
+    outside = {
+        home: {cgroup: ns for cgroup, ns in proof.outside.get(home, {}).items() if homes.get(cgroup, home) == home}
+        | now.get(home, {})
+        for home in (*proof.outside, *now)
+    }
     # Others in the control group of the pod may be about to enter, or to be known as helpers, or never do.
     there = {use.cgroups[0] for use in seen.of_cgroups(proof.cgroups)}.difference(now.get(0, ()))
     if starting := {cgroup: ns for cgroup, ns in outside.pop(0, {}).items() if cgroup not in there}:

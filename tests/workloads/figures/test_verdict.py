@@ -421,6 +421,16 @@ def test_former_use_of_a_control_group_hides_no_living_task_of_it() -> None:
     assert judged(of, ended, used(OWN, 20 * MS, OTHER, at_ns=1 << 63)).first.baseline is Quality.ESTIMATED
 
 
+def test_use_before_a_container_entered_a_pod_that_has_entered_is_not_missing() -> None:
+    """In the second run of a pod, its control group has entered too."""
+    pod = 20
+    of = replace(running(), proof=Proof(watch=WATCH, until_ns=1, cgroups=(pod,), entered={pod: 0}))
+    starting = used(CLASS_DEFAULT, 9 * MS, OTHER, pod)
+    seen = judged(of, starting)
+    assert outside_ns_of(seen.proof) == 9 * MS
+    assert outside_ns_of(entered_now(seen.proof, [OTHER], seen.groups, Seen(WATCH, [starting]))) == 0
+
+
 def test_cpu_time_has_no_use_of_earlier_runs() -> None:
     """A pod can get the RMID of its run before."""
     of = running()
