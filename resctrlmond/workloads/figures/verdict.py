@@ -68,7 +68,7 @@ def weighed(workload: Workload, seen: Seen, moves: Moves, until_ns: int, mover: 
     Moves by the process ``mover`` are those of resctrlmond.
     """
     if seen.watch != workload.proof.watch:
-        return unknown(workload, "resctrlmond-witness was loaded again during the run, or its tables were full")
+        return unknown(workload, "resctrlmond-witness was loaded again during the run, or could not record something")
     if workload.proof.cgroups:
         # The last look read the files after ``until_ns``. So it saw all use in control groups that were removed by
         # then, or their drop. This look sees all use in those that were removed later, or their drop: the witness

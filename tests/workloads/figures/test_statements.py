@@ -151,7 +151,7 @@ def test_missing_witness_is_stated() -> None:
 def test_gap_of_the_witness_leaves_only_the_entry() -> None:
     found = stated(seen(watch=Watch(6, 0)), COUNTED)
     assert {kind for kind, (shown, _) in found.items() if shown} == {ProofKind.ENTERED, ProofKind.READ}
-    text = "not known: resctrlmond-witness was loaded again during the run, or its tables were full"
+    text = "not known: resctrlmond-witness was loaded again during the run, or could not record something"
     assert found[ProofKind.WATCHED][1] == text
 
 
