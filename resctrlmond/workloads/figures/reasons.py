@@ -95,7 +95,7 @@ class Reason(enum.Enum):
     # The group counted other tasks.
     NESTED_OTHERS = (
         Quality.ESTIMATED,
-        "the nested workload {key} had tasks of others, and their use may be counted since its end",
+        "the nested workload {key} may have had tasks of others, and their use may be counted since its end",
     )
     REJECTED = (
         Quality.ESTIMATED,
