@@ -516,14 +516,6 @@ MUTANTS = (
         "tests/workloads/figures/test_verdict.py",
     ),
     Mutant(
-        "dropped use in a control group of a pod that was never looked at leaves it exact",
-        _WORKLOADS + "evidence/witnessed.py",
-        "if is_first or is_new_pod:",
-        "if is_first:",
-        "tests/workloads/evidence/test_witnessed.py"
-        "::test_dropped_use_in_a_control_group_of_a_pod_that_was_created_again_may_be_missing",
-    ),
-    Mutant(
         "a look does not have what the witness has dropped",
         _RESCTRL + "witness.py",
         "*_parse_ended(ended)], dropped_ns)",

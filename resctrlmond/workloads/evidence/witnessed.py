@@ -163,10 +163,9 @@ class Proofs:
         helpers = dict.fromkeys((*proof.helpers, *of_runtime))
         idle = dict.fromkeys(sandboxes, 0) | proof.idle
         is_first = not proof.cgroups
-        is_new_pod = bool(pod) and home not in proof.cgroups
         # The control group of a pod has what its earlier runs used.
-        is_again = is_new_pod and workload.generation > 1
-        if is_first or is_new_pod:
+        is_again = bool(pod) and home not in proof.cgroups and workload.generation > 1
+        if is_first:
             # No look since the run began was at this control group: use in one below may have been dropped.
             proof = replace(proof, until_ns=workload.first.created_ns)
         if before_ns is not None and home not in proof.cgroups:

@@ -867,10 +867,10 @@ def test_pod_whose_control_group_was_created_again_while_no_daemon_ran(host: Hos
     check_late(figures(host, UID))
 
 
-def test_dropped_use_in_a_control_group_of_a_pod_that_was_created_again_may_be_missing(
+def test_use_in_a_control_group_of_a_pod_that_was_created_again_is_seen_before_it_is_dropped(
     host: Host, pod: Pod, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The daemon had not looked at the new control group before a container in it called."""
+    """Also before a container in it has called."""
     monkeypatch.setattr(maintenance, "SWEEP_S", 0.0)
     monkeypatch.setattr(verdict, "_UNSAVED_NS", 0)
     pod.start(FIRST, host)
@@ -884,7 +884,10 @@ def test_dropped_use_in_a_control_group_of_a_pod_that_was_created_again_may_be_m
     host.manager.tick()
     drop_removed(host, str(pod.path))
     pod.start(THIRD, host)
-    check_not_witnessed(figures(host, UID), verdict.DROPPED)
+    # Control groups of other programs that were removed just now may be dropped too.
+    quality, why = figures(host, UID)
+    assert quality is not Quality.EXACT
+    assert "of CPU time outside the group" in why
 
 
 def test_pod_that_was_removed_while_no_daemon_ran(host: Host, pod: Pod) -> None:
