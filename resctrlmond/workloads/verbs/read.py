@@ -202,7 +202,7 @@ class Usages:
         for usage in found:
             with contextlib.suppress(NoSuchWorkload):
                 try:
-                    is_old = look is None or is_news(usage.workload, proofs.weighed(usage.workload, look))
+                    is_old = is_news(usage.workload, proofs.weighed(usage.workload, look))
                 except NotRead:
                     is_old = True  # it is read again, with this error
                 now = usage_of(self._ctx, usage.workload.key) if is_old else usage

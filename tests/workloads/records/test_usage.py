@@ -67,6 +67,25 @@ def check_as_read(host: Host) -> None:
         assert not usage.error
 
 
+def test_pass_reads_each_workload_once_if_there_is_no_witness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is exact then, so no second look can change that."""
+    with virtual_machine(tmp_path, "intel-aet") as (host, control):
+        control.set_witness(available=False)
+        for key in "ab":
+            create(host.ctx, key, owner="test")
+        count, read_counters = [], counters.readings
+
+        def and_count(*given: Any) -> Any:
+            count.append(given)
+            return read_counters(*given)
+
+        monkeypatch.setattr(counters, "readings", and_count)
+        assert {usage.totals[0].quality for usage in all_usage(host).values()} == {Quality.ESTIMATED}
+        assert len(count) == 2
+
+
 def test_pass_has_the_totals_of_each_workload(tmp_path: Path, process: Start) -> None:
     with virtual_machine(tmp_path, "intel-aet") as (host, control):
         for key, seconds in (("a", 1), ("b", 3)):
