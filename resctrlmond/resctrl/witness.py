@@ -189,7 +189,8 @@ class Witness:
         """Return what the witness has seen until now, or at least what it has seen there.
 
         That is in these control groups and below, and with these IDs: to parse all takes longer than an Assign. A
-        task that ends during the call may be counted twice, never not at all, or not at all there, never twice.
+        task that ends during the call may be counted twice, and is never missing. If it is counted to be subtracted,
+        with ``cgroups`` or ``ids``, it may be missing, and is never counted twice.
         """
         if cgroups or ids:
             # The digits may be part of another number.
@@ -200,7 +201,7 @@ class Witness:
                     break
                 ended, tasks = now, self._lines("tasks", wanted)
         else:
-            tasks, ended = self._lines("tasks"), self._lines("ended")
+            tasks, ended = self._read("tasks").splitlines(), self._read("ended").splitlines()
         # Read last: if a use was refused or dropped, the gap or the drop is known.
         watch, _, _, dropped_ns = self._status()
         try:
@@ -208,7 +209,7 @@ class Witness:
         except ValueError as error:
             raise self._not_understood("tasks or ended") from error
 
-    def _lines(self, name: str, wanted: Collection[str] = ("",)) -> list[str]:
+    def _lines(self, name: str, wanted: Collection[str]) -> list[str]:
         return [line for line in self._read(name).splitlines() if any(map(line.__contains__, wanted))]
 
     def removed(self) -> list[RemovedCgroup]:

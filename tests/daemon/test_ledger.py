@@ -20,6 +20,7 @@ from resctrlmond.daemon import ledger as ledger_module
 from resctrlmond.daemon.ledger import Ledger, duration, entry_of, message, recorded_in_journal, run_of
 from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import NotRead
+from resctrlmond.resctrl.witness import Watch
 from resctrlmond.service.journal import JournalSocket
 from resctrlmond.service.message_ids import MessageId
 from resctrlmond.sim.fuse.mount import Simulation
@@ -27,7 +28,7 @@ from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.names import unit_of
 from resctrlmond.workloads.model.states import Quality
-from resctrlmond.workloads.model.workload import Member, State, Workload
+from resctrlmond.workloads.model.workload import Member, Proof, State, Workload
 from resctrlmond.workloads.records.atomic_files import write_file
 from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.release import release
@@ -136,6 +137,16 @@ def test_entry_has_the_events_that_the_profile_selects(journal: Journal, tmp_pat
     assert entry["RESCTRLMON_TOTAL_CORE_ENERGY"] == b"12345"
     assert not [name for name in entry if "MBM" in name]
     assert entry["RESCTRLMON_QUALITY"] == b"exact"
+
+
+def test_entry_has_the_cpu_time_that_the_witness_has_shown(journal: Journal, tmp_path: Path) -> None:
+    proof = Proof(
+        watch=Watch(0, 0), until_ns=1, cgroups=(11,), inside={11: 2_500_000_999}, outside={11: {11: 40_000_000}}
+    )
+    a_ledger(tmp_path).record(ended(proof=proof))
+    entry = journal.entry()
+    assert entry["RESCTRLMON_CPU_TIME_USEC"] == b"2500000"
+    assert entry["RESCTRLMON_CPU_TIME_OUTSIDE_USEC"] == b"40000"
 
 
 def test_attribute_cannot_attach_the_entry_to_a_unit_or_forge_lines(journal: Journal, tmp_path: Path) -> None:

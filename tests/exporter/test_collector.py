@@ -99,6 +99,26 @@ def test_use_of_a_workload_that_falls_is_held_and_marked() -> None:
     assert [mark in of for of in found] == [False, True, False, False]
 
 
+def test_cpu_time_has_a_series_for_each_place_and_never_falls() -> None:
+    first = usage("7.5")
+    times = ((2_500_000_000, 40_000_000), (2_000_000_000, 50_000_000), (None, None))
+    of = [
+        msgspec.structs.replace(
+            first,
+            workload=msgspec.structs.replace(first.workload, cpu_time_ns=inside, cpu_time_outside_ns=outside),
+        )
+        for inside, outside in times
+    ]
+    exporter = Exporter(Told(*(Observation(usages=[one]) for one in of)))
+    found = []
+    for _ in of:
+        families = exporter.render(lambda registry: list(registry.collect()), 1.0, with_start_times=False)
+        all_samples = (one for family in families for one in family.samples)
+        cpu = [one for one in all_samples if one.name == "resctrlmond_workload_cpu_seconds_total"]
+        found.append({one.labels["place"]: one.value for one in cpu})
+    assert found == [{"inside": 2.5, "outside": 0.04}, {"inside": 2.5, "outside": 0.05}, {}]
+
+
 def test_workload_that_is_gone_leaves_nothing_behind() -> None:
     observations = [Observation(usages=of) for of in ([usage("7.5")], [usage("1", key="other")], [usage("0.5")])]
     exporter = Exporter(Told(*observations))

@@ -80,6 +80,27 @@ def test_short_container_is_exact(host: Host) -> None:
     inside = proof(host, "short")["inside"]
     assert isinstance(inside, dict)
     assert sum(inside.values()) > 1_000_000, inside
+    workload = host.call("Read", key="short")["workload"]
+    assert workload["cpuTimeNs"] == sum(inside.values())
+    assert workload["cpuTimeOutsideNs"] < 1_000_000
+    assert "CPU time" in host.out("resctrlctl show short", timeout=120)
+
+
+def test_start_without_its_hook_in_the_same_control_group_is_late(host: Host) -> None:
+    """Its control group is removed before the next look."""
+    host.call("Create", key="twice", claim="me")
+    bundle = host.bundle("twice", WORK.format(3000), {}, "/twice")
+    run = f"crun run --bundle {bundle} twice </dev/null >/dev/null 2>&1"
+    host.run(run)
+    host.until(lambda: host.state("twice") == "idle", "the container's end")
+    assert read(host, "twice") == ({"exact"}, "")
+    spec = json.loads(host.guest.read(f"{bundle}/config.json"))
+    del spec["hooks"]
+    host.guest.write(f"{bundle}/config.json", json.dumps(spec))
+    host.run(run)
+    qualities, why = read(host, "twice")
+    assert qualities == {"late"}
+    assert "of CPU time outside the group" in why
 
 
 def test_process_that_joined_and_ended_between_two_looks_is_late_by_its_use(host: Host) -> None:

@@ -352,7 +352,7 @@ def drop_removed(host: Host, top: str, tid: int = 0) -> None:
     time.sleep(1.01)
     for other in others:
         other.rmdir()
-    # One line in four is free for other programs, so that there is no gap.
+    # A full table is a gap, so a quarter stays free for control groups of other programs.
     control.set_witness(rows=max(rows, removed + len(others)) * 4 // 3, keep=1)
     (folder / "removed").read_bytes()
     control.set_witness()

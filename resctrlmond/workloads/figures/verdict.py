@@ -307,7 +307,9 @@ def unseen(workload: Workload, group: Group) -> str:
     """Return what the witness would have to show for the group to be exact, and has not; "" if nothing is missing."""
     if not workload.proof.until_ns:
         return "resctrlmond has not asked the witness yet"
-    entered = (member.id for member in workload.members if member.pid and workload.group_of(member) == group)
+    # A control group can be assigned while it has no task.
+    had_task = (member for member in workload.members if member.pid or member.commands)
+    entered = (member.id for member in had_task if workload.group_of(member) == group)
     member = next(entered, "") if group.ids is None else ""
     return f"the witness has not seen the move of {member} into the group" if member else ""
 

@@ -156,6 +156,9 @@ def test_run_whose_entry_the_witness_has_not_shown_is_not_exact() -> None:
     found = with_verdict(replace(of, proof=replace(of.proof, until_ns=0))).first
     assert found.baseline is Quality.ESTIMATED
     assert found.baseline_reasons[-1].endswith(": resctrlmond has not asked the witness yet")
+    service = replace(of.members[0], pid=0, commands=("ExecStart=7",))
+    found = judged(of.with_member(service).with_group(replace(of.first, ids=None))).first
+    assert found.baseline is Quality.ESTIMATED
 
 
 def test_rows_that_the_witness_has_dropped_make_no_verdict_better() -> None:
