@@ -255,7 +255,8 @@ def _answer(host: Host, path: str, restart: str) -> Iterator[Finding]:
         )
     for problem in reply.problems:
         # The catalog of the journal explains each message that requires an administrator.
-        fix = () if host.socket else (f"journalctl -x -b -p warning -u {UNIT}  # explains what to do",)
+        command = "journalctl -x -b -p warning -u 'resctrlmond*.service'  # explains what to do"
+        fix = () if host.socket else (command,)
         yield Finding(Severity.WARNING, "problem", problem, "The daemon reports this.", fix)
 
 

@@ -484,6 +484,8 @@ def test_problems_of_the_daemon_are_findings(machine: MachineTree, manager: Fake
     manager.replies["Status"] = msgspec.structs.replace(reply, problems=["another program removes groups"])
     found = fault(machine, "problem")
     assert (found.severity, found.what) == (Severity.WARNING, "another program removes groups")
+    # The witness has a unit of its own.
+    assert "-u 'resctrlmond*.service'" in found.fix[0]
 
 
 @pytest.mark.parametrize(

@@ -535,5 +535,8 @@ def test_kernel_that_refuses_the_witness_does_not_fail_the_daemon(installed: Hos
     installed.run("echo confidentiality >/sys/kernel/security/lockdown")
     installed.start()
     assert "state unavailable\nreason lockdown\n" in installed.out(f"cat {STATE}")
-    assert installed.out("systemctl show -P Result,ExecMainStatus resctrlmond-witness") == "success\n69"
+    assert installed.out("systemctl show -P Result,ExecMainStatus resctrlmond-witness") == "exit-code\n69"
+    assert "(lockdown)" in installed.out("journalctl -b -p err -o cat -u resctrlmond-witness")
+    assert installed.run("systemctl start resctrlmond-witness", check=False).returncode
+    assert installed.out("systemctl is-active resctrlmond") == "active"
     assert installed.out("ls /sys/fs/bpf") == ""

@@ -161,6 +161,20 @@ def test_the_units_name_pages_that_exist() -> None:
     assert {f"{name}.{number}.scd" for name, number in named} <= {known.name for known in PAGES}
 
 
+def test_failed_load_of_the_witness_is_a_failed_unit() -> None:
+    """systemctl start succeeded, although the kernel had refused the program or there was none."""
+    units = ROOT / "systemd"
+    name = "resctrlmond-witness.service"
+    witness = (units / name).read_text(encoding="utf-8")
+    assert not re.search("^(?:SuccessExitStatus|Condition.*)=|=-/", witness, re.MULTILINE)
+    assert "\nSyslogLevel=err\n" in witness
+    # The daemon starts anyway.
+    daemon_unit = (units / "resctrlmond.service").read_text(encoding="utf-8")
+    assert re.findall(rf"^(\w+)=.*\b{name}\b", daemon_unit, re.MULTILINE) == ["Wants", "After"]
+    postinst = (ROOT / "packaging" / "debian" / "resctrlmond-witness.postinst").read_text(encoding="utf-8")
+    assert f"deb-systemd-invoke start {name} || true\n" in postinst
+
+
 def test_every_option_of_the_daemon() -> None:
     known = {option for action in daemon._parser()._actions for option in action.option_strings}
     assert options(DAEMON) == known
