@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from resctrlctl.screen.layout import Table, to_text
+from resctrlctl.workloads import render
+from resctrlmond.api.types import Proof as ShownProof
 from resctrlmond.daemon import command as daemon
 from resctrlmond.daemon.startup import Exit
 from resctrlmond.exporter import command as exporter
@@ -19,7 +22,8 @@ from resctrlmond.nri import command as nri
 from resctrlmond.nri import settings as nri_settings
 from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES
 from resctrlmond.nri.selection import Selection
-from resctrlmond.resctrl.counters import EVENTS, Status
+from resctrlmond.resctrl.counters import EVENTS, Status, event
+from resctrlmond.resctrl.witness import Moves, Seen, Watch
 from resctrlmond.service.message_ids import MessageId
 from resctrlmond.service.rate_limit import BURST, INTERVAL_S
 from resctrlmond.sim import __main__ as simulator
@@ -27,9 +31,13 @@ from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.filesystem import INEXACT_ATTRIBUTE, MODALIAS_ATTRIBUTE, RMIDS_ATTRIBUTE, TASK_ATTRIBUTE
 from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL
 from resctrlmond.sim.profiles import PROFILES
-from resctrlmond.workloads.model.states import Quality
-from resctrlmond.workloads.model.workload import State
+from resctrlmond.workloads.figures.accounting import Total
+from resctrlmond.workloads.figures.statements import statements
+from resctrlmond.workloads.figures.verdict import weighed
+from resctrlmond.workloads.model.states import ProofKind, Quality
+from resctrlmond.workloads.model.workload import State, replace
 from tests.hook.builds import BUILDS, SOURCE, compile_hook
+from tests.workloads.figures.test_verdict import CLASS_DEFAULT, HERE, OWN, running, used
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "man").glob("*.scd"))
@@ -42,8 +50,9 @@ SIMULATOR = ROOT / "man" / "resctrlmond-sim.1.scd"
 
 
 def section(page: Path, heading: str) -> str:
-    """The text below a heading of the page, up to the next one."""
-    found = re.search(rf"^# {heading}\n(.*?)(?=^# |\Z)", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    """The text below a heading of the page, up to the next one. A line in a literal block is not a heading."""
+    line = r"```\n(?s:.*?)\n```\n|(?!# ).*\n"
+    found = re.search(rf"^# {heading}\n((?:{line})*)", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert found, f"{page.name} has no section {heading}"
     return found[1]
 
@@ -353,8 +362,28 @@ def test_overview_lists_every_event_with_its_unit() -> None:
     assert units == {name: event.unit for name, event in EVENTS.items()}
 
 
-def test_overview_lists_every_state_quality_and_word() -> None:
-    assert set(re.findall(r"^_(\w+)_$", section(OVERVIEW, "QUALITY"), re.MULTILINE)) == set(Quality)
+def test_example_of_the_proofs_is_what_show_prints() -> None:
+    """No test compared the example with the sentences of figures.statements."""
+    ms = 1_000_000
+    watch, until_ns = Watch(begun_ns=9_184 * ms, gaps=0), 8_731_402 * ms
+    of = running(entered_ns=11 * ms)
+    of = of.with_group(replace(of.first, created_ns=8_642_015 * ms))
+    of = replace(of, members=(replace(of.members[0], id="nginx.service"),), proof=replace(of.proof, watch=watch))
+    uses = [used(ids, ns, HERE, at_ns=until_ns) for ids, ns in ((OWN, 61_730 * ms), (CLASS_DEFAULT, 1_274 * ms))]
+    of = weighed(of, Seen(watch, uses), Moves(), until_ns)
+    counted = [Total(event("mbm_total_bytes"), 7, Quality.EXACT)]
+    rows = [
+        render._proof_row(ShownProof(kind=one.kind, shown=one.shown, text=one.text))
+        for one in statements(of, counted, until_ns + 16 * ms)
+    ]
+    printed = to_text([Table(render._PROOF_COLUMNS, tuple(rows))], 70, legend=True)
+    [example] = re.findall(r"```\n(PROOF .*?)```", section(OVERVIEW, "QUALITY"), re.DOTALL)
+    assert example == printed
+
+
+def test_overview_lists_every_state_quality_proof_and_word() -> None:
+    kinds = re.findall(r"^_(\w+)_$", section(OVERVIEW, "QUALITY"), re.MULTILINE)
+    assert kinds == [*Quality, *ProofKind]
     assert set(State) <= set(re.findall(r"_(\w+)_", section(OVERVIEW, "LIFETIMES")))
     words = re.search(r"has a word \((.*?)\)", section(OVERVIEW, "QUALITY"))
     assert words
