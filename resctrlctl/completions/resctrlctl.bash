@@ -179,7 +179,7 @@ _resctrlctl() {
                 return
             fi
             # Complete the last name of a list.
-            local names='workload key state class age since llc traffic bandwidth energy power quality members namespace pod container command unit owner companion reason'
+            local names='workload key state class age since cpu llc traffic bandwidth energy power quality members namespace pod container command unit owner companion reason'
             local before=''
             [[ $current == *,* ]] && before=${current%,*},
             __resctrlctl_words "$(printf "$before%s\n" $names)" "$current"

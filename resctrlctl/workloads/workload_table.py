@@ -71,6 +71,12 @@ class Line(msgspec.Struct, frozen=True):
         return seconds_between(self.workload.created_at, self.usage.read_at)
 
     @property
+    def cpu_time_s(self) -> Decimal | None:
+        """The CPU time that its tasks used in its groups; None if it is unknown."""
+        ns = self.workload.cpu_time_ns
+        return None if ns is None else Decimal(ns) / 10**9
+
+    @property
     def quality(self) -> str:
         """The quality of the worst total; "" if there is none."""
         qualities = {total.quality for total in self.usage.totals}
@@ -150,6 +156,9 @@ FIELDS: dict[str, _Field] = {
     "since": _Field(
         "SINCE", lambda line: line.workload.created_at, lambda line: format_time(line.workload.created_at)
     ),
+    "cpu": _Field(
+        "CPU", lambda line: line.cpu_time_s, lambda line: _cpu_text(line.cpu_time_s), is_number=True, rank=6
+    ),
     "llc": _number("LLC", lambda line: line.level(CACHE), "B", 3, CACHE),
     "traffic": _number("TRAFFIC", lambda line: line.total(TRAFFIC), "B", 4, TRAFFIC),
     "bandwidth": _number("BANDWIDTH", lambda line: line.rate(TRAFFIC), "B/s", 5, TRAFFIC),
@@ -177,7 +186,7 @@ _RANK_FOR_NAMES = 4
 _NAME_WIDTH = 24
 # The footer of an empty list.
 NOTHING_LISTED = "No workload. 'resctrlctl list --all' also lists those that have ended."
-_DEFAULT = ("workload", "age", "llc", "traffic", "bandwidth", "energy", "power", "quality")
+_DEFAULT = ("workload", "age", "cpu", "llc", "traffic", "bandwidth", "energy", "power", "quality")
 # Each filter: its value for a workload.
 FILTERS: dict[str, Callable[[Line], Iterable[str]]] = {
     "state": _states,
@@ -263,10 +272,12 @@ def check_columns(names: Iterable[str]) -> None:
 
 
 def _suitable(found: Sequence[Line]) -> list[str]:
-    """Return the default columns, without those for events that no workload has, and with the state if it differs."""
+    """Return the default columns that have a figure for a workload, and the state if it differs."""
     events = {total.event for line in found for total in line.usage.totals}
     events |= {level.event for line in found for level in line.usage.levels}
     names = [name for name in _DEFAULT if not FIELDS[name].event or FIELDS[name].event in events]
+    if all(line.cpu_time_s is None for line in found):
+        names.remove("cpu")
     if any(line.workload.observed or line.workload.state not in (State.ACTIVE, State.IDLE) for line in found):
         names.insert(1, "state")
     return names
@@ -360,6 +371,12 @@ def seconds_between(first: str | None, last: str | None) -> float | None:
         return max((times[1] - times[0]).total_seconds(), 0.0)
     except (ValueError, TypeError):  # not a time, or only one of them has a time zone
         return None
+
+
+def _cpu_text(seconds: Decimal | None) -> str:
+    if seconds is None:
+        return "-"
+    return shorten(seconds, "s") if seconds < 100 else format_duration(float(seconds))
 
 
 def _age_text(seconds: float | None) -> str:

@@ -202,6 +202,24 @@ def test_events_that_the_machine_does_not_count_have_no_column() -> None:
     assert not {"TRAFFIC", "BANDWIDTH"} & headings
 
 
+def test_cpu_time_has_a_column_where_it_is_known() -> None:
+    """Only show, JSON and the exporter had it."""
+    used = [
+        replace(usage(key), workload=replace(workload(key), cpu_time_ns=ns))
+        for key, ns in (("a", 0), ("b", 13_998_300_000), ("c", 11_520 * 10**9), ("d", None))
+    ]
+    assert cells(used, "cpu") == [("0s",), ("14.0s",), ("3h12m",), ("-",)]
+    assert [line.workload.key for line in in_order(lines(used), "cpu")] == ["c", "b", "a", "d"]
+    headings = [column.heading for column in table(lines(used)).columns]
+    assert headings[:4] == ["WORKLOAD", "AGE", "CPU", "LLC"]
+    assert "CPU" not in {column.heading for column in table(lines(used[3:])).columns}
+    # The first that a narrow terminal leaves out.
+    assert "CPU" in {column.heading for column in table(lines(used), width=80).columns}
+    narrow = table(lines(used), width=len("WORKLOAD  AGE  LLC  ENERGY  POWER  QUALITY"))
+    assert "CPU" not in {column.heading for column in narrow.columns}
+    assert "Too wide for this terminal: cpu" in narrow.footer
+
+
 def test_names_that_control_a_terminal_are_escaped() -> None:
     (row,) = cells([usage("k", container_name="\x1b[31mred\u202e")], "workload", "container")
     assert all(text.isprintable() for text in row)
