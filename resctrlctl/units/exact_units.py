@@ -106,6 +106,18 @@ def drop_in_for(unit: str) -> str:
     return "".join(lines)
 
 
+def session_note(unit: str) -> str:
+    """Return a warning for a service that opens sessions, with its cause and remedy; "" for any other service."""
+    found = settings([(path, text) for path, text in files_of(unit) if path != path_of(unit)])
+    if not (file := sandbox.session_file(found)):
+        return ""
+    return (
+        f"the figures of {unit} are estimated after its first session, because systemd moves the processes of each "
+        f"session to another control group (pam_systemd in {printable(file)}). To undo this: "
+        f"resctrlctl units inexact {unit}"
+    )
+
+
 def commands_of(found: Sequence[UnitLine]) -> list[UnitLine]:
     """Return the commands of a service."""
     return [setting for key in COMMANDS for setting in current(found, key)]

@@ -32,6 +32,11 @@ def with_program(line: str, program: str, find: Callable[[str], str]) -> str:
     return result + line[done:]
 
 
+def program_names(line: str) -> list[str]:
+    """Return the names of the programs of a line, without their directories. Raises UnknownSyntax."""
+    return [os.path.basename(_unquoted(line[begin:end].lstrip(_PREFIXES))) for begin, end in _commands(line)]
+
+
 def _prefixed(word: str, program: str, find: Callable[[str], str]) -> str:
     """Return the first word of a command with the program, and what the program needs, before it."""
     path = word.lstrip(_PREFIXES)

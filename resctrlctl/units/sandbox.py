@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the settings of a service with which resctrlmon-unit-exec cannot run, or cannot make the service exact."""
+"""Find why resctrlmon-unit-exec cannot run in a service, or cannot make it exact: settings, and sessions of users."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 
 from resctrlctl.base import systemd_programs
+from resctrlctl.units.exec_lines import program_names
 from resctrlctl.units.unit_files import UnitLine, current
 from resctrlmond.host import unit_exec
 
@@ -25,11 +27,43 @@ _CALLS = ("socket", "connect", "sendto", "recvfrom", "close", "getrusage")
 # The C library of Debian's sid calls readlinkat in the place of readlink.
 _CALLS_OF_MACHINE = {"x86_64": ("poll", "readlink", "readlinkat")}
 _NEWER_CALLS = ("ppoll", "readlinkat")
+# Directories of PAM configuration files, which have the names of programs, except for these programs.
+_PAM = ("/etc/pam.d", "/usr/lib/pam.d")
+_PAM_FILES = {"agetty": "login", "gdm": "gdm-password", "gdm3": "gdm-password"}
 
 
 def problem(found: Sequence[UnitLine], *, selinux: str = _SELINUX) -> str:
     """Return the first setting that is in the way, and why; "" if there is none."""
     return next(_problems(found, selinux), "")
+
+
+def session_file(found: Sequence[UnitLine]) -> str:
+    """Return the PAM configuration with which a program of the service opens sessions; "" if there is none.
+
+    Each session gets a control group of its own, and the processes of the service that move there keep its RMID.
+    """
+    names = [name for setting in current(found, "ExecStart") for name in program_names(setting.value)]
+    files = [path for name in names for path in _pam_paths(_PAM_FILES.get(name, name))]
+    return next((path for path in files if _opens_sessions(path)), "")
+
+
+def _pam_paths(name: str) -> list[str]:
+    paths = (os.path.join(folder, name) for folder in _PAM)
+    return [path for path in paths if name and os.path.isfile(path)][:1]
+
+
+def _opens_sessions(path: str, above: tuple[str, ...] = ()) -> bool:
+    """Whether a file with PAM configuration, or one that it includes, has pam_systemd for sessions (pam.conf(5))."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        return False
+    if re.search(r"^-?session\s[^#\n]*\bpam_systemd\.so\b", text, re.MULTILINE):
+        return True
+    names = re.findall(r"^(?:@include|-?session\s+(?:include|substack))\s+(\S+)", text, re.MULTILINE)
+    paths = [of for name in names for of in _pam_paths(name) if of not in (*above, path)]
+    return any(_opens_sessions(of, (*above, path)) for of in paths)
 
 
 def _problems(found: Sequence[UnitLine], selinux: str) -> Iterator[str]:

@@ -130,6 +130,7 @@ def _make_exact(names: list[str], output: Output) -> None:
         )
     # All of them before the first is written.
     texts = {name: exact_units.drop_in_for(name) for name in names}
+    notes = [exact_units.session_note(name) for name in names]
     globs = [of.glob for of in all_globs()]
     new: list[str] = []
     for name in names:
@@ -148,6 +149,8 @@ def _make_exact(names: list[str], output: Output) -> None:
     if output.json is Json.OFF:
         for name in names:
             output.confirm(f"{name}: exact{'' if name in changed else ' already'}")
+    for note in filter(None, notes):
+        output.note(note)
     if changed:
         units = " ".join(changed)
         output.note(

@@ -28,6 +28,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(config, "DROP_INS", str(tmp_path / "resctrlmond.d"))
     monkeypatch.setattr(exact_units, "SYSTEM", str(tmp_path / "etc"))
     monkeypatch.setattr(sandbox, "_SELINUX", str(tmp_path / "selinux"))
+    monkeypatch.setattr(sandbox, "_PAM", (str(tmp_path / "pam.d"), str(tmp_path / "vendor-pam.d")))
     program = tmp_path / "resctrlmon-unit-exec"
     program.write_text('#!/bin/sh\nexec "$@"\n')
     program.chmod(0o755)
@@ -50,7 +51,7 @@ esac
 """)
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    for name in ("usr", "etc"):
+    for name in ("usr", "etc", "pam.d", "vendor-pam.d"):
         (tmp_path / name).mkdir()
     return tmp_path
 
@@ -240,6 +241,39 @@ def test_service_that_a_glob_selects_gets_no_glob(machine: Path) -> None:
 
 
 SERVICE = "[Service]\nExecStart=/bin/a\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "line", "file"),
+    [
+        ("/usr/sbin/sshd -D $SSHD_OPTS", "@include common-session", "sshd"),
+        ("-/usr/sbin/sshd -i", "session    include      common-session", "sshd"),
+        ("/bin/a ; @sshd zero", "session substack common-session", "sshd"),
+        ("/usr/sbin/sshd", "-session optional /lib/security/pam_systemd.so kill=1", "sshd"),
+        ("-/sbin/agetty -o '-- \\u' - $TERM", "session\t[success=ok default=bad]\tpam_systemd.so", "login"),
+        ("/usr/sbin/sshd", "#session optional pam_systemd.so", ""),
+        ("/usr/sbin/sshd", "session optional pam_systemd_home.so", ""),
+        ("/usr/sbin/sshd", "auth include common-session", ""),
+        ("/usr/sbin/sshd", "@include missing", ""),
+        ("/usr/sbin/sshd", "@include sshd", ""),
+        ("/usr/sbin/cron -f", "session required pam_unix.so", ""),
+    ],
+)
+def test_service_that_opens_sessions_is_exact_with_a_warning(
+    machine: Path, capsys: pytest.CaptureFixture[str], command: str, line: str, file: str
+) -> None:
+    """No warning stated that sessions make the figures of ssh.service estimated."""
+    for name in ("sshd", "login", "cron"):
+        (machine / "pam.d" / name).write_text(f"# {name}\n{line}\n")
+    (machine / "vendor-pam.d" / "common-session").write_text("session optional\tpam_systemd.so\n")
+    find = machine / "sshd"
+    find.write_text("")
+    unit(machine, "ssh.service", f"[Service]\nExecStart={command.replace('@sshd', f'@{find}')}\n")
+    assert main(["units", "exact", "ssh.service"]) == 0
+    err = capsys.readouterr().err
+    assert ("the figures of ssh.service are estimated after its first session" in err) == bool(file)
+    assert (f"{machine}/pam.d/{file}" in err) == bool(file)
+    assert ("resctrlctl units inexact ssh.service" in err) == bool(file)
 
 
 @pytest.mark.parametrize(
