@@ -55,7 +55,8 @@ _USER_MANAGER = re.compile(r"user@([0-9]{1,10})\.service")
 # A user may create any number of control groups, with any names.
 _MAX_UNITS_OF_USER = 256
 _MAX_DIRECTORIES_OF_USER = 4096
-_ENDED = "the unit is not active or not selected"
+_ENDED = "the unit is not active"
+_NOT_SELECTED = "no glob selects the unit any more"
 _NO_PROFILE = Choice()
 
 
@@ -362,14 +363,18 @@ class UnitWatch:
         workload, member = self._find(key)
         if workload is None or not workload.is_claimed_by(SYSTEMD) or workload.is_finished:
             return
-        if self._globs.rank(key) is None:
+        if not (is_selected := self._globs.rank(key) is not None):
             commands = None
         if commands is not None and _commands(member) != commands:
             self._look_at(key)
             return
+        # A unit that is not watched any more runs on.
+        has_ended = is_selected and not reason
+        reason = reason or (_ENDED if is_selected else _NOT_SELECTED)
         try:
-            reason = reason or _ENDED
-            await self._call(release, self._ctx, key, owner=SYSTEMD, reason=reason, commands=commands)
+            await self._call(
+                release, self._ctx, key, owner=SYSTEMD, has_ended=has_ended, reason=reason, commands=commands
+            )
         except ResctrlError as error:
             self._log_failure(key, error)
         if commands is not None and _commands(self._find(key)[1]) != commands:

@@ -722,8 +722,8 @@ MUTANTS = (
     Mutant(
         "a service that has called since the list is released",
         "resctrlmond/daemon/units.py",
-        "reason=reason, commands=commands)",
-        "reason=reason)",
+        "reason=reason, commands=commands\n",
+        "reason=reason\n",
         "tests/workloads/test_unit_starts.py::test_service_that_is_started_again_during_a_look_continues",
     ),
     Mutant(

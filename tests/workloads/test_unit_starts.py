@@ -244,6 +244,26 @@ def test_service_is_exact_and_stays_so(site: Services) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("globs", [(), ("other.service",), ("*.service", f"!{SHOP}")])
+def test_service_that_is_not_selected_any_more_has_not_ended(site: Services, globs: tuple[str, ...]) -> None:
+    """units disable made it estimated, because its processes "ran on after its end"."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            main = site.through(SHOP, "/bin/sleep", "600")
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            await site.until(lambda: site.claimed() == [SHOP])
+            assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+            site.watch.configure(globs)
+            await site.until(lambda: not site.claimed())
+        ended = site.host.get(SHOP)
+        assert (ended.state, ended.reason) == (State.COMPLETED, "no glob selects the unit any more")
+        assert (site.quality(), site.reasons()) == (Quality.EXACT, ())
+
+    run(test)
+
+
 def test_each_command_of_a_service_is_counted(site: Services) -> None:
     """A service with commands before, after and beside its main process, which is restarted."""
 

@@ -22,12 +22,18 @@ from resctrlmond.workloads.verbs.read import current_totals, nested_totals
 
 
 def release(
-    ctx: Context, key: str, *, owner: str, reason: str = "released", commands: frozenset[str] | None = None
+    ctx: Context,
+    key: str,
+    *,
+    owner: str,
+    reason: str = "released",
+    commands: frozenset[str] | None = None,
+    has_ended: bool = True,
 ) -> Released:
     """End ``owner``'s claim. The workload ends with its last claim. Return the totals, also if it was over.
 
     A service of which other ``commands`` are known by now (``Member.commands``) keeps its claim: it was started
-    again.
+    again. ``has_ended``: the unit has ended, not only the watch of it.
 
     Raises NoSuchWorkload, and NoSuchClaim if the workload is not over and ``owner`` has no claim on it.
     """
@@ -42,12 +48,12 @@ def release(
         if commands is not None and member is not None and commands != frozenset(member.commands):
             pass  # processes of the next start are in the group
         elif workload.is_interrupted or (not is_over and workload.without_claim(owner).claims):
-            _mark_running_on(txn, owner)
+            _mark_running_on(txn, owner, has_ended)
             txn.save(removal.without_claim(txn.workload, owner))
         elif workload.state is State.ENDING:
             ends.finish_again(ctx, txn)
         elif not is_over:
-            _mark_running_on(txn, owner)
+            _mark_running_on(txn, owner, has_ended)
             placement.sweep_last(ctx, txn)
             # The last claim is removed by the write that records the end: a daemon that is killed after it
             # completes this end, and one that is killed before it has not begun.
@@ -88,10 +94,10 @@ def reconcile(ctx: Context, owner: str, keys: Iterable[str]) -> Reconciled:
     return Reconciled(kept, released, failures)
 
 
-def _mark_running_on(txn: Transaction, owner: str) -> None:
-    """Make an exact service estimated if processes of it run on after the release. Raises NotRead."""
+def _mark_running_on(txn: Transaction, owner: str, has_ended: bool) -> None:
+    """Make an exact service estimated if it has ended, and processes of it run on. Raises NotRead."""
     workload, member = txn.workload, txn.workload.member(txn.key)
-    if owner != SYSTEMD or workload.state.is_over or member is None or not member.commands:
+    if owner != SYSTEMD or not has_ended or workload.state.is_over or member is None or not member.commands:
         return
     if cgroups.is_populated(member.cgroup):
         why = Reason.RAN_ON.text(member=member.id)
