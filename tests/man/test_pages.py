@@ -33,7 +33,7 @@ from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL
 from resctrlmond.sim.profiles import PROFILES
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.statements import statements
-from resctrlmond.workloads.figures.verdict import weighed
+from resctrlmond.workloads.figures.verdict import SLACK_NS, weighed
 from resctrlmond.workloads.model.states import ProofKind, Quality
 from resctrlmond.workloads.model.workload import State, replace
 from tests.hook.builds import BUILDS, SOURCE, compile_hook
@@ -379,6 +379,17 @@ def test_example_of_the_proofs_is_what_show_prints() -> None:
     printed = to_text([Table(render._PROOF_COLUMNS, tuple(rows))], 70, legend=True)
     [example] = re.findall(r"```\n(PROOF .*?)```", section(OVERVIEW, "QUALITY"), re.DOTALL)
     assert example == printed
+
+
+def test_pages_state_the_cpu_time_that_a_proof_allows() -> None:
+    """One page stated that no task was outside, although a millisecond is allowed."""
+    allowed = f"at most {SLACK_NS / 1e6:g} ms of CPU time"
+    proofs = " ".join(section(OVERVIEW, "QUALITY").partition("\n## The five proofs\n")[2].split())
+    for kind, following in ((ProofKind.CLOSED, ProofKind.ALONE), (ProofKind.ALONE, ProofKind.READ)):
+        assert allowed in proofs.partition(f"_{kind}_ ")[2].partition(f"_{following}_ ")[0]
+    interface = (ROOT / "man" / "org.resctrlmon.Manager.5.scd").read_text(encoding="utf-8")
+    for kind in (ProofKind.CLOSED, ProofKind.ALONE):
+        assert re.search(rf"^\*{kind}\*\n\t[^\n]*{allowed}", interface, re.MULTILINE), kind
 
 
 def test_overview_lists_every_state_quality_proof_and_word() -> None:

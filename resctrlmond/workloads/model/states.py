@@ -125,9 +125,13 @@ class ProofKind(enum.StrEnum):
     ENTERED = "entered"
     """The first task of a member was in the group before it ran, because its caller waited."""
     CLOSED = "closed"
-    """No task of the workload has used CPU time outside its groups since then, or was moved out of them."""
+    """Since then, its tasks used at most 1 ms of CPU time outside its groups. For a command or process: no other
+    program moved a task out of them.
+    """
     ALONE = "alone"
-    """No other task has used CPU time with the RMIDs of its groups, or was moved into them."""
+    """Other tasks used at most 1 ms of CPU time with the RMID of each of its groups. For a command or process: no
+    other program moved a task into them.
+    """
     READ = "read"
     """Every counter had a number at the begin, and at the last reading or at the end."""
     WATCHED = "watched"
