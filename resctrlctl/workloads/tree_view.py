@@ -20,6 +20,7 @@ from resctrlmond.api.pods import pods_of
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import NotMounted, NotRead, ResctrlError
 from resctrlmond.resctrl.tree import DEFAULT_PATH, SIMULATION_FSTYPE, Found, Tree
+from resctrlmond.workloads.figures.verdict import unknown
 from resctrlmond.workloads.groups import nested
 from resctrlmond.workloads.model.clock import utc_now
 from resctrlmond.workloads.model.states import Quality, State
@@ -249,8 +250,13 @@ def _records(run: str) -> tuple[dict[str, Workload], list[str]]:
         if error.errno == errno.EACCES:
             return {}, [f"only root and the group {MARK} can read {folder}: names, claims and members are not shown"]
         return {}, [f"{error}. Names, claims and members are not shown"]
-    records = {workload.key: workload for workload in loaded if isinstance(workload, Workload)}
+    records = {workload.key: _unseen(workload) for workload in loaded if isinstance(workload, Workload)}
     return records, [str(damaged) for damaged in loaded if not isinstance(damaged, Workload)]
+
+
+def _unseen(workload: Workload) -> Workload:
+    """Return the workload without what its record has about its tasks: this may be older than the counters."""
+    return workload if workload.state.is_over else unknown(workload, "read without resctrlmond")
 
 
 def _mark(run: str) -> int | None:

@@ -22,12 +22,11 @@ from resctrlctl.base.errors import CommandError
 from resctrlctl.screen.output import Json, Output
 from resctrlctl.workloads import listing, source, tree_view
 from resctrlctl.workloads.tree_view import TreeView, _records
-from resctrlmond.api import types
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.resctrl.witness import Watch
 from resctrlmond.workloads.model.states import Quality
-from resctrlmond.workloads.model.workload import Claim, EndRule, Proof, State, Workload
+from resctrlmond.workloads.model.workload import Claim, EndRule, Proof, State, Workload, replace
 from resctrlmond.workloads.records.snapshot import Snapshots
 from resctrlmond.workloads.records.store import Store
 from tests.ctl.conftest import Ctl
@@ -88,8 +87,7 @@ def run(tmp_path: Path, root: Path) -> Path:
 
 def view(root: Path, run: Path, gid: int | None = None) -> TreeView:
     """Return the view that ``TreeView.open`` returns if resctrl is mounted and ``gid`` is the mark."""
-    loaded = Store(str(run / "records")).read_all()
-    records = {record.key: record for record in loaded if isinstance(record, Workload)}
+    records, _ = _records(str(run))
     return TreeView(Tree(str(root), None), os.getgid() if gid is None else gid, records, str(run))
 
 
@@ -172,7 +170,25 @@ def test_read_returns_counters_and_totals(root: Path, run: Path) -> None:
         (*ENERGY, "21.500000", "21.500000"),
     ]
     energy = next(total for total in reply.totals if total.event == "core_energy")
-    assert energy == types.Total(event="core_energy", unit="joules", value="1.500000", quality=Quality.EXACT)
+    assert (energy.value, energy.unit) == ("1.500000", "joules")
+
+
+def test_nothing_is_exact_that_only_the_daemon_can_know(root: Path, run: Path) -> None:
+    """A group in which another program ran while no daemon looked was exact, and its CPU time that of long ago."""
+    records = Store(str(run / "records"))
+    web = next(one for one in records.read_all() if isinstance(one, Workload) and one.key == "web")
+    proof = replace(web.proof, cgroups=(11,), entered={11: 0}, inside={11: 10**9})
+    save(records, replace(web.with_group(replace(web.first, inodes={"mon_L3_00": 12})), proof=proof))
+    save(records, workload("done", State.COMPLETED, baseline=Quality.EXACT, completed_at=NOW, proof=proof))
+    here = view(root, run)
+    reply = here.read("web")
+    assert {total.quality for total in reply.totals} <= {Quality.ESTIMATED, Quality.UNKNOWN}
+    energy = next(total for total in reply.totals if total.event == "core_energy")
+    assert energy.reason is not None and energy.reason.endswith(": read without resctrlmond")
+    assert (reply.workload.baseline, reply.workload.cpu_time_ns) == (Quality.ESTIMATED, None)
+    # The record of an ended run has its end.
+    done = here.read("done").workload
+    assert (done.baseline, done.cpu_time_ns) == (Quality.EXACT, 10**9)
 
 
 def test_read_shows_the_events_that_the_profile_selects(root: Path, run: Path) -> None:
