@@ -16,6 +16,7 @@ from resctrlmond.api.text import text
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.figures.caveats import lacking_sentence
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.groups import queue_order
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import owners
@@ -24,7 +25,6 @@ from resctrlmond.workloads.model.errors import InvalidRequest, NotWatched
 from resctrlmond.workloads.model.states import FOLLOW, NameKind, Quality
 from resctrlmond.workloads.model.workload import EndRule, State, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
-from resctrlmond.workloads.records.totals import as_reported
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.members import add_member, remove_member
@@ -269,7 +269,7 @@ async def assign_unit(service: Service, request: types.AssignSelfRequest, caller
     if service.assign_unit is None:
         raise NotWatched("no systemd unit is watched", remedy="Select units: resctrlctl units enable '*.service'")
     workload = await service.assign_unit(caller, (request.children_us or 0) * 1000)
-    exact = workload.state.has_group and as_reported(workload).worst_baseline is Quality.EXACT
+    exact = workload.state.has_group and baseline_of(workload) is Quality.EXACT
     return types.AssignSelfReply(key=workload.key, state=workload.state, exact=exact)
 
 

@@ -15,16 +15,16 @@ from resctrlmond.api.text import text
 from resctrlmond.resctrl import counters
 from resctrlmond.resctrl.bandwidth import Bandwidth
 from resctrlmond.resctrl.tree import Found
-from resctrlmond.workloads.figures import accounting, verdict
-from resctrlmond.workloads.figures.caveats import together
+from resctrlmond.workloads.figures import accounting
+from resctrlmond.workloads.figures.caveats import by_event
 from resctrlmond.workloads.figures.statements import Statement
+from resctrlmond.workloads.figures.verdict import baseline_of, cpu_time
 from resctrlmond.workloads.machine import pools
 from resctrlmond.workloads.model.latency import BOUNDS_US, Latencies
 from resctrlmond.workloads.model.states import NameKind, Quality, worst
 from resctrlmond.workloads.model.workload import Member, Workload
 from resctrlmond.workloads.profiles.unwatched import UnwatchedContainer
 from resctrlmond.workloads.records.sums import NameUse
-from resctrlmond.workloads.records.totals import as_reported
 from resctrlmond.workloads.records.usage import Usage
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def workload_of(
     """
     caveats: dict[str, str] = {}
     for one in workload.groups:
-        caveats = together(caveats, {name: why for name, why in one.caveats.items() if workload.shows(name)})
+        caveats = {name: why for name, why in by_event(one).items() if workload.shows(name)} | caveats
     first = workload.first
-    baseline, used = as_reported(workload).worst_baseline, verdict.cpu_time(workload)
+    baseline, used = baseline_of(workload), cpu_time(workload)
     return types.Workload(
         key=workload.key,
         class_=first.class_,

@@ -14,7 +14,7 @@ from resctrlmond.workloads.evidence.interference import Interference
 from resctrlmond.workloads.evidence.run_state import RunStates
 from resctrlmond.workloads.evidence.takeover import TakeOver
 from resctrlmond.workloads.evidence.witnessed import Proofs
-from resctrlmond.workloads.groups import ends, placement, removal
+from resctrlmond.workloads.groups import ends, removal
 from resctrlmond.workloads.groups.context import Context, Reloadable
 from resctrlmond.workloads.machine.pools import Machine
 from resctrlmond.workloads.machine.state import MachineFile
@@ -136,7 +136,6 @@ class Manager:
             try:
                 with ctx.store.transaction(key) as txn:
                     if not txn.workload.state.is_over:
-                        placement.sweep_last(ctx, txn)
                         removal.finish(ctx, txn, "resctrlmond released all its groups")
                     for claim in txn.workload.claims if txn.workload.is_interrupted else ():
                         txn.save(removal.without_claim(txn.workload, claim.owner))  # or a later start resumes it

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
@@ -144,7 +145,7 @@ def _command_runs(scene: Scene) -> None:
     """Start a command of SERVICE in its group, and a process that waits before the next one."""
     _command(scene)
     _assign_self(scene)
-    assert scene.host.get(SERVICE).first.baseline is Quality.EXACT
+    assert baseline_of(scene.host.get(SERVICE)) is Quality.EXACT
     _command(scene)
 
 
@@ -155,7 +156,7 @@ def check_service(scene: Scene, pids: set[int]) -> None:
     if workload is None or member is None:
         return
     wrong = [name for name in member.commands if int(name.rpartition("=")[2]) in pids]
-    is_exact = workload.group_of(member).baseline is Quality.EXACT and not member.joining
+    is_exact = baseline_of(workload) is Quality.EXACT
     assert not (wrong and is_exact), f"exact, although {wrong} began outside"
 
 

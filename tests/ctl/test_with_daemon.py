@@ -204,7 +204,10 @@ def test_outer_run_is_late_if_the_inner_run_takes_over(host: Host) -> None:
     done = host.ctl("run", "--json", "--", *inner, "--key", "inner", "--take-over", "--", "true")
     assert done.returncode == 0
     for total in json.loads(done.stderr)["totals"]:
-        assert (total["quality"], total["reason"]) == ("late", "workload inner took over one of its tasks")
+        assert (total["quality"], total["reason"]) == (
+            "late",
+            "tasks were moved out of the group, and their use outside is not counted: workload inner took them over",
+        )
 
 
 def test_inner_run_in_a_foreign_group_is_refused(host: Host) -> None:
@@ -236,7 +239,7 @@ def test_outer_run_is_never_exact_without_what_the_inner_run_used(
     assert done.returncode == 0, done.stderr
     *intervals, outer = map(json.loads, done.stderr.splitlines())
     assert energy_in(json.loads((tmp_path / "inner").read_text()))[1] == "exact"
-    reason = "workload part took over one of its tasks"
+    reason = "tasks were moved out of the group, and their use outside is not counted: workload part took them over"
     for total in [*outer["totals"], *intervals[-1]["totals"]]:
         assert (total["quality"], total["reason"]) == ("late", reason)
 

@@ -270,7 +270,7 @@ def test_container_of_a_pod_can_be_a_workload_of_its_own(host: Host, pod: Any) -
     assert {member["id"] for member in whole["members"]} == {sandbox, sidecar}
     assert whole["baseline"] == "late"
     reasons = {total["reason"] for total in host.machine.call("Read", key=UID)["totals"]}
-    assert reasons == {f"{app} is not included, because of its profile apart"}
+    assert reasons == {f"{app} is not included: its profile is apart"}
     listed = {one["key"]: one for one in host.machine.call("ListPods")["pods"]}
     assert listed.keys() == {UID}
     by_id = {one["id"]: one for one in listed[UID]["containers"]}
@@ -301,7 +301,7 @@ def test_pod_without_one_container_is_late_also_if_it_begins_later(host: Host, p
     host.start(pod(other), other, name="other", uid=UID, app_profile="quiet")
     totals = host.machine.call("Read", key=UID)["totals"]
     assert {total["quality"] for total in totals} == {"late"}
-    assert {total["reason"] for total in totals} == {f"{app} is not included, because of its profile quiet"}
+    assert {total["reason"] for total in totals} == {f"{app} is not included: its profile is quiet"}
 
 
 def test_container_that_runs_apart_stays_late_for_its_pod_after_a_restart(host: Host, pod: Any) -> None:
@@ -310,7 +310,7 @@ def test_container_that_runs_apart_stays_late_for_its_pod_after_a_restart(host: 
     host.machine.kill()
     host.machine.start()
     host.start(pod(other), other, name="other", uid=UID)
-    assert reasons_of(host, UID) == {f"{app} is not included, because of its profile apart"}
+    assert reasons_of(host, UID) == {f"{app} is not included: its profile is apart"}
     assert host.machine.group(app)["profile"] == "apart"
 
 

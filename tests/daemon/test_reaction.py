@@ -192,4 +192,4 @@ def test_command_is_late_if_another_program_moves_its_child_to_a_class(machine: 
             pass
         totals = machine.call("Release", key="k", claim="me")["totals"]
         assert {total["quality"] for total in totals} == {"late"}
-        assert all("another program moved tasks out of the group" in total["reason"] for total in totals)
+        assert all("tasks were moved out of the group" in total["reason"] for total in totals)

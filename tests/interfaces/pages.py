@@ -52,7 +52,9 @@ def reason_blocks() -> dict[str, list[str]]:
         lines += [f"A figure is _{quality}_ because:", ""]
         for reason in Reason:
             if quality in reason.qualities:
-                words = re.sub(r"\{(\w+?)_?\}", r"_\1_", reason.template)
+                # Some reasons have values that may be absent.
+                words = re.sub(r"\{(used|descendants|since)\}", "", reason.template)
+                words = re.sub(r"\{(\w+?)_?\}", r"_\1_", words)
                 first, *more = filled(words, _WIDTH - 2, "")
                 lines += [f"- {first}", *(f"  {line}" for line in more)]
         lines.append("")

@@ -14,9 +14,9 @@ from tests import aio
 from .host import TREE, Host
 from .machine import Guest
 
-TAKEN = "another program moved tasks out of the group"
-ADDED = "another program moved tasks into the group"
-WROTE = "another program wrote to cpus of the group"
+TAKEN = "tasks were moved out of the group"
+ADDED = "tasks of others were moved into the group"
+WROTE = "another program gave the group CPUs"
 
 
 @pytest.fixture(scope="module")

@@ -179,7 +179,7 @@ def reasons(host: Host, key: str) -> set[tuple[str, str]]:
 
 def lacks_app(host: Host) -> bool:
     """Whether the totals of the pod state that a container is not included. The witness adds how much it used."""
-    why = f"{APP} is not included, because of its profile apart"
+    why = f"{APP} is not included: its profile is apart"
     return all(quality == "late" and reason.startswith(why) for quality, reason in reasons(host, POD))
 
 

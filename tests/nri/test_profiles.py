@@ -125,9 +125,7 @@ def test_one_container_opts_out_of_its_pod(profiled: Node) -> None:
         assert profiled.machine.tasks(UID) == {app.pid}
         assert profiled.group()["baseline"] == "late", "a part of the pod is not counted"
         totals = profiled.machine.call("Read", key=UID)["totals"]
-        assert {total["reason"] for total in totals} == {
-            f"{sidecar.id} is not included, because of its profile quiet"
-        }
+        assert {total["reason"] for total in totals} == {f"{sidecar.id} is not included: its profile is quiet"}
 
 
 def test_containers_that_are_workloads_of_their_own_live_and_end(profiled: Node) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.witness import SIMULATED_FOLDER
 from resctrlmond.sim.control.client import Control
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.model.owners import OVERFLOW, SYSTEMD
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
@@ -234,7 +235,7 @@ class _Play:
         self.pools.add_group()
         workload = assign(self.host.ctx, assignment(key, self.pids[key], "oci", member=key)).workload
         self.outcome.containers += 1
-        if workload.state is not State.ACTIVE or workload.first.baseline is not Quality.EXACT:
+        if workload.state is not State.ACTIVE or baseline_of(workload) is not Quality.EXACT:
             self.outcome.wrong.append(f"{key} is {workload.state}: {workload.reason}")
         running = [key for key in self.pids if key.startswith("box")]
         if len(running) > max(self.plan.reserve // 2, 1):
@@ -350,7 +351,7 @@ class _Play:
                 self.outcome.wrong.append(f"{run}: {sorted(qualities)}, although it was in its group from its start")
         for workload in self.host.ctx.store.all():
             run = workload.key, workload.generation
-            if self.missed[run] and workload.first.baseline is Quality.EXACT and run not in self.qualities:
+            if self.missed[run] and baseline_of(workload) is Quality.EXACT and run not in self.qualities:
                 self.outcome.wrong.append(f"{run}: exact without a report, {self.missed[run]} pieces are missing")
         counted = sum(found.get(TRAFFIC, Decimal(0)) for found in self.reported.values())
         used = (self.outcome.pieces - self.used[_NOTHING]) * _BYTES

@@ -21,6 +21,7 @@ from resctrlmond.resctrl.mounts import boot_id, mounts
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.groups import counters
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.manager import Manager
@@ -143,7 +144,7 @@ class Host:
         for record in own:
             # No container that is observed is missing in an exact pod.
             apart = [of for of in records if of.is_observed and of.attributes.get("pod.uid") == record.key]
-            exact = not record.state.is_over and record.first.baseline is Quality.EXACT
+            exact = not record.state.is_over and baseline_of(record) is Quality.EXACT
             assert not (apart and exact), record
         for record in records:
             assert not record.has_ended_further_group or record.state.is_over, record

@@ -12,7 +12,7 @@ from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.states import Quality, worst
 
 # The text of an error may have semicolons.
-_VALUES = {"error": ".+", "cause": ".+", "descendants": r"[0-9]+ descendants?"}
+_VALUES = {"cause": ".+", "by": ".+", "word": ".+", "used": "[^;]*", "descendants": "[^;]*", "since": "[^;]*"}
 
 
 def check_reasons(total: Total) -> None:

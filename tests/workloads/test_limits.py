@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.model.errors import InvalidAttributes, LimitExceeded, NotWritten
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTES, merged_attributes
@@ -44,7 +45,7 @@ def test_attributes_of_several_calls_are_limited_together(host: Host) -> None:
     host.restart()
     assert {one.key: one for one in host.ctx.store.all()} == before
     assert before["grows"].is_claimed_by("agent")
-    assert before["grows"].first.baseline is Quality.EXACT
+    assert baseline_of(before["grows"]) is Quality.EXACT
     assert release(host.ctx, "grows", owner="agent").completed
 
 

@@ -21,6 +21,7 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import Found, GroupRef
+from resctrlmond.workloads.figures.verdict import baseline_of, verdict
 from resctrlmond.workloads.model.errors import (
     AlreadyMonitored,
     ForeignGroup,
@@ -52,7 +53,7 @@ def test_create_is_idempotent(host: Host) -> None:
     files = host.files("k")
     again = create(host.ctx, "k", owner="a", attributes={"x": "1"})
     assert again == first
-    assert (first.state, first.first.baseline, first.first.class_) == (State.IDLE, Quality.EXACT, "")
+    assert (first.state, baseline_of(first), first.first.class_) == (State.IDLE, Quality.EXACT, "")
     third = create(host.ctx, "k", owner="b", attributes={"y": "2"})
     assert [claim.owner for claim in third.claims] == ["a", "b"]
     assert third.attributes == {"x": "1", "y": "2"}
@@ -221,8 +222,8 @@ def test_tasks_of_other_groups_are_not_stolen(host: Host, process: Start, puppet
     host.tree.write_task(foreign.path, thread)
     done = assign(host.ctx, assignment("partly", puppet.pid))
     assert done.moved.in_other_groups == {thread}
-    assert (done.workload.members[0].tasks_outside, done.workload.first.baseline) == (1, Quality.LATE)
-    assert done.workload.first.baseline_reasons == (f"tasks of pid-{puppet.pid} were outside the group",)
+    assert (done.workload.members[0].tasks_outside, baseline_of(done.workload)) == (1, Quality.LATE)
+    assert verdict(done.workload).reasons == (f"pid-{puppet.pid} ran before it was put into the group",)
     assert host.tree.membership(thread).group == "foreign"
     assign(host.ctx, assignment("other", child.pid, take_over=True))
     assert host.tree.membership(child.pid) == Membership("", "other")
@@ -238,9 +239,12 @@ def test_a_workload_whose_task_is_taken_over_is_late_at_once(host: Host, process
     done = release(host.ctx, "first", owner="test")
     # The sweep of the release adds that the task is outside.
     assert {(total.quality, total.reason.partition(";")[0]) for total in done.totals} == {
-        (Quality.LATE, "workload thief took over one of its tasks")
+        (
+            Quality.LATE,
+            "tasks were moved out of the group, and their use outside is not counted: workload thief took them over",
+        )
     }
-    assert {host.get(key).first.baseline for key in ("second", "third")} == {Quality.EXACT}
+    assert {baseline_of(host.get(key)) for key in ("second", "third")} == {Quality.EXACT}
 
 
 def test_reasons_after_a_take_over_do_not_state_that_a_task_stayed_where_it_was(host: Host, process: Start) -> None:
@@ -249,9 +253,9 @@ def test_reasons_after_a_take_over_do_not_state_that_a_task_stayed_where_it_was(
     for key in ("first", "thief"):
         assign(host.ctx, assignment(key, pid, take_over=True))
     host.manager.maintenance.sweep("first")
-    assert host.get("first").first.baseline_reasons == (
-        "workload thief took over one of its tasks",
-        f"tasks of pid-{pid} were outside the group",
+    assert verdict(host.get("first")).reasons == (
+        f"pid-{pid} ran before it was put into the group",
+        "tasks were moved out of the group, and their use outside is not counted: workload thief took them over",
     )
 
 
@@ -271,7 +275,7 @@ def test_two_workloads_that_take_tasks_from_each_other_do_not_wait_for_ever(host
     for thief in thieves:
         thief.join(120)
         assert not thief.is_alive()
-    assert {host.get(key).first.baseline for key in "ab"} == {Quality.LATE}
+    assert {baseline_of(host.get(key)) for key in "ab"} == {Quality.LATE}
 
 
 def test_move_keeps_nonce_counters_and_tasks(host: Host, puppet: Puppet) -> None:

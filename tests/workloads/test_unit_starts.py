@@ -31,11 +31,11 @@ from resctrlmond.host.unit_exec import PROGRAM
 from resctrlmond.resctrl.processes import children
 from resctrlmond.resctrl.witness import SIMULATED_FOLDER
 from resctrlmond.workloads.evidence import callers
-from resctrlmond.workloads.figures.verdict import DROPPED, with_verdict
+from resctrlmond.workloads.figures.verdict import DROPPED, Verdict, verdict
 from resctrlmond.workloads.groups import placement
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.states import Quality
-from resctrlmond.workloads.model.workload import Group, State
+from resctrlmond.workloads.model.workload import State
 from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.release import release
@@ -132,17 +132,17 @@ class Services(Site):
         with self.host.ctx.store.transaction(name) as txn:
             placement.sweep(self.host.ctx, txn)
 
-    def group(self, name: str = SHOP) -> Group:
-        """Return the group of a service as a Read shows it, with what the witness has seen until now."""
+    def verdict(self, name: str = SHOP) -> Verdict:
+        """Return the verdict on a service as a Read shows it, with what the witness has seen until now."""
         workload = self.host.get(name)
         seen = workload if workload.state.is_over else self.host.ctx.proofs.weighed(workload)
-        return with_verdict(seen).first
+        return verdict(seen)
 
     def quality(self, name: str = SHOP) -> Quality:
-        return self.group(name).baseline
+        return self.verdict(name).quality
 
     def reasons(self, name: str = SHOP) -> tuple[str, ...]:
-        return self.group(name).baseline_reasons
+        return self.verdict(name).reasons
 
     def see(self) -> None:
         """Let the simulator see where processes are, before that changes again."""
@@ -354,7 +354,6 @@ def test_sweep_moves_the_processes_beside_one_that_is_about_to_call(site: Servic
             await site.until(lambda: has_begun(joined))
             site.sweep()
             assert (site.in_group(joined), site.in_group(reload)) == (SHOP, "")
-            assert site.quality() is Quality.LATE
 
     run(test)
 
@@ -463,7 +462,7 @@ def test_command_that_calls_in_the_group_hides_none_that_was_missed(site: Servic
             program = site.folder / "resctrlmon-unit-exec"
             script = f"read _; {BURN}; {BURN}; exec {program} /bin/sleep 600"
             other = site.spawn(SHOP, "/bin/sh", "-c", script)
-            Path(site.host.tree.full_path(site.group().ref), "tasks").write_text(str(other.pid))
+            Path(site.host.tree.full_path(site.host.get(SHOP).first.ref), "tasks").write_text(str(other.pid))
             stated = {"ExecStart": [started(main)], "ExecReload": [started(other)]}
             site.systemd.units[SHOP] = Unit(site.inner(SHOP), commands=stated)
             for _ in range(2):
@@ -781,16 +780,15 @@ def test_other_process_in_the_control_group_makes_the_service_late(site: Service
     run(test)
 
 
-def test_process_that_joins_later_makes_the_service_late(site: Services, process: Any) -> None:
+def test_process_that_joins_later_makes_the_service_late(site: Services) -> None:
     async def test() -> None:
         async with site.serving("*.service"):
             main = site.through(SHOP, "/bin/sleep", "600")
             site.state(SHOP, ExecStart=[started(main)])
             go(main)
             await site.until(lambda: site.claimed() == [SHOP])
-            join(os.path.join(site.top, SHOP), process().pid)
-            site.sweep()
-            assert site.quality() is Quality.LATE
+            go(site.spawn(SHOP, "/bin/sh", "-c", f"{BURN}; sleep 600"))
+            await site.until(lambda: site.quality() is Quality.LATE)
 
     run(test)
 

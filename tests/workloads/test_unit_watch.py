@@ -30,7 +30,8 @@ from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import KernelRefused
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.mounts import mounts
-from resctrlmond.workloads.figures.reasons import ran_before
+from resctrlmond.workloads.figures.reasons import why_late
+from resctrlmond.workloads.figures.verdict import baseline_of, verdict
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.queue_order import waiting
 from resctrlmond.workloads.model.owners import SYSTEMD
@@ -192,9 +193,9 @@ def test_selected_units_are_assigned_and_end_with_the_unit(site: Site, process: 
                 assert shop.attributes == {"unit": SHOP}
                 (member,) = shop.members
                 assert (member.id, member.kind, member.late) == (SHOP, "unit", True)
-                assert shop.first.baseline is Quality.LATE
+                assert baseline_of(shop) is Quality.LATE
                 # The text depends on whether the process has used any CPU time before.
-                assert shop.first.baseline_reasons == (ran_before(member),)
+                assert verdict(shop).reasons == (why_late(member),)
                 systemd.set(SHOP, active="inactive", sub="dead")
                 systemd.set(OTHER)
                 await site.until(lambda: not site.claimed())
@@ -725,7 +726,7 @@ def test_profile_moves_the_tasks_of_a_unit_to_its_class_also_after_a_restart(sit
                 assert host.tree.membership(first.pid) == Membership("gold", SHOP)
                 record = host.get(SHOP)
                 assert (record.profile, record.profile_source) == ("gold", "rule at F:gold")
-                assert record.first.baseline is Quality.LATE
+                assert baseline_of(record) is Quality.LATE
                 # Process 1 starts each process of a service, in its own class.
                 site.run_in(SHOP, late)
                 host.manager.maintenance.sweep(SHOP)
@@ -783,7 +784,7 @@ def test_task_of_a_container_that_starts_in_a_unit_with_a_class_stays_in_the_con
     def start(path: str) -> Callable[[int], bool]:
         monkeypatch.undo()
         record = assign(host.ctx, assignment(UID, init.pid, owner="oci", member="c1")).workload
-        assert record.first.baseline is Quality.EXACT
+        assert baseline_of(record) is Quality.EXACT
         return test_member(path)
 
     async def test() -> None:
@@ -796,7 +797,7 @@ def test_task_of_a_container_that_starts_in_a_unit_with_a_class_stays_in_the_con
                 await site.until(lambda: site.claimed() == [SHOP])
         assert host.tree.membership(own.pid) == Membership("gold", SHOP)
         assert host.tree.membership(init.pid) == Membership("", UID)
-        assert host.get(UID).first.baseline is Quality.EXACT
+        assert baseline_of(host.get(UID)) is Quality.EXACT
 
     run(test)
 

@@ -26,11 +26,10 @@ from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.foreign_writes import COUNTERS, ForeignWrites, Written
 from resctrlmond.resctrl.membership import membership_of
 from resctrlmond.resctrl.tree import GroupRef, Tree
-from resctrlmond.workloads.evidence.pending_downgrades import Groups, PendingDowngrades, downgraded_and_logged
+from resctrlmond.workloads.evidence.pending_doubts import Groups, PendingDoubts, doubted_and_logged
 from resctrlmond.workloads.figures import caveats
-from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.figures.reasons import Reason, doubt, text_of
 from resctrlmond.workloads.model.mark import Mark
-from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Group, State, Workload
 from resctrlmond.workloads.records.store import Store, Transaction
 
@@ -38,7 +37,7 @@ log = logging.getLogger(__name__)
 
 Guard = Callable[[str], AbstractContextManager[None]]
 
-# The end of a workload in another state saves its downgrades.
+# The end of a workload in another state saves its doubts.
 _UNFINISHED = (State.PENDING, State.ACTIVE, State.IDLE)
 
 # The delay before the next try if a call has locked a workload.
@@ -49,15 +48,19 @@ _PAUSE_FACTOR = 20
 _MIN_REST_S = 0.02
 _MAX_REST_S = 0.25
 # Writes to a group, or events that may have been one, since which tasks of others may count in it.
-_MAY_HAVE_TASKS_OF_OTHERS = frozenset({Reason.WRITTEN.text(file="cpus"), Reason.EVENTS_LOST.text()})
+_MAY_HAVE_TASKS_OF_OTHERS = frozenset({Reason.HAS_CPUS.name, Reason.CHANGES_UNKNOWN.name})
 # The events whose counters can be reset.
 _RESTARTING = tuple(name for name, event in EVENTS.items() if event.restarts)
 # A reading waits so long for a thread that processes events: it may hang in the kernel.
 _EVENTS_WAIT_S = 2.0
+_EVENTS_LOST = (
+    "their writes to resctrl were not seen, because they were too many or because the kernel's events could not be "
+    "read"
+)
 
 
 class Interference:
-    """Watches the tree, and downgrades the groups that other programs change.
+    """Watches the tree, and records doubts about the groups that other programs change.
 
     ``wake`` is called when events were read that require a call of ``react``. Thread-safe.
     """
@@ -75,7 +78,7 @@ class Interference:
         self._foreign: ForeignWrites | None = None
         self._react_lock = threading.Lock()
         self._events_lock = threading.Lock()
-        self._downgrades = PendingDowngrades()
+        self._doubts = PendingDoubts()
         self._trouble = ""
         self.rest_s = 0.0
 
@@ -96,7 +99,7 @@ class Interference:
             self._foreign = None
 
     def react(self, guard: Guard) -> float:
-        """Downgrade the groups that other programs have changed.
+        """Record doubts about the groups that other programs have changed.
 
         ``guard`` handles the errors of one workload, by its key. Returns the seconds until the next call; 0 if it is
         due only after the next write. For ``rest_s`` the caller should not call it again.
@@ -109,32 +112,32 @@ class Interference:
             begun = time.thread_time()
             self._update_watches()
             self._read_events()
-            is_busy = self._save_all_downgrades(guard)
+            is_busy = self._save_all_doubts(guard)
             rest_s = _PAUSE_FACTOR * (time.thread_time() - begun)
             self.rest_s = min(_MAX_REST_S, max(_MIN_REST_S, rest_s))
             return _RETRY_S if is_busy else 0
         finally:
             self._react_lock.release()
 
-    def _save_all_downgrades(self, guard: Guard) -> bool:
-        """Save the pending downgrades of all workloads. Returns whether a call has locked one of the workloads."""
+    def _save_all_doubts(self, guard: Guard) -> bool:
+        """Save the pending doubts of all workloads. Returns whether a call has locked one of the workloads."""
         is_busy = False
-        for key in self._downgrades.keys:
+        for key in self._doubts.keys:
             with guard(key), self._store.transaction_if_free(key) as txn:
                 is_busy |= txn is None
                 workload = txn.find() if txn is not None else None
                 if txn is not None and workload is not None and workload.state in _UNFINISHED:
-                    self._downgrades.save(txn)
+                    self._doubts.save(txn)
         return is_busy
 
     def look_for_cpus(self, txn: Transaction) -> None:
-        """Downgrade the groups to which another program gave CPUs. Raises NoSuchGroup, NotMounted."""
+        """Record doubts about the groups to which another program gave CPUs. Raises NoSuchGroup, NotMounted."""
         for group in txn.workload.existing_groups:
             txn.save(self._with_cpus(txn.workload, group))
 
     def forget(self, key: str) -> None:
         """Drop the evidence about a workload that has ended."""
-        self._downgrades.forget(key)
+        self._doubts.forget(key)
 
     # -- creation and end of a group
 
@@ -186,21 +189,21 @@ class Interference:
         return found is not None
 
     def before_end(self, txn: Transaction) -> None:
-        """Save the downgrades by all writes until now, because the workload ends."""
+        """Save the doubts by all writes until now, because the workload ends."""
         self.read_events()
         # Those that come later are of writes after the last reading, or shortly before it (``after_last_reading``).
-        self._downgrades.save(txn)
+        self._doubts.save(txn)
 
     def after_last_reading(self, txn: Transaction, group: Group) -> tuple[Group, bool]:
-        """Save the downgrades by all writes until now.
+        """Save the doubts by all writes until now.
 
         Return the group with them, and whether tasks of others may count in it since ``before_end``.
         """
         if self._read_events():
             self.wake()
-        is_written = not _MAY_HAVE_TASKS_OF_OTHERS.isdisjoint(self._downgrades.reasons(txn.key, group.nonce))
+        is_written = any(one.reason in _MAY_HAVE_TASKS_OF_OTHERS for one in self._doubts.of(txn.key, group.nonce))
         txn.save_group(group)
-        self._downgrades.save(txn)
+        self._doubts.save(txn)
         with contextlib.suppress(NoSuchGroup, NotMounted):  # removed, so it has no CPUs
             txn.save(self._with_cpus(txn.workload, group))
         return txn.workload.group(group.folder) or group, is_written
@@ -259,12 +262,12 @@ class Interference:
         for directory in sorted(written.cpus):
             if (owner := self._owner(directory)) is not None:
                 key, nonce = owner
-                self._downgrades.add({key: frozenset({nonce})}, Reason.WRITTEN.text(file="cpus"))
+                self._doubts.add({key: frozenset({nonce})}, doubt(Reason.HAS_CPUS))
         self._process_resets(written)
         self.on_created(written.created)
         if written.is_lost:
             self.on_events_lost()
-            self._downgrades.add(self._all_groups(), Reason.EVENTS_LOST.text())
+            self._doubts.add(self._all_groups(), doubt(Reason.CHANGES_UNKNOWN, cause=_EVENTS_LOST))
 
     def _all_groups(self) -> Groups:
         return {
@@ -273,22 +276,22 @@ class Interference:
         }
 
     def _process_resets(self, written: Written) -> None:
-        """Add downgrades of the events whose counters these writes may have reset.
+        """Add doubts about the events whose counters these writes may have reset.
 
         A counter that is reset and then counts more than before is not found by its readings.
         """
         for directory in sorted(written.counters):
             path = os.path.join(self._tree.path, directory, COUNTERS)
-            why, owner = Reason.RESET_BY_WRITE.text(file=path), self._owner(directory)
+            reset, owner = doubt(Reason.RESET_BY_WRITE, events=_RESTARTING, file=path), self._owner(directory)
             if owner is not None:
-                self._downgrades.add({owner[0]: frozenset({owner[1]})}, why, events=_RESTARTING)
-            self.on_counters_reset(_RESTARTING, why)
+                self._doubts.add({owner[0]: frozenset({owner[1]})}, reset)
+            self.on_counters_reset(_RESTARTING, text_of(reset))
         for file in sorted(written.configuration):
-            why = Reason.RESET_BY_WRITE.text(file=os.path.join(self._tree.path, file))
             name = caveats.event_of(file.removeprefix("info/"))
             events = (name,) if name in _RESTARTING else _RESTARTING
-            self._downgrades.add(self._all_groups(), why, events=events)
-            self.on_counters_reset(events, why)
+            reset = doubt(Reason.RESET_BY_WRITE, events=events, file=os.path.join(self._tree.path, file))
+            self._doubts.add(self._all_groups(), reset)
+            self.on_counters_reset(events, text_of(reset))
 
     def _owner(self, directory: str) -> tuple[str, int] | None:
         """Return the key and nonce of the workload's group in this directory, None if it is not a workload's."""
@@ -322,7 +325,5 @@ class Interference:
         return self._foreign is None or bool(self._foreign.trouble)
 
     def _with_cpus(self, workload: Workload, group: Group) -> Workload:
-        cpus = self._tree.cpus(group.ref)
-        if not cpus:
-            return workload
-        return downgraded_and_logged(workload, group, Quality.ESTIMATED, Reason.HAS_CPUS.text(cpus=cpus))
+        has_cpus = self._tree.cpus(group.ref)
+        return doubted_and_logged(workload, group, doubt(Reason.HAS_CPUS)) if has_cpus else workload

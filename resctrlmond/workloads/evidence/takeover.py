@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.figures.reasons import Reason
-from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.model.workload import Workload, replace
 from resctrlmond.workloads.records.store import Store
 
@@ -41,17 +40,17 @@ class TakeOver:
         The function makes the workload of that group late in its record, and returns whether the task may be taken
         now. It returns False if another thread has the turn: the task stays where it is until a later sweep.
         """
-        downgraded: set[Membership] = set()
+        late: set[Membership] = set()
 
         def may_take(where: Membership) -> bool:
-            if where not in downgraded:
+            if where not in late:
                 if not self._turn.acquire(blocking=False):
                     return False
                 try:
-                    self._downgrade_owner(key, where)
+                    self._make_late(key, where)
                 finally:
                     self._turn.release()
-                downgraded.add(where)
+                late.add(where)
             return True
 
         return may_take
@@ -59,7 +58,7 @@ class TakeOver:
     def _owner(self, where: Membership) -> Workload | None:
         return self._store.owner_of(GroupRef(where.class_, where.group))
 
-    def _downgrade_owner(self, key: str, where: Membership) -> None:
+    def _make_late(self, key: str, where: Membership) -> None:
         ref = GroupRef(where.class_, where.group)
         owner = self._owner(where)
         if owner is None:
@@ -70,6 +69,6 @@ class TakeOver:
             workload = txn.find()
             group = workload.group_at(ref) if workload is not None else None
             if workload is not None and group is not None:
-                late = workload.with_group(group.downgraded(Quality.LATE, Reason.TAKEN_OVER.text(key=key)))
+                late = workload.doubted(group, doubt(Reason.MOVED_OUT, by=f"workload {key} took them over"))
                 # The task does not return to the workload around this one.
                 txn.save(replace(late, left_tasks=bool(late.part_of)))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Totals: the exact differences between the baseline of a workload and a later reading.
 
-A total is at best as good as the baseline, which ``Group.downgraded`` lowers. ``reasons`` has the causes.
+Their qualities are those by the counters alone (``figures.verdict`` has the others).
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ _NOT_ONLINE = Value(Status.ERROR, "not online")
 _NOTHING = CounterHistory()
 # A reset counter restarts from 0. A decrease by at most this fraction is noise, not a reset.
 _NOISE = Decimal("0.01")
+_TOO_SMALL = "the use was too small to be counted"
+_RESTARTED = "it was reset or had no counter for a time, so some use is missing"
 
 
 def digits(number: int | Decimal) -> str:
@@ -192,7 +194,7 @@ def _delta(run: _Run) -> _Delta:
 def _counted(run: _Run) -> _Delta:
     domain, begin, end, past = run.domain, run.begin, run.end, run.past
     if end is None:
-        return _Delta(None, Quality.UNKNOWN, run.missed or Reason.OFFLINE.text(domain=domain))
+        return _Delta(None, Quality.UNKNOWN, run.missed or Reason.OFFLINE.text(domain=domain, since=""))
     if end.number is None:
         return _without_end(run, end)
     base = _base(run)
@@ -201,17 +203,17 @@ def _counted(run: _Run) -> _Delta:
         return _Delta(None, Quality.UNKNOWN, Reason.NO_BEGIN.text(domain=domain, word=repr(begin.text)))
     if past.carried is not None:
         number = max(0, past.carried + end.number - base)
-        return _Delta(number, Quality.ESTIMATED, Reason.BEGAN_AGAIN.text(domain=domain))
+        return _Delta(number, Quality.ESTIMATED, Reason.WENT_BACK.text(domain=domain, cause=_RESTARTED))
     if begin is None:
-        return _Delta(end.number, Quality.ESTIMATED, Reason.CAME_ONLINE.text(domain=domain))
+        return _Delta(end.number, Quality.ESTIMATED, Reason.NO_BEGIN.text(domain=domain, word="it came online later"))
     if begin.number is None:
         reason = Reason.NO_BEGIN.text(domain=domain, word=repr(begin.text))
         return _Delta(end.number, Quality.ESTIMATED, reason)
     if end.number < base:
         if base - end.number <= base * _NOISE:
-            return _Delta(0, Quality.ESTIMATED, Reason.NOISE.text(domain=domain))
+            return _Delta(0, Quality.ESTIMATED, Reason.WENT_BACK.text(domain=domain, cause=_TOO_SMALL))
         # A reset (the domain was offline, or the mode changed): the value was counted since then.
-        return _Delta(end.number, Quality.ESTIMATED, Reason.RESET.text(domain=domain))
+        return _Delta(end.number, Quality.ESTIMATED, Reason.WENT_BACK.text(domain=domain, cause=_RESTARTED))
     if past.has_gap:
         # The hardware may have reset the counter meanwhile (see ``Unavailable``).
         return _Delta(end.number - base, Quality.ESTIMATED, Reason.GAP.text(domain=domain))
@@ -241,9 +243,11 @@ def _without_end(run: _Run, end: Value) -> _Delta:
     base = _base(run)
     number = 0 if base is None else (run.past.carried or 0) + (run.past.known or 0) - base
     if number > 0:
-        reason = Reason.COUNTED_BEFORE_END.text(domain=run.domain, word=repr(end.text))
+        cause = "the total is what was counted before"
+        reason = Reason.NO_END.text(domain=run.domain, word=repr(end.text), cause=cause)
         return _Delta(number, Quality.ESTIMATED, reason)
-    return _Delta(None, Quality.UNKNOWN, Reason.NO_END.text(domain=run.domain, word=repr(end.text)))
+    reason = Reason.NO_END.text(domain=run.domain, word=repr(end.text), cause="no use was counted before")
+    return _Delta(None, Quality.UNKNOWN, reason)
 
 
 def _sum(of: Event, deltas: Sequence[_Delta | Total], baseline: Quality, caveat: str = "") -> Total:

@@ -1,64 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caveats: reasons for which the total of an event cannot be exact, even if all its readings are numbers."""
+"""Caveats: doubts about the total of an event, even if all its readings are numbers."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.counters import Kind, Reading, Status, event
-from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.figures.reasons import Reason, doubt, text_of
+from resctrlmond.workloads.model.workload import Doubt, Group
 
 _MOST_NAMED = 5
 
 
-def of_readings(readings: Iterable[Reading], mode: Mode | None, inexact: str) -> dict[str, str]:
-    """Return the caveats, by event, of readings in that mode of the bandwidth counters; None without such counters.
+def by_event(group: Group) -> dict[str, str]:
+    """Return the reasons for which totals of some events only are not exact, by event."""
+    found: dict[str, str] = {}
+    for one in group.doubts:
+        for name in one.events:
+            found[name] = "; ".join(filter(None, (found.get(name, ""), text_of(one))))
+    return found
+
+
+def of_readings(readings: Iterable[Reading], mode: Mode | None, inexact: str) -> Iterator[Doubt]:
+    """Yield the caveats of readings in that mode of the bandwidth counters; None without such counters.
 
     ``inexact`` is the reason for which the readings of a simulation are inexact (``Tree.inexact``), "" if they are
     exact.
     """
-    found = {}
     for name in sorted({reading.event for reading in readings}) if inexact or mode is Mode.REALLOCATED else ():
         of = event(name)
         if mode is Mode.REALLOCATED and of.restarts:
-            found[name] = Reason.REALLOCATED.text()
+            yield doubt(Reason.REALLOCATED, events=[name])
         elif inexact and of.kind is Kind.CUMULATIVE:
-            found[name] = Reason.SIMULATION_INEXACT.text(cause=inexact)
-    return found
+            yield doubt(Reason.SIMULATION_INEXACT, events=[name], cause=inexact)
 
 
-def with_change(known: Mapping[str, str], before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """Return ``known``, the caveats of a group by event, with one more for each event whose configuration changed.
+def changed(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Doubt]:
+    """Yield a caveat for each event whose configuration changed.
 
     ``before`` and ``now`` are ``Configuration.transactions`` at the baseline and now: the memory transactions
     that each event counts. An L3 cache that is in one of the two only is ignored.
     """
-    found = dict(known)
     for file in sorted(before.keys() & now.keys()):
         then, here = _by_l3(before[file]), _by_l3(now[file])
-        name, why = event_of(file), Reason.CHANGED.text(file=file)
         if any(then[l3] != here[l3] for l3 in then.keys() & here.keys()):
-            found = with_reason(found, name, why)
-    return found
-
-
-def with_late_end(known: Mapping[str, str], readings: Iterable[Reading], why: Reason, member: str) -> dict[str, str]:
-    """Return all caveats, by event, of a group whose end values are read after its end.
-
-    ``known``: its caveats so far. ``why``: UNSEEN_END or END_READ_LATE. Processes of ``member`` may have run since.
-    """
-    found = dict(known)
-    for name in sorted({reading.event for reading in readings if event(reading.event).kind is Kind.CUMULATIVE}):
-        found = with_reason(found, name, why.text(member=member))
-    return found
-
-
-def with_reason(known: Mapping[str, str], name: str, why: str) -> dict[str, str]:
-    """Return ``known``, the caveats by event, with one more reason for the event ``name``."""
-    before = known.get(name, "")
-    return {**known} if why in before else {**known, name: f"{before}; {why}" if before else why}
+            yield doubt(Reason.CHANGED, events=[event_of(file)], file=file)
 
 
 def _by_l3(text: str) -> dict[str, str]:
@@ -83,12 +71,13 @@ def unassigned(readings: Iterable[Reading]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def of_unassigned(lacking: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the caveats, by event, of a group whose baseline lacks a counter for these domains and events."""
+def of_unassigned(lacking: Iterable[tuple[str, str]]) -> Iterator[Doubt]:
+    """Yield the caveats of a group whose baseline lacks a counter for these domains and events."""
     domains: dict[str, list[str]] = {}
     for domain, name in lacking:
         domains.setdefault(name, []).append(domain)
-    return {name: Reason.UNASSIGNED.text(domains=", ".join(sorted(of))) for name, of in domains.items()}
+    for name, of in domains.items():
+        yield doubt(Reason.UNASSIGNED, events=[name], domains=", ".join(sorted(of)))
 
 
 def lacking_sentence(keys: Iterable[str]) -> str:
@@ -101,8 +90,3 @@ def lacking_sentence(keys: Iterable[str]) -> str:
         f"no bandwidth counter is free for {', '.join(named[:_MOST_NAMED])}{more}: end other workloads, or unassign "
         "counters of groups that do not need them (mbm_L3_assignments)"
     )
-
-
-def together(first: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
-    """Return the caveats of both mappings, by event; ``first`` wins if an event is in both."""
-    return {**more, **first}

@@ -8,22 +8,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from resctrlmond.workloads.figures.accounting import Total
-from resctrlmond.workloads.figures.reasons import Reason, ran_before
+from resctrlmond.workloads.figures.reasons import why_late
 from resctrlmond.workloads.figures.verdict import NOT_LOADED, SLACK_NS, outside_ns_of, unseen
 from resctrlmond.workloads.model.states import ProofKind, Quality, seconds_up_to
 from resctrlmond.workloads.model.workload import Member, Proof, Workload
-
-# The reasons that are recorded of a member that is late, beside that for which it ran before.
-_LATE = (
-    Reason.NOT_AWAITED,
-    Reason.KILLED_WHILE_JOINING,
-    Reason.NEVER_MOVED,
-    Reason.ENDED_OUTSIDE,
-    Reason.RAN_BETWEEN,
-    Reason.RAN_OUTSIDE,
-    Reason.OUTSIDE_UNTIL_AGAIN,
-    Reason.WERE_OUTSIDE,
-)
 
 
 class Statement(msgspec.Struct, frozen=True):
@@ -69,14 +57,7 @@ def _outside_before(workload: Workload, member: Member) -> str:
     """Return why tasks of the member may have run before they were in the group; "" if they have not."""
     if not workload.group_of(member).inodes:
         return f"{member.id} is in no group yet"
-    if member.joining:
-        return Reason.JOINING.text(member=member.id)
-    if not member.late:
-        return Reason.WERE_OUTSIDE.text(member=member.id) if member.tasks_outside else ""
-    whys = [ran_before(member), *(reason.text(member=member.id) for reason in _LATE)]
-    known = [why for why in whys if why in workload.group_of(member).baseline_reasons]
-    # The first reasons are kept. A member is also late if a task that joined it had run.
-    return "; ".join(known) or f"{member.id}, or a task that joined it, ran before it was put into the group"
+    return why_late(member) if member.late or member.joining else ""
 
 
 def _missing(workload: Workload) -> str:

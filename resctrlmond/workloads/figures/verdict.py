@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.witness import Ids, Move, Moves, Seen, Use
-from resctrlmond.workloads.figures.reasons import Reason, ran_before
-from resctrlmond.workloads.model.states import Quality, seconds_up_to
-from resctrlmond.workloads.model.workload import Group, Proof, Workload, replace
+from resctrlmond.workloads.figures.reasons import Reason, text_of, why_late
+from resctrlmond.workloads.model.states import Quality, seconds_up_to, worst
+from resctrlmond.workloads.model.workload import CONTAINERS, Doubt, Group, Proof, Workload, replace
 
 # The time since the last tick of a task that is moved while it runs, and the rounding of cpu.stat.
 SLACK_NS = 1_000_000
@@ -36,6 +36,8 @@ DROPPED = "resctrlmond-witness dropped what it had recorded of removed control g
 _UNSAVED_NS = 1800 * 10**9
 # A service that restarts for ever, each time with a new control group, must not make its record grow for ever.
 _MAX_CGROUPS = 1000
+# The reasons are repeated in each total.
+_MOST_NAMED = 5
 
 
 def with_cause(proof: Proof, cause: str) -> Proof:
@@ -279,28 +281,38 @@ def _by_cgroup(uses: Iterable[Use]) -> dict[int, int]:
     return found
 
 
-def with_verdict(workload: Workload) -> Workload:
-    """Return the workload with baselines that are no better than what the witness has shown, and with the reasons."""
-    proof, was_not_asked = workload.proof, False
-    if not proof.cgroups and not proof.cause:
-        was_not_asked = any(member.cgroup for member in workload.members)
-        if was_not_asked:
-            proof = with_cause(proof, "resctrlmond did not ask the witness when its tasks entered the group")
-        elif proof.watch is None and not workload.is_observed:
-            proof = with_cause(proof, NOT_LOADED)
-    for group in workload.groups:
-        # Members that were put into the group later than they ran are late, and need no other reason.
-        is_late = was_not_asked and group.baseline is not Quality.EXACT
-        has_cause = group.inodes and not is_late
-        for quality, why in _failures(proof if has_cause else replace(proof, cause=""), group):
-            workload = workload.downgraded(group, quality, why)
-        now = workload.group(group.folder) or group
-        if now.baseline is Quality.EXACT and (cause := unseen(workload, now)):
-            workload = workload.downgraded(now, Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=cause))
-    for member in workload.members:
-        if member.has_tasks and member.late and workload.group_of(member).baseline is Quality.EXACT:
-            workload = workload.with_late(member, ran_before(member))
-    return workload
+class Verdict(NamedTuple):
+    """The best quality that a total of a run can have, and the reasons if that is not exact."""
+
+    quality: Quality
+    reasons: tuple[str, ...]
+
+
+def verdict(workload: Workload) -> Verdict:
+    """Return the verdict on the totals of a run by its record, whatever its counters read.
+
+    A doubt about some events only is not part of it. The first _MOST_NAMED late members are named.
+    """
+    groups = [group for group in workload.groups if group.has_begin]
+    late = [member for member in workload.members if (member.has_tasks and member.late) or member.joining]
+    found = [(Quality.LATE, why_late(member)) for member in late[:_MOST_NAMED]]
+    found += _of_proof(workload, groups)
+    for group in groups:
+        found += [(_quality_of(doubt), text_of(doubt)) for doubt in group.doubts if not doubt.events]
+    if not found and (cause := next(filter(None, (unseen(workload, group) for group in groups)), "")):
+        found.append((Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=cause)))
+    reasons = tuple(dict.fromkeys(why for _, why in found))
+    return Verdict(worst(Quality.EXACT, *(quality for quality, _ in found)), reasons)
+
+
+def baseline_of(workload: Workload) -> Quality:
+    """Return the best quality that a total of a run can have; unknown without the begin values of a group."""
+    is_known = all(group.has_begin for group in workload.groups if group.inodes or group is workload.first)
+    return verdict(workload).quality if is_known else Quality.UNKNOWN
+
+
+def _quality_of(doubt: Doubt) -> Quality:
+    return Reason[doubt.reason].qualities[0]
 
 
 def unseen(workload: Workload, group: Group) -> str:
@@ -310,27 +322,42 @@ def unseen(workload: Workload, group: Group) -> str:
     # A control group can be assigned while it has no task.
     had_task = (member for member in workload.members if member.pid or member.commands)
     entered = (member.id for member in had_task if workload.group_of(member) == group)
-    member = next(entered, "") if group.ids is None else ""
-    return f"the witness has not seen the move of {member} into the group" if member else ""
+    if group.ids is None and (member := next(entered, "")):
+        return f"the witness has not seen the move of {member} into the group"
+    # A process that joins a container from outside (podman exec) is not a child of its init.
+    others = (member for member in workload.members if member.kind in CONTAINERS and not member.cgroup and member.pid)
+    if other := next(others, None):
+        return f"{other.id} has no control group of its own, so processes that join it from outside are not known"
+    return ""
 
 
-def _failures(proof: Proof, group: Group) -> list[tuple[Quality, str]]:
-    """Return the proofs that a total of the group lacks."""
-    found = []
-    if proof.cause:
-        found.append((Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=proof.cause)))
-    if (outside_ns := outside_ns_of(proof)) > SLACK_NS:
-        share = outside_ns / (outside_ns + proof.inside_ns)
+def _of_proof(workload: Workload, groups: Sequence[Group]) -> Iterator[tuple[Quality, str]]:
+    """Yield the reasons for which totals are not exact by what the witness has seen, and has not."""
+    if groups and (cause := _cause(workload)):
+        yield Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=cause)
+    if (outside_ns := outside_ns_of(workload.proof)) > SLACK_NS:
+        share = outside_ns / (outside_ns + workload.proof.inside_ns)
         why = Reason.USED_OUTSIDE.text(seconds=seconds_up_to(outside_ns), share=f"{100 * share:.1f} %")
-        found.append((Quality.LATE, why))
-    if group.strangers_ns > SLACK_NS:
-        why = Reason.USED_BY_OTHERS.text(seconds=seconds_up_to(group.strangers_ns))
-        found.append((Quality.ESTIMATED, why))
-    if group.moved_out:
-        found.append((Quality.LATE, Reason.MOVED_OUT.text()))
-    if group.moved_in:
-        found.append((Quality.ESTIMATED, Reason.MOVED_IN.text()))
-    return found
+        yield Quality.LATE, why
+    for group in groups:
+        if group.strangers_ns > SLACK_NS:
+            yield Quality.ESTIMATED, Reason.USED_BY_OTHERS.text(seconds=seconds_up_to(group.strangers_ns))
+        if group.moved_out:
+            yield Quality.LATE, Reason.MOVED_OUT.text(by=group.moved_by)
+        if group.moved_in:
+            yield Quality.ESTIMATED, Reason.MOVED_IN.text(by=group.moved_by)
+
+
+def _cause(workload: Workload) -> str:
+    """Return why the witness shows nothing about the workload; "" if it does, or if it need not."""
+    proof = workload.proof
+    if proof.cause or proof.cgroups:
+        return proof.cause
+    if any(member.cgroup for member in workload.members):
+        # A member that was put into the group later than it ran is late, and needs no other reason.
+        is_late = any(member.late and member.has_tasks for member in workload.members)
+        return "" if is_late else "resctrlmond did not ask the witness when its tasks entered the group"
+    return NOT_LOADED if proof.watch is None and not workload.is_observed else ""
 
 
 def is_news(before: Workload, now: Workload) -> bool:

@@ -16,7 +16,7 @@ from resctrlmond.workloads.evidence.witnessed import Proofs
 from resctrlmond.workloads.machine.pools import Machine
 from resctrlmond.workloads.model.mark import Mark
 from resctrlmond.workloads.model.settings import Settings
-from resctrlmond.workloads.model.workload import Workload
+from resctrlmond.workloads.model.workload import Doubt, Workload
 from resctrlmond.workloads.profiles.profile import Profile, Profiles
 from resctrlmond.workloads.profiles.unwatched import UnwatchedContainers
 from resctrlmond.workloads.records.quality_file import QualityFiles
@@ -32,7 +32,7 @@ class Memory(msgspec.Struct):
     (``rmid_transfer.py``, ``clock.boot_ns``).
     """
 
-    excluded: dict[str, str] = msgspec.field(default_factory=dict)
+    excluded: dict[str, Doubt] = msgspec.field(default_factory=dict)
     taken_ns: list[int] = msgspec.field(default_factory=list)
 
 

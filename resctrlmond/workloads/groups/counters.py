@@ -81,16 +81,16 @@ def with_caveats(ctx: Context, group: Group, readings: Sequence[Reading]) -> Gro
     """Return the group with the caveats of these readings. Raises NotRead."""
     inexact, configuration = ctx.tree.inexact(), ctx.tree.bandwidth_configuration()
     mode = configuration.mode if any(event(reading.event).restarts for reading in readings) else None
-    found = caveats.of_readings(readings, mode, inexact) | group.caveats
+    group = group.doubted(*caveats.of_readings(readings, mode, inexact))
     if group.transactions:
-        found = caveats.with_change(found, group.transactions, configuration.transactions)
-    return replace(group, caveats=found, is_reallocated=group.is_reallocated or mode is Mode.REALLOCATED)
+        group = group.doubted(*caveats.changed(group.transactions, configuration.transactions))
+    return replace(group, is_reallocated=True) if mode is Mode.REALLOCATED else group
 
 
 def save_caveats(txn: Transaction, group: Group) -> Group:
     """Save the group's caveats, because the mode may be another one at its end."""
     saved = txn.workload.group(group.folder)
-    if saved is None or (saved.caveats, saved.is_reallocated) == (group.caveats, group.is_reallocated):
+    if saved is None or (saved.doubts, saved.is_reallocated) == (group.doubts, group.is_reallocated):
         return group
     return txn.save_group(group)
 

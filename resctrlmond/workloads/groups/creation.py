@@ -12,7 +12,6 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Sequence
 
 from resctrlmond.resctrl import tasks
 from resctrlmond.resctrl.bandwidth import Mode
@@ -26,13 +25,12 @@ from resctrlmond.resctrl.errors import (
 from resctrlmond.resctrl.tree import Found
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads.figures import caveats
-from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.groups import counters, location, removal, units
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.queue_order import served_before
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.errors import ForeignGroup
-from resctrlmond.workloads.model.states import Quality, worst
 from resctrlmond.workloads.model.validation import valid_class
 from resctrlmond.workloads.model.workload import ROOT_FOLDER, Group, GroupState, State, Workload, replace
 from resctrlmond.workloads.records.store import Limit, Transaction
@@ -45,22 +43,20 @@ def create(
     txn: Transaction,
     workload: Workload,
     group: Group,
-    quality: Quality = Quality.EXACT,
     *,
-    why_late: Sequence[str] = (),
     may_wait: bool = True,
     limit: Limit | None = None,
 ) -> Group:
     """Save the workload with the group, create the group's directory, and write its baseline. Return the group.
 
-    Its state is CREATED. ``why_late`` are the reasons for which the baseline is late, if it is. The record is on
+    Its state is CREATED. The record is on
     disk before the directory exists, and the baseline before a task can join. If no RMID is free, the group stays
     pending, with the reason; RmidsExhausted only if not ``may_wait``. Raises ForeignGroup, NoSuchClass,
     KernelRefused, NotMounted, NotWritten and LimitExceeded, and leaves no directory in these cases.
     """
     group = begun(ctx, group)
     txn.save(workload.with_group(group), limit)
-    begin_quality = quality
+    is_empty = True
     try:
         if workload.priority < 0:
             _check_reserve(ctx, workload, group)
@@ -73,7 +69,7 @@ def create(
             raise
         return txn.save_group(waiting(ctx, group, error))
     except GroupExists as error:
-        found, begin_quality = _take_existing(ctx, group, quality, error)
+        found, is_empty = _take_existing(ctx, group, error)
     if found.gid != ctx.mark.gid:
         with undoing(txn.key):
             ctx.tree.remove(group.ref)
@@ -83,9 +79,9 @@ def create(
             remedy="Run resctrlmond with the group resctrlmon (Group= in its unit)",
         )
     try:
-        return write_baseline(ctx, txn, group, begin_quality, why_late)
+        return write_baseline(ctx, txn, group, has_begin=is_empty)
     except ResctrlError:
-        if begin_quality is quality:  # otherwise it has tasks, and was only adopted
+        if is_empty:  # otherwise it has tasks, and was only adopted
             with undoing(txn.key):
                 removal.remove_directory(ctx, txn.key, group)
         raise
@@ -181,8 +177,11 @@ def queued_behind(ctx: Context, first: Group, group: Group) -> RmidsExhausted:
     )
 
 
-def _take_existing(ctx: Context, group: Group, quality: Quality, error: GroupExists) -> tuple[Found, Quality]:
-    """Give the group a directory of its name that exists already, if that is ours and no record is about it."""
+def _take_existing(ctx: Context, group: Group, error: GroupExists) -> tuple[Found, bool]:
+    """Give the group a directory of its name that exists already, if that is ours and no record is about it.
+
+    Return it, and whether it has no task.
+    """
     existing = ctx.tree.find(group.ref)
     if existing is None:
         raise error
@@ -195,40 +194,36 @@ def _take_existing(ctx: Context, group: Group, quality: Quality, error: GroupExi
     if location.is_recorded(ctx, existing):
         raise error  # of another key: from before group_prefix was changed, or renamed to this name
     # It has our mark and no record: a crash came between two steps, or the record was lost.
-    begin_quality = worst(quality, Quality.UNKNOWN) if ctx.tree.tasks(group.ref) else quality
-    return ctx.tree.set_nonce(group.ref, group.nonce), begin_quality
+    is_empty = not ctx.tree.tasks(group.ref)
+    return ctx.tree.set_nonce(group.ref, group.nonce), is_empty
 
 
-def write_baseline(
-    ctx: Context, txn: Transaction, group: Group, quality: Quality, why_late: Sequence[str] = ()
-) -> Group:
+def write_baseline(ctx: Context, txn: Transaction, group: Group, *, has_begin: bool) -> Group:
     """Read the begin values, and write and save them. Return the group, in state CREATED."""
     workload = txn.workload
     if not group.folder:
         # Before the first task of the run can be in the group.
         workload = replace(workload, proof=ctx.proofs.begin())
-    group = with_baseline(ctx, workload, group, quality, why_late)
+    group = with_baseline(ctx, workload, group, has_begin=has_begin)
     return txn.save(workload.with_group(group)).group(group.folder) or group
 
 
-def with_baseline(
-    ctx: Context, workload: Workload, group: Group, quality: Quality, why_late: Sequence[str] = ()
-) -> Group:
+def with_baseline(ctx: Context, workload: Workload, group: Group, *, has_begin: bool) -> Group:
     """Read the begin values, and write them. Return the group, in state CREATED, not saved yet.
 
-    A group that is created again in another class keeps the quality of its first baseline and the reasons. The
-    baseline of an observed group is estimated at best.
+    ``has_begin``: its totals since then are known. A group that is created again in another class keeps its doubts.
     """
     mounting = ctx.runs.of(workload.key).of_group(group).mounted_on = ctx.tree.mounting()
     if group.inodes:
-        quality = worst(quality, group.baseline)
-        group = replace(group, has_mixed_use=True)  # with the IDs of another directory
+        has_begin = has_begin and group.has_begin
+        doubts = tuple(known for known in group.doubts if not known.events)
+        group = replace(group, doubts=doubts, has_mixed_use=True)  # with the IDs of another directory
     else:
-        group = replace(group, baseline_reasons=())  # of another directory, which has been removed
+        group = replace(group, doubts=())  # of another directory, which has been removed
     # A task that another program moves into the group from now on counts as one of others.
     created_at, created_ns = utc_now(), boot_ns()
-    if quality is not Quality.UNKNOWN and not group.observed:
-        group, quality = _cleared(ctx, workload.key, group, quality)
+    if has_begin and not group.observed:
+        group = _cleared(ctx, workload.key, group)
     group = replace(group, created_at=created_at, created_ns=created_ns, ids=None, history={})
     # Before the readings, and at the end after them, so that a change in between is found.
     configuration = ctx.tree.bandwidth_configuration(mounting)
@@ -239,31 +234,30 @@ def with_baseline(
     if may_get and counters.is_first(ctx, workload) and counters.assign(ctx, group.ref, lacking) != lacking:
         readings = ctx.tree.read(group.ref)
         lacking = caveats.unassigned(readings)
-    group = replace(group, caveats=caveats.of_unassigned(lacking), unassigned=() if group.observed else lacking)
+    group = replace(group, unassigned=() if group.observed else lacking).doubted(*caveats.of_unassigned(lacking))
     group = counters.with_caveats(ctx, group, readings)
     inodes = {reading.domain: reading.inode for reading in readings}
-    group = replace(group, state=GroupState.CREATED, reason="", in_limbo=False, baseline=quality, inodes=inodes)
+    group = replace(group, state=GroupState.CREATED, reason="", in_limbo=False, has_begin=has_begin, inodes=inodes)
     if group.observed:
-        group = group.downgraded(Quality.ESTIMATED, Reason.OBSERVED.text())
-    if why := ctx.memory.excluded.get(workload.key):
-        why_late = (*why_late, why)
-    for why in why_late:
-        group = group.downgraded(Quality.LATE, why)
+        group = group.doubted(doubt(Reason.OBSERVED))
+    if not_included := ctx.memory.excluded.get(workload.key):
+        group = group.doubted(not_included)
     live = ctx.tree.full_path(group.ref)
     ctx.snapshots.begin(workload.subfolder(group), group.created_at, live, readings, workload.shows)
     return group
 
 
-def _cleared(ctx: Context, key: str, group: Group, quality: Quality) -> tuple[Group, Quality]:
-    """Move tasks out of a new group, each to the default group of its class. Return the quality of the baseline.
+def _cleared(ctx: Context, key: str, group: Group) -> Group:
+    """Move tasks out of a new group, each to the default group of its class. Return the group, doubted if that fails.
 
     An rmdir overlooks a task that is forked meanwhile (rdt_move_group_tasks()): it keeps the RMID, and is in the
     next group that gets this RMID. Its class stays the same.
     """
     moved, left = tasks.empty(ctx.tree, group.ref)
     if left:
-        return group.downgraded(quality, Reason.STRANGERS.text(count=left)), worst(quality, Quality.ESTIMATED)
+        by = f"{left} were in it at its baseline, and could not be moved out"
+        return group.doubted(doubt(Reason.MOVED_IN, by=by))
     if moved:
         time.sleep(counters.REPORTING_LAG_S)  # what they used until now is not of the group
         log.info("%s: tasks that do not belong to it were in the new group, and were moved out: %d", key, moved)
-    return group, quality
+    return group

@@ -15,19 +15,18 @@ from resctrlmond.resctrl.errors import NoSuchProcess, ResctrlError, printable
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.figures import caveats
-from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.groups import counters, removal
 from resctrlmond.workloads.groups.claims import claims_over
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.units import is_unit
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
-from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, Group, Member, State, Workload, replace
 from resctrlmond.workloads.records.store import Transaction
 
 log = logging.getLogger(__name__)
 
+_TAKEN_OUT = "its tasks may have been moved out of the group before"
 _DORMANT = "its control group is empty or gone; tasks that appear at its path are moved into the group"
 
 
@@ -54,7 +53,7 @@ def record_ends(ctx: Context, txn: Transaction) -> Workload | None:
 
     def with_ends(before: Workload) -> Workload:
         after = functools.reduce(_without_dead_member, ended, before)
-        return _with_late_end(ctx, after, Reason.END_READ_LATE) if is_read_late else after
+        return _with_late_end(ctx, after) if is_read_late else after
 
     left = functools.reduce(removal.without_claim, owners, without_dead)
     if not left.claims and not left.state.is_over and left.state is not State.ENDING:
@@ -76,42 +75,40 @@ def add_unseen_end(ctx: Context, txn: Transaction) -> None:
     if workload is None:
         return
     if _has_ended_unseen(ctx, workload):
-        workload = _with_late_end(ctx, workload, Reason.UNSEEN_END)
+        workload = _with_late_end(ctx, workload, "resctrlmond was not running, and ")
     txn.save(workload)
 
 
 def finish_again(ctx: Context, txn: Transaction) -> Workload:
     """Complete an end that failed before: what ran since then in the groups is counted too, or was outside."""
-    txn.save(_with_late_end(ctx, txn.workload, Reason.END_READ_LATE))
+    txn.save(_with_late_end(ctx, txn.workload))
     return removal.finish(ctx, txn, txn.workload.reason)
 
 
-def _with_late_end(ctx: Context, workload: Workload, why: Reason) -> Workload:
+def _with_late_end(ctx: Context, workload: Workload, why: str = "") -> Workload:
     """Return the workload with a caveat if its end values are read later than its end."""
     if workload.state is State.ENDING and (is_unit(workload) or workload.part_of):
         # Its end has taken its tasks out: a nested one, or a unit with a claim, which gives up its RMID.
         for group in workload.existing_groups:
             if not ctx.snapshots.is_complete(workload.subfolder(group)):
-                workload = workload.downgraded(group, Quality.ESTIMATED, Reason.TAKEN_OUT.text())
+                workload = workload.doubted(group, doubt(Reason.END_READ_LATE, cause=_TAKEN_OUT))
     # Processes that a member has started may run on in the group after its end, unless its control group or its PID
     # namespace ended with it.
     others = [member.id for member in workload.members if _may_leave_processes(member)]
     for group in workload.existing_groups if others else ():
-        subfolder = workload.subfolder(group)
-        if not ctx.snapshots.is_complete(subfolder):
-            begin = ctx.snapshots.begin_values(subfolder)
-            found = caveats.with_late_end(group.caveats, begin, why, others[-1])
-            workload = workload.with_group(replace(group, caveats=found))
+        if not ctx.snapshots.is_complete(workload.subfolder(group)):
+            cause = f"{why}the use of processes that {others[-1]} had started is counted until they were"
+            workload = workload.doubted(group, doubt(Reason.END_READ_LATE, cause=cause))
     return workload
 
 
 def without_member(workload: Workload, member: Member, reason: str) -> Workload:
     """Return the workload in which the member has ended. With the last one an active workload is idle."""
     ended = replace(member, ended_at=utc_now(), reason=member.reason or reason, joining=False)
-    workload = workload.with_member(ended)
     if member.joining:
         # Its Assign failed and could not be undone, and nothing has moved it since then.
-        workload = workload.with_late(member, Reason.NEVER_MOVED.text(member=member.id))
+        ended = replace(ended, late=True, may_have_run="it ended before it could be put into it")
+    workload = workload.with_member(ended)
     is_active = workload.is_active and bool(workload.living)
     return replace(workload, idle_ns=boot_ns(), is_active=is_active)
 

@@ -35,7 +35,7 @@ from resctrlmond.resctrl.errors import (
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads.figures.accounting import Total, added, digits
-from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.figures.verdict import SLACK_NS, unknown
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.errors import NotWritten
@@ -123,8 +123,8 @@ def undo_enter(ctx: Context, txn: Transaction, *, has_run: bool) -> None:
             left = tuple(part for part in nested.living if part != begun.as_part)
             workload = replace(workload, nested=replace(nested, living=left, count=nested.count - 1))
             if has_run:
-                late = workload.first.downgraded(Quality.LATE, Reason.TAKEN_OVER.text(key=begun.key))
-                workload = workload.with_group(late)
+                by = f"workload {begun.key} had one of them for a time"
+                workload = workload.doubted(workload.first, doubt(Reason.MOVED_OUT, by=by))
             outer.restore(workload)
 
 
@@ -233,7 +233,10 @@ def _end_of(snapshots: Snapshots, over: Workload) -> _End | None:
 
 
 def _end(found: Iterable[Total], workload: Workload) -> _End:
-    had_others = any(group.moved_in or group.strangers_ns > SLACK_NS for group in workload.groups)
+    had_others = any(
+        group.moved_in or group.strangers_ns > SLACK_NS or group.has_doubt(Reason.MOVED_IN.name)
+        for group in workload.groups
+    )
     gave_others = had_others or (workload.gave_tasks and not _has_first_member_only(workload))
     return _End(_by_event(found), _may_have_left(workload), gave_others or _is_unseen(workload))
 
@@ -333,7 +336,7 @@ def totals_on_disk(workload: Workload, names: Iterable[str]) -> list[Total]:
     missing = nested.missing or (nested.living[0].key if nested.living else "")
     parts = [[_total(name, of) for name, of in nested.totals.items()]]
     if missing:
-        why = Reason.NESTED_UNKNOWN.text(key=missing)
+        why = Reason.NESTED_UNKNOWN.text(cause=f"workload {missing} is missing")
         everything = dict.fromkeys((*names, *nested.totals))
         parts.append([Total(event(name), None, Quality.UNKNOWN, why) for name in everything])
     elif nested.totals:
@@ -343,13 +346,14 @@ def totals_on_disk(workload: Workload, names: Iterable[str]) -> list[Total]:
 
 
 def _with_gap(total: Total) -> Total:
-    reason = "; ".join(filter(None, (total.reason, Reason.NESTED_GAP.text())))
+    gap = Reason.NESTED_UNKNOWN.text(cause="those that began while its group was lost are not included")
+    reason = "; ".join(filter(None, (total.reason, gap)))
     return dataclasses.replace(total, quality=worst(total.quality, Quality.ESTIMATED), reason=reason)
 
 
 def _uncounted(names: Iterable[str], counted: Collection[str]) -> list[Total]:
     """Return an unknown total for each event that was not counted, so that a sum without it is not exact."""
-    why = Reason.NESTED_UNCOUNTED.text()
+    why = Reason.NESTED_UNKNOWN.text(cause="they did not count this event")
     return [Total(event(name), None, Quality.UNKNOWN, why) for name in names if name not in counted]
 
 
@@ -366,8 +370,7 @@ def _with_end(workload: Workload, part: Part, end: _End) -> Workload:
     living = tuple(one for one in nested.living if one != part)
     workload = replace(workload, nested=replace(nested, living=living, totals=_by_event(both)))
     if end.gave_others:
-        why = Reason.NESTED_OTHERS.text(key=part.key)
-        workload = workload.downgraded(workload.first, Quality.ESTIMATED, why)
+        workload = workload.doubted(workload.first, doubt(Reason.NESTED_OTHERS, key=part.key))
     return _with_left_tasks(workload, part) if end.left_tasks else workload
 
 
@@ -380,7 +383,7 @@ def _with_unknown(workload: Workload, part: Part) -> Workload:
 
 
 def _with_left_tasks(workload: Workload, part: Part) -> Workload:
-    return workload.downgraded(workload.first, Quality.LATE, Reason.NESTED_OUTSIDE.text(key=part.key))
+    return workload.doubted(workload.first, doubt(Reason.NESTED_OUTSIDE, key=part.key))
 
 
 def _read_end(snapshots: Snapshots, workload: Workload, part: Part) -> _End | None:

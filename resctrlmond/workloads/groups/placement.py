@@ -24,36 +24,21 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import NO_OPTIONS, CgroupTasks, Moved, MoveOptions, Origins, ProcessTasks, Tasks, move
 from resctrlmond.workloads.evidence.callers import holds_callers_only, is_about_to_call
-from resctrlmond.workloads.figures.reasons import Reason, ran_before
-from resctrlmond.workloads.figures.verdict import with_new_cgroup
 from resctrlmond.workloads.groups import creation, location, nested, relocation, units
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.clock import utc_now
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.owners import SYSTEMD
-from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Group, GroupState, Member, State, Workload, replace
 from resctrlmond.workloads.records.store import Transaction
 
 log = logging.getLogger(__name__)
 
+_KILLED = "resctrlmond was killed while it was put into it"
+
 
 def sweep(ctx: Context, txn: Transaction) -> None:
     """Search the members for tasks outside the workload's groups, and move these into the group of their class."""
-    _sweep(ctx, txn, _sweep_and_record)
-
-
-def sweep_last(ctx: Context, txn: Transaction) -> None:
-    """Move tasks that have joined since the last sweep, because the workload ends now. Its totals become late.
-
-    No later sweep finds the tasks that this one misses.
-    """
-    _wake(ctx, txn, lambda _member: False)
-    if txn.workload.living or units.is_unit(txn.workload):
-        _sweep(ctx, txn, _sweep_last_and_record)
-
-
-def _sweep(ctx: Context, txn: Transaction, sweep_member: Callable[[Context, Transaction, Member], None]) -> None:
     workload = txn.find()
     # An idle workload has members if their adoption failed.
     if workload is None or workload.state not in (State.ACTIVE, State.IDLE):
@@ -71,7 +56,7 @@ def _sweep(ctx: Context, txn: Transaction, sweep_member: Callable[[Context, Tran
         nested.fold(ctx, txn)
     for member in txn.workload.living:
         try:
-            sweep_member(ctx, txn, member)
+            _sweep_and_record(ctx, txn, member)
         except NotWritten as error:
             unsaved = error  # the others are searched nevertheless
     if unsaved is not None:
@@ -84,51 +69,27 @@ def wake_dormant(ctx: Context, txn: Transaction) -> None:
 
     A service waits while all its processes are about to call.
     """
-    _wake(ctx, txn, lambda member: bool(member.commands) and holds_callers_only(member.cgroup))
-
-
-def _wake(ctx: Context, txn: Transaction, must_wait: Callable[[Member], bool]) -> None:
     workload = txn.find()
     if workload is None or workload.state not in (State.PENDING, State.ACTIVE, State.IDLE):
         return
     for member in workload.dormant:
         try:
-            is_populated = cgroups.is_populated(member.cgroup)
+            waits = not cgroups.is_populated(member.cgroup)
+            waits = waits or (bool(member.commands) and holds_callers_only(member.cgroup))
         except NotRead as error:
             if error.errno in LACKS:
                 raise
-            txn.save(txn.workload.with_late(member, Reason.CANNOT_SEE_RETURN.text(member=member.id, error=error)))
             continue
-        if not is_populated:
-            _mark_removed(txn, member)
-            continue
-        if must_wait(member):
+        if waits:
             continue
         # Its tasks have run outside until now. This is on disk before the first of them is moved.
         back = replace(
             member, ended_at="", dormant=False, started_at=utc_now(), late=True, tasks_outside=0, reason=""
         )
-        txn.save(txn.workload.with_member(back).with_late(back, Reason.RAN_BETWEEN.text(member=back.id)))
+        txn.save(txn.workload.with_member(back))
         text = "%s: control group %s has tasks again; they are moved into the group, and the baseline is late"
         log.info(text, txn.key, printable(member.cgroup))
         _sweep_and_record(ctx, txn, back)
-
-
-def _mark_removed(txn: Transaction, member: Member) -> None:
-    """Make a group late if a member's control group is not the one that is weighed: another may have had tasks.
-
-    From now on the new one is weighed too. What its tasks have used until they are moved, was used outside.
-    """
-    workload, proof = txn.workload, txn.workload.proof
-    is_weighed = bool(proof.entered and member.cgroup) and not member.pid and not member.commands
-    if not is_weighed or (inode := cgroups.inode(member.cgroup)) in proof.entered:
-        return
-    if workload.group_of(member).baseline is Quality.EXACT:
-        workload = workload.with_late(member, Reason.REMOVED_CGROUP.text(member=member.id))
-    if inode is not None:
-        workload = replace(workload, proof=with_new_cgroup(proof, inode, member.id))
-    if workload is not txn.workload:
-        txn.save(workload)
 
 
 def adopt(ctx: Context, txn: Transaction, group: Group) -> None:
@@ -140,24 +101,21 @@ def adopt(ctx: Context, txn: Transaction, group: Group) -> None:
             continue
         if not group.folder and txn.workload.group_of(member).folder:
             continue
-        why = Reason.RAN_OUTSIDE.text(member=member.id)
         try:
             moved = _sweep_member(ctx, txn, member)
         except ResctrlError as error:
             # It may have ended by now, and was never in the group.
             outside = replace(_saved(txn, member), late=True, joining=False, reason=str(error))
-            txn.save(txn.workload.with_member(outside).with_late(outside, why))
+            txn.save(txn.workload.with_member(outside))
             continue
         if moved.moved or txn.workload.group_of(member).folder == group.folder:
             late = replace(
                 _without_assign_options(member), late=True, joining=False, tasks_outside=moved.outside, reason=""
             )
-            workload = txn.workload.with_late(late, why)
             if member.cgroup and member.owner == SYSTEMD:
                 # After the last move, so this bounds what the unit used outside the group.
                 late = replace(late, cpu_time_before_ns=cgroups.cpu_time_ns(member.cgroup) or 0)
-                workload = workload.with_late(late, ran_before(late))
-            txn.save(replace(workload.with_member(late), is_active=True))
+            txn.save(replace(txn.workload.with_member(late), is_active=True))
 
 
 def rejoin(ctx: Context, txn: Transaction) -> None:
@@ -175,10 +133,9 @@ def rejoin(ctx: Context, txn: Transaction) -> None:
         joined = _saved(txn, member)
         # If the last daemon was killed during its Assign, the caller got no reply, and may have let it go at any
         # time.
-        joined = replace(joined, joining=False, late=joined.late or member.joining)
-        workload = replace(txn.workload.with_member(joined), is_active=is_active)
-        why = Reason.KILLED_WHILE_JOINING.text(member=member.id)
-        txn.save(workload.with_late(joined, why) if member.joining else workload)
+        if member.joining:
+            joined = replace(joined, joining=False, late=True, may_have_run=_KILLED)
+        txn.save(replace(txn.workload.with_member(joined), is_active=is_active))
 
 
 def where(ctx: Context, member: Member) -> Membership | None:
@@ -225,64 +182,28 @@ def move_into_groups(
     if member.allow_class_change:
         return moved
     for class_ in sorted(moved.in_other_classes):
-        try:
-            group = _group_in(ctx, txn, class_, moved)
-            if not group.state.has_directory:
-                continue
-            more = _move_into(ctx, txn, group, member, tasks=tasks, late=True, origins=origins, waits_for=waits_for)
-        except ResctrlError:
-            if late:
-                why = Reason.IN_NO_GROUP.text(member=member.id, class_=class_ or "/")
-                txn.save(txn.workload.with_late(member, why))
-            raise
-        if late and not more.moved:
-            # They ended, or left, before they could be moved, and nothing has made the group late.
-            why = Reason.RAN_OUTSIDE.text(member=member.id)
-            txn.save(txn.workload.with_late(replace(member, folder=group.folder), why))
+        group = _group_in(ctx, txn, class_, moved)
+        if not group.state.has_directory:
+            continue
+        more = _move_into(ctx, txn, group, member, tasks=tasks, late=True, origins=origins, waits_for=waits_for)
         moved = _together(more, moved)
     return moved
 
 
 def _sweep_and_record(ctx: Context, txn: Transaction, member: Member) -> None:
     try:
-        _mark_removed(txn, member)
         moved = _sweep_member(ctx, txn, member)
     except NoSuchProcess:
         return  # its end is about to be recorded
     except ResctrlError as error:
-        workload, member = _with_error(txn, member, error)
-        if member.cgroup and isinstance(error, NotRead) and error.errno not in LACKS:
-            # For example EACCES, or too many control groups: no later sweep will find them either.
-            workload = workload.with_late(member, Reason.CANNOT_FIND_JOINERS.text(member=member.id, error=error))
-        txn.save(workload)
+        txn.save(txn.workload.with_member(replace(_saved(txn, member), reason=str(error))))
         return
     if (found := _with_outside(txn, member, moved)) is not None:
-        txn.save(found[0])
+        txn.save(found)
 
 
-def _sweep_last_and_record(ctx: Context, txn: Transaction, member: Member) -> None:
-    """Sweep a member whose workload ends now, so an error makes it late."""
-    try:
-        _mark_removed(txn, member)
-        moved = _sweep_member(ctx, txn, member, leaves_callers=False)
-    except NoSuchProcess:
-        return  # its end is about to be recorded
-    except ResctrlError as error:
-        workload, member = _with_error(txn, member, error)
-        txn.save(workload.with_late(member, Reason.NOT_SWEPT_AT_END.text(member=member.id, error=error)))
-        return
-    if (found := _with_outside(txn, member, moved)) is not None:
-        txn.save(found[0])
-
-
-def _with_error(txn: Transaction, member: Member, error: ResctrlError) -> tuple[Workload, Member]:
-    """Return the workload with the error of a member that could not be swept, and the member."""
-    member = replace(_saved(txn, member), reason=str(error))
-    return txn.workload.with_member(member), member
-
-
-def _with_outside(txn: Transaction, member: Member, moved: Moved) -> tuple[Workload, Member] | None:
-    """Return the workload with the tasks of a member that are still outside, and the member; None if it has ended."""
+def _with_outside(txn: Transaction, member: Member, moved: Moved) -> Workload | None:
+    """Return the workload with the tasks of a member that are still outside; None if the member has ended."""
     if moved.moved:
         tasks = "1 task" if moved.moved == 1 else f"{moved.moved} tasks"
         log.info("%s: moved %s of member %s into the group", txn.key, tasks, member.id)
@@ -292,21 +213,19 @@ def _with_outside(txn: Transaction, member: Member, moved: Moved) -> tuple[Workl
         return None
     # This clears the previous error.
     swept = replace(_without_assign_options(swept), reason=why_outside(workload, moved), tasks_outside=moved.outside)
-    workload = replace(workload.with_member(swept), is_active=True)
-    if swept.tasks_outside:
-        # They may end before they are moved.
-        workload = workload.with_late(swept, Reason.WERE_OUTSIDE.text(member=swept.id))
-    return workload, swept
+    if swept.tasks_outside and not workload.proof.cgroups:
+        swept = replace(swept, late=True)
+    return replace(workload.with_member(swept), is_active=True)
 
 
-def _sweep_member(ctx: Context, txn: Transaction, member: Member, *, leaves_callers: bool = True) -> Moved:
-    """Move the tasks of a member into its groups. ``leaves_callers``: as there, if it has commands."""
+def _sweep_member(ctx: Context, txn: Transaction, member: Member) -> Moved:
+    """Move the tasks of a member into its groups."""
     if not txn.workload.group_of(member).state.has_directory or not member.has_tasks:
         return Moved(0, 0)
     if txn.workload.is_observed:
         return Moved(0, 0, not_moved=_threads_outside(ctx, txn.workload, member))
     if member.cgroup:
-        leaves_callers = leaves_callers and bool(member.commands)
+        leaves_callers = bool(member.commands)
         return move_into_groups(
             ctx, txn, member, CgroupTasks(member.cgroup), late=True, leaves_callers=leaves_callers
         )
@@ -333,10 +252,8 @@ def _move_into(
     waits_for: Callable[[int], bool],
 ) -> Moved:
     def make_late() -> None:
-        # The tasks ran outside until now, so no total of this group is exact. This is on disk before the first of
-        # them is counted.
-        workload = txn.workload.with_member(replace(_saved(txn, member), late=True))
-        txn.save(workload.with_late(replace(member, folder=group.folder), Reason.RAN_OUTSIDE.text(member=member.id)))
+        # The tasks ran outside until now. This is on disk before the first of them is counted.
+        txn.save(txn.workload.with_member(replace(_saved(txn, member), late=True)))
 
     here: Origins = {}
     if origins is not None:
@@ -346,7 +263,8 @@ def _move_into(
         elsewhere=units.of_members(ctx, txn.workload),
         through_class=member.allow_class_change,
         among=None if member.allow_class_change else [group.ref for group in txn.workload.existing_groups],
-        before_first=make_late if late else None,
+        # The witness shows what they used, if the workload is known by control groups.
+        before_first=make_late if late and not txn.workload.proof.cgroups else None,
         origins=here,
         waits_for=waits_for,
     )

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.states import State
 from resctrlmond.workloads.model.workload import Group, GroupState, Workload
 
@@ -54,16 +53,3 @@ def lacking_counters(workloads: Iterable[Workload]) -> list[InWorkload]:
         if group.unassigned and group.state is not GroupState.ENDING
     ]
     return sorted(groups, key=_rank)
-
-
-def why_late(workload: Workload, group: Group) -> tuple[str, ...]:
-    """Why the baseline of a group that waited is late: its members ran outside until now. () if it has none.
-
-    A member that ends before it is moved was never in the group, so this is decided before.
-    """
-    members = [member for member in workload.members if member.has_tasks]
-    return tuple(
-        Reason.RAN_OUTSIDE.text(member=member.id) if member.is_living else Reason.ENDED_OUTSIDE.text(member=member.id)
-        for member in members
-        if workload.group_of(member).folder == group.folder
-    )

@@ -16,7 +16,7 @@ from resctrlmond.resctrl.errors import (
     ResctrlError,
 )
 from resctrlmond.workloads.figures.checkpoint import readings_of
-from resctrlmond.workloads.figures.verdict import unknown, with_verdict
+from resctrlmond.workloads.figures.verdict import baseline_of, unknown
 from resctrlmond.workloads.groups import counters, location, nested
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.machine.pools import REMOVED_BY_OTHERS
@@ -95,7 +95,7 @@ def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> Non
             group = location.follow_group(ctx, txn, group)
             if ctx.snapshots.is_bare(subfolder):
                 # Another program removed its files. It ends nevertheless, and no total is computed from the rest.
-                group = txn.save_group(replace(group, baseline=Quality.UNKNOWN))
+                group = txn.save_group(replace(group, has_begin=False))
                 ctx.snapshots.make_anew(subfolder)
             # An event that only other domains have, which came online later, is never exact.
             if any(event(reading.event).lags for reading in ctx.snapshots.begin_values(subfolder)):
@@ -121,8 +121,8 @@ def _close_in_pool(ctx: Context, txn: Transaction, group: Group) -> bool:
     try:
         found = location.find(ctx, txn.key, group)
         # Another program may have renamed it, or moved tasks into it since its end values.
-        now = replace(group, class_=found.ref.class_, name=found.ref.name, baseline=Quality.UNKNOWN)
-        ctx.machine.ending(txn.workload, now)
+        now = replace(group, class_=found.ref.class_, name=found.ref.name)
+        ctx.machine.ending(txn.workload, now, Quality.UNKNOWN)
         ctx.machine.count_last(txn.workload.subfolder(group), group, ctx.tree.read(found.ref))
     except (NoSuchGroup, NotMounted):
         return False
@@ -135,7 +135,7 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
     """Read the last values, and write them as those of a group that ends with ``state``."""
     subfolder = txn.workload.subfolder(group)
     ctx.snapshots.keep_no_more(subfolder)
-    ctx.machine.ending(txn.workload, with_verdict(txn.workload).group(group.folder) or group)
+    ctx.machine.ending(txn.workload, group, baseline_of(txn.workload))
     moved_in = group.moved_in
     readings, now = ctx.tree.read(group.ref), utc_now()
     ctx.machine.count_last(subfolder, group, readings)
@@ -147,11 +147,11 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
         weighed = unknown(txn.workload, str(error))
     txn.save(weighed)
     group = txn.workload.group(group.folder) or group
-    reported = with_verdict(txn.workload).group(group.folder) or group
-    if reported.baseline not in (Quality.EXACT, Quality.LATE):
+    quality = baseline_of(txn.workload)
+    if quality not in (Quality.EXACT, Quality.LATE):
         # Only now, the tasks of others are known. One that came since the reading may have ended.
         has_others = is_written or bool(group.strangers_ns) or group.moved_in > moved_in
-        ctx.machine.ending(txn.workload, reported, has_new_tasks=has_others)
+        ctx.machine.ending(txn.workload, group, quality, has_new_tasks=has_others)
     # In one file first, because the group may be removed before each value is in a file of its own. A domain that
     # went offline has its last value there too.
     last = readings_of(ctx.snapshots.checkpoint(subfolder, now, readings, group.inodes))

@@ -143,7 +143,7 @@ def drop_strays(ctx: Context, txn: Transaction) -> None:
     """Move tasks out of the groups of a unit that are not in its control group, each to no group of its class.
 
     They left the control group, as the session of a user leaves the service that accepted the login. What they used
-    since then is counted in the unit.
+    since then is counted in the unit, and the witness shows how much CPU time that was.
     """
     workload = txn.find()
     if workload is None or not is_unit(workload):
@@ -158,8 +158,6 @@ def drop_strays(ctx: Context, txn: Transaction) -> None:
     for group, strays in found:
         if not strays:
             continue
-        why = Reason.LEFT_CGROUP.text(member=members[0].id if members else txn.key)
-        txn.save(txn.workload.downgraded(group, Quality.ESTIMATED, why))
         log.info("%s: moved tasks out of the group that have left the control group: %d", txn.key, len(strays))
         # Not one that another workload takes meanwhile: its runtime may just have called the hook.
         tasks.take_out(ctx.tree, group.ref, strays)

@@ -32,6 +32,7 @@ from resctrlmond.resctrl.package_energy import PackageEnergy
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.figures import accounting, caveats, checkpoint
 from resctrlmond.workloads.figures.checkpoint import Checkpoint, CounterHistory
+from resctrlmond.workloads.figures.reasons import text_of
 from resctrlmond.workloads.machine.state import (
     ClassUse,
     MachineFile,
@@ -204,9 +205,10 @@ class Machine:
 
     # -- what the daemon reports
 
-    def ending(self, workload: Workload, group: Group, *, has_new_tasks: bool = False) -> None:
+    def ending(self, workload: Workload, group: Group, quality: Quality, *, has_new_tasks: bool = False) -> None:
         """Record whether the group of a workload is about to be read for the last time while tasks run in it.
 
+        ``quality`` is the best one that its totals can have.
         ``has_new_tasks``: it was read, and other programs may have moved tasks into it since, which may have ended.
         What tasks use between that reading and the group's removal is in no pool.
         """
@@ -214,7 +216,7 @@ class Machine:
             return
         try:
             # Another program may have moved a task into it.
-            may_run = group.baseline not in (Quality.EXACT, Quality.LATE) or self._may_run(workload)
+            may_run = quality not in (Quality.EXACT, Quality.LATE) or self._may_run(workload)
             is_empty = not has_new_tasks and not (may_run and any(map(_may_run, self._tree.tasks(group.ref))))
         except (NoSuchGroup, NotMounted):
             return
@@ -748,7 +750,8 @@ class Machine:
             now = self._tree.bandwidth_configuration()
         except ResctrlError as error:
             return f"it is unknown how traffic is counted: {error}"
-        self._state.event_flaws |= caveats.with_change({}, self._state.transactions, now.transactions)
+        for changed in caveats.changed(self._state.transactions, now.transactions):
+            self._state.event_flaws |= dict.fromkeys(changed.events, text_of(changed))
         return "the processor takes counters from one RMID for another" if now.mode is Mode.REALLOCATED else ""
 
     def _uncore(self, cores: dict[int, PoolUse], meanwhile: dict[int, Decimal]) -> Iterable[PoolUse]:

@@ -11,7 +11,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.resctrl.witness import Ids, Watch
 from resctrlmond.workloads.model.event_globs import selects
-from resctrlmond.workloads.model.states import EndRule, Quality, State, worst
+from resctrlmond.workloads.model.states import EndRule, Quality, State
 
 # Declared in a module that clients can import without this one.
 __all__ = ["EndRule", "State"]
@@ -19,10 +19,12 @@ __all__ = ["EndRule", "State"]
 # The folder of a group in the root class, which has no name: resctrl has a directory of this name itself, so no class
 # is called so.
 ROOT_FOLDER = "mon_groups"
+# Kinds of members that processes may join from outside. A child of another member's process starts in its group.
+CONTAINERS = frozenset({"container", "sandbox"})
+# With the same reason, and other values: each total repeats them.
+MAX_DOUBTS = 5
 # A container that crashes in a loop is a new member each time, and each new member writes the whole record.
 MAX_ENDED_MEMBERS = 100
-# The reasons of a baseline are repeated in the reason of each total.
-MAX_BASELINE_REASONS = 5
 
 replace = msgspec.structs.replace
 
@@ -66,7 +68,8 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """A container, sandbox or process of a workload.
 
     ``folder`` names the group that the member counts in (``Group.folder``).
-    ``late``: it is not known that its first task was in the group before it ran.
+    ``late``: it is not known that its first task was in the group before it ran. ``may_have_run`` is why it may have
+    run before, "" if it has.
     ``joining``: its tasks are being moved. After a crash it is not known which were.
     ``start_time`` is field 22 of /proc/PID/stat in clock ticks since boot: pid and start time identify one process.
     ``cgroup`` is the absolute path of its own control group, "" if it has none. ``tasks_outside`` counts the tasks
@@ -94,6 +97,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     started_at: str = ""
     ended_at: str = ""
     late: bool = True
+    may_have_run: str = ""
     tasks_outside: int = 0
     reason: str = ""
     folder: str = ""
@@ -210,6 +214,17 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
         return sum(self.inside.values())
 
 
+class Doubt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A reason for which the totals of a group are not exact, with its values (``figures.reasons``).
+
+    ``reason`` is its name. It is about the totals of ``events`` only, if there are any.
+    """
+
+    reason: str
+    values: dict[str, str] = msgspec.field(default_factory=dict)
+    events: tuple[str, ...] = ()
+
+
 class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True):
     """A monitoring group of a workload: one directory in resctrl, in one class.
 
@@ -220,9 +235,7 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     and RMIDs in limbo will become free. ``observed``: another program owns the group, so it is only read, and
     ``nonce`` is the inode of the directory.
 
-    ``baseline`` is the best quality that a total of the group can have: at first the quality of the begin values,
-    lowered when a task is found to have run outside, for example. ``baseline_reasons`` are the reasons if it is not
-    exact. ``caveats`` are reasons, by event, for which a total of that event only cannot be exact.
+    ``has_begin``: its begin values are known. ``doubts`` are what has happened for which its totals are not exact.
     ``is_reallocated``: the hardware gives the group's bandwidth counters to other RMIDs too
     (``Mode.REALLOCATED``), or did so during the run. ``unassigned``: the domains and bandwidth events for which the
     group is to get a counter as soon as one is free.
@@ -247,9 +260,8 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     nonce: int = 0
     observed: bool = False
     boot_id: str = ""
-    baseline: Quality = Quality.UNKNOWN
-    baseline_reasons: tuple[str, ...] = ()
-    caveats: dict[str, str] = msgspec.field(default_factory=dict)
+    has_begin: bool = False
+    doubts: tuple[Doubt, ...] = ()
     is_reallocated: bool = False
     inodes: dict[str, int] = msgspec.field(default_factory=dict)
     transactions: dict[str, str] = msgspec.field(default_factory=dict)
@@ -272,15 +284,18 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
         """The directory in resctrl."""
         return GroupRef(self.class_, self.name)
 
-    def downgraded(self, quality: Quality, why: str = "") -> Group:
-        """Return the group with a baseline that is no better than ``quality``, for the reason ``why``.
+    def has_doubt(self, reason: str) -> bool:
+        """Whether there is a doubt with that reason."""
+        return any(doubt.reason == reason for doubt in self.doubts)
 
-        The first MAX_BASELINE_REASONS reasons are kept.
-        """
-        reasons = self.baseline_reasons
-        if why and why not in reasons and len(reasons) < MAX_BASELINE_REASONS:
-            reasons = (*reasons, why)
-        return replace(self, baseline=worst(self.baseline, quality), baseline_reasons=reasons)
+    def doubted(self, *doubts: Doubt) -> Group:
+        """Return the group with these doubts. Of those with the same reason and events, the first few are kept."""
+        group = self
+        for doubt in doubts:
+            same = [known for known in group.doubts if (known.reason, known.events) == (doubt.reason, doubt.events)]
+            if doubt not in same and len(same) < MAX_DOUBTS:
+                group = replace(group, doubts=(*group.doubts, doubt))
+        return group
 
 
 class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True):
@@ -366,11 +381,6 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
         return frozenset(Membership(group.class_, group.name) for group in self.existing_groups)
 
     @property
-    def worst_baseline(self) -> Quality:
-        """The worst quality of the baselines of the groups that have, or had, a directory in resctrl."""
-        return worst(self.first.baseline, *(group.baseline for group in self.groups[1:] if group.inodes))
-
-    @property
     def is_interrupted(self) -> bool:
         """Whether the run was lost and is still claimed."""
         return self.state is State.LOST and bool(self.claims)
@@ -422,14 +432,10 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
         """Return the workload without the group of that folder."""
         return replace(self, groups=tuple(group for group in self.groups if group.folder != folder))
 
-    def downgraded(self, group: Group, quality: Quality, why: str) -> Workload:
-        """Return the workload with a baseline of one of its groups that is no better than ``quality``."""
+    def doubted(self, group: Group, *doubts: Doubt) -> Workload:
+        """Return the workload with doubts about one of its groups."""
         now = self.group(group.folder)
-        return self if now is None else self.with_group(now.downgraded(quality, why))
-
-    def with_late(self, member: Member, why: str = "") -> Workload:
-        """Return the workload with a late baseline of the group that the member counts in, for the reason ``why``."""
-        return self.with_group(self.group_of(member).downgraded(Quality.LATE, why))
+        return self if now is None else self.with_group(now.doubted(*doubts))
 
     @property
     def as_part(self) -> Part:
@@ -459,14 +465,19 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
         return next((member for member in self.members if member.id == member_id), None)
 
     def with_member(self, member: Member) -> Workload:
-        """Return the workload with that member added, or in the place of the one with its id.
+        """Return the workload with that member added, or in the place of the one with its id. If that is late, it is.
 
-        Of the members that have ended, the last MAX_ENDED_MEMBERS are kept.
+        Of the members that have ended, the last MAX_ENDED_MEMBERS are kept, and late ones rather than others: the
+        workload stays late.
         """
+        known = self.member(member.id)
+        if known is not None and known.late and known.has_tasks and not member.late:
+            member = replace(member, late=True, may_have_run=known.may_have_run)
         members = [member if other.id == member.id else other for other in self.members]
         if member not in members:
             members.append(member)
         ended = [other for other in members if not other.is_living]
+        ended.sort(key=lambda other: other.late and other.has_tasks)
         forgotten = {other.id for other in ended[:-MAX_ENDED_MEMBERS]}
         return replace(self, members=tuple(other for other in members if other.id not in forgotten))
 

@@ -17,9 +17,6 @@ from resctrlmond.workloads.model.states import FOLLOW
 from resctrlmond.workloads.model.workload import EndRule, Workload
 from resctrlmond.workloads.profiles.profile import Choice
 
-# Kinds of members that processes may join from outside. A child of another member's process starts in its group.
-CONTAINERS = frozenset({"container", "sandbox"})
-
 
 class UnitCommand(msgspec.Struct, frozen=True):
     """The command of a service that the process of an Assign is about to execute.

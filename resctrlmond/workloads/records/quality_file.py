@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.workloads.figures.accounting import Total
-from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.figures.reasons import why_late
+from resctrlmond.workloads.figures.verdict import Verdict, verdict
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.states import Quality, worst
 from resctrlmond.workloads.model.workload import GroupState, Workload, replace
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 # The runs that end at the same time.
 _MOST_FINAL = 16
+_Relevant = tuple[Workload, Verdict]
 
 
 class QualityFiles:
@@ -34,15 +36,15 @@ class QualityFiles:
         self._snapshots = snapshots
         self._lock = snapshots.lock
         # By key: what the final totals of a run depend on, from the last write of the file until the run is over.
-        self._sealed: dict[str, Workload] = {}
+        self._sealed: dict[str, _Relevant] = {}
         # By key: the same, and the final totals of the runs that ended last. Without it, the end of a container takes
         # 1.13 times the CPU time.
-        self._final: dict[str, tuple[Workload, list[Total]]] = {}
+        self._final: dict[str, tuple[_Relevant, list[Total]]] = {}
 
     def before_save(self, before: Workload, workload: Workload) -> None:
         """Update the file if a quality changes when ``workload`` replaces ``before``. See ``update``.
 
-        While a member is put into its group no total is exact (``as_reported``), which needs no readings. A run that
+        While a member is put into its group no total is exact, which needs no readings. A run that
         begins with that has no file until its member is in the group.
         """
         joining, was_joining = (
@@ -50,17 +52,19 @@ class QualityFiles:
         )
         if joining and (before.first.state, workload.first.state) == (GroupState.PENDING, GroupState.CREATED):
             return
-        relevant = _relevant(workload)
+        relevant, was_relevant = _relevant(workload), _relevant(before)
         if self._sealed and self._sealed.get(workload.key) == relevant:
             # The run is over now, and its file is written last: see ``sealing``.
             del self._sealed[workload.key]
             return
-        if _relevant(before) != relevant or (was_joining and not joining):
+        if relevant == was_relevant:
+            return
+        if not joining or was_joining or relevant[0] != was_relevant[0]:
             self.update(workload)
-        elif joining and not was_joining:
+        else:
             known = self._snapshots.quality(workload.key)
             names = [line.partition(" ")[0] for line in known.splitlines()]
-            late = "".join(f"{name} {Quality.LATE} {Reason.JOINING.text(member=joining.id)}\n" for name in names)
+            late = "".join(f"{name} {Quality.LATE} {why_late(joining)}\n" for name in names)
             if (now := worse(known, late)) != known:
                 self._snapshots.write_quality(workload.key, now)
 
@@ -158,8 +162,8 @@ def _quality(line: str) -> Quality:
         return Quality.EXACT
 
 
-def _relevant(workload: Workload) -> Workload:
-    """Return the workload with only what its totals depend on."""
+def _relevant(workload: Workload) -> _Relevant:
+    """Return the workload with only what its totals by the counters depend on, and the verdict."""
     groups = [
         replace(
             group,
@@ -171,10 +175,10 @@ def _relevant(workload: Workload) -> Workload:
         )
         for group in workload.groups
     ]
-    return Workload(
+    core = Workload(
         key=workload.key,
         groups=tuple(groups),
         generation=workload.generation,
         prior_runs=workload.prior_runs,
-        proof=workload.proof,
     )
+    return core, verdict(workload)

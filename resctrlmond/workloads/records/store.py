@@ -2,8 +2,8 @@
 """The store of all workloads: one record file for each under /run, and a copy in memory for readers.
 
 A workload is changed in a transaction only, and each change is on disk before it is visible, with three exceptions:
-a downgrade, that is, a lower quality of a group with its reason, the undo of a failed call, and the path of a group
-that another program renamed. If these cannot be written, for example because /run is full, they are kept in memory,
+a doubt about the totals of a group or a late member, the undo of a failed call, and the path of a group that another
+program renamed. If these cannot be written, for example because /run is full, they are kept in memory,
 and are in each later record. Until then, the mode of the record file states that it lacks one: a change of mode needs
 no space.
 """
@@ -17,16 +17,15 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from resctrlmond.resctrl.errors import NotRead, ResctrlError, reading
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.model.clock import boot_ns, seconds_since_ns
 from resctrlmond.workloads.model.errors import LimitExceeded, NoSuchWorkload
-from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import (
     Group,
     GroupState,
@@ -39,7 +38,7 @@ from resctrlmond.workloads.records.sums import Sums, run_of
 
 _SET_ASIDE = ".unreadable"
 _MODE = 0o640
-# Set while the record lacks a downgrade of the workload, or the undo of a failed call.
+# Set while the record lacks a doubt of the workload, or the undo of a failed call.
 _IS_OUTDATED = stat.S_ISVTX
 # More than any pod or unit has. A runtime or an agent that never ends its members reaches it.
 MAX_LIVING_MEMBERS = 1000
@@ -51,6 +50,7 @@ MAX_RECORD_BYTES = 1024 * 1024
 # times as much, and a list of all records as much again. The reserve is for the runtime's hook.
 MAX_BYTES = 32 * 1024 * 1024
 MAX_BYTES_WITH_RESERVE = 48 * 1024 * 1024
+_NOT_SAVED = "resctrlmond ended before it could save what it had seen"
 
 
 class Limit(enum.Enum):
@@ -81,7 +81,7 @@ class Transaction(msgspec.Struct, frozen=True, eq=False):
     def save(self, workload: Workload, limit: Limit | None = None) -> Workload:
         """Write the workload's record. Does nothing if it is unchanged. Raises NotWritten.
 
-        Return the workload as written: with the downgrades that could not be written before. When this returns, the
+        Return the workload as written: with the doubts that could not be written before. When this returns, the
         change survives a crash. ``limit``: raise LimitExceeded if a caller has added too much. What the daemon adds
         itself, such as an end, has no limit.
         """
@@ -99,7 +99,7 @@ class Transaction(msgspec.Struct, frozen=True, eq=False):
         assert workload.key == self.key
         store, before, unsaved = self._store, self.find(), self._store._unsaved.get(self.key)
         if unsaved is not None:
-            workload = _with_downgrades(workload, unsaved.downgraded)
+            workload = _with_doubts(workload, unsaved.doubted)
         elif before == workload:
             return workload
         data = encode(workload)
@@ -124,7 +124,7 @@ class Transaction(msgspec.Struct, frozen=True, eq=False):
             if before == workload:
                 return workload  # it is kept already
             if before is not None:
-                store._keep_unsaved(before, workload if is_undo else _with_downgrades(before, _by_nonce(workload)))
+                store._keep_unsaved(before, workload if is_undo else _with_doubts(before, workload))
             raise
         store._unsaved.pop(self.key, None)
         if store.sums is not None and workload.is_finished:
@@ -426,11 +426,11 @@ class Store:
         return list(self._unsaved)
 
     def _keep_unsaved(self, before: Workload, kept: Workload) -> None:
-        """Keep a workload in memory whose downgrades, or undo of a failed call, could not be saved."""
+        """Keep a workload in memory whose doubts, or undo of a failed call, could not be saved."""
         if kept == before:
             return
         unsaved = self._unsaved.get(before.key)
-        self._unsaved[before.key] = _Unsaved(before if unsaved is None else unsaved.on_disk, _by_nonce(kept))
+        self._unsaved[before.key] = _Unsaved(before if unsaved is None else unsaved.on_disk, kept)
         self._show(kept)
         with contextlib.suppress(OSError):
             os.chmod(self.path(before.key), _MODE | _IS_OUTDATED)
@@ -444,7 +444,7 @@ class Store:
         self._set_aside[path + _SET_ASIDE] = boot_ns()
 
     def note_loss_of_unreadable(self, name: str) -> None:
-        """State that the record that could not be read, and whose group has that name, lacks a downgrade.
+        """State that the record that could not be read, and whose group has that name, lacks a doubt.
 
         A version that can read it then makes its groups estimated. Does nothing if there is none. Raises NotWritten.
         """
@@ -476,26 +476,26 @@ class Store:
             if isinstance(item, UnreadableRecord):
                 unreadable.append(item)
             else:
-                self._keep(self._with_unsaved_downgrades(item), len(encode(item)))
+                self._keep(self._with_unsaved_doubts(item), len(encode(item)))
         with self._guard:
             self._finished = dict.fromkeys(
                 sorted(self._finished, key=lambda key: self._workloads[key].first.completed_ns)
             )
         return unreadable
 
-    def _with_unsaved_downgrades(self, workload: Workload) -> Workload:
-        """Return a workload of the last daemon. If that could not write a downgrade, all groups are estimated."""
+    def _with_unsaved_doubts(self, workload: Workload) -> Workload:
+        """Return a workload of the last daemon. If that could not write a doubt, all groups are estimated."""
         path = self.path(workload.key)
         with reading("look at a record", path):
             is_outdated = os.stat(path).st_mode & _IS_OUTDATED
         if not is_outdated:
             return workload
-        downgraded = workload
+        doubted, unknown = workload, doubt(Reason.CHANGES_UNKNOWN, cause=_NOT_SAVED)
         for group in workload.groups:
             if group.state is not GroupState.PENDING:
-                downgraded = downgraded.downgraded(group, Quality.ESTIMATED, Reason.DOWNGRADE_NOT_SAVED.text())
-        self._unsaved[workload.key] = _Unsaved(workload, _by_nonce(downgraded))
-        return downgraded
+                doubted = doubted.doubted(group, unknown)
+        self._unsaved[workload.key] = _Unsaved(workload, doubted)
+        return doubted
 
     def read_all(self) -> Iterator[Workload | UnreadableRecord]:
         """Read all records, in order of the key, without keeping them.
@@ -527,28 +527,26 @@ class Store:
 
 
 class _Unsaved(msgspec.Struct, frozen=True):
-    """The workload of the last record, and the groups in memory, by nonce, whose downgrades this record lacks."""
+    """The workload of the last record, and the one in memory, whose doubts and late members this record lacks."""
 
     on_disk: Workload
-    downgraded: dict[int, Group]
+    doubted: Workload
 
 
-def _by_nonce(workload: Workload) -> dict[int, Group]:
-    return {group.nonce: group for group in workload.groups if group.nonce}
-
-
-def _with_downgrades(workload: Workload, downgraded: Mapping[int, Group]) -> Workload:
-    """Return the workload with the downgrades that its groups have in ``downgraded``, by nonce."""
+def _with_doubts(workload: Workload, doubted: Workload) -> Workload:
+    """Return the workload with the doubts about its groups, and with the late members, of ``doubted``."""
     for group in workload.groups:
-        other = downgraded.get(group.nonce)
-        # A group that waits for an RMID has no baseline that could be downgraded.
+        # A group that waits for an RMID has no begin values that could be doubted.
+        is_same = (other for other in doubted.groups if other.nonce == group.nonce != 0)
+        other = next(is_same, None)
         if other is None or GroupState.PENDING in (group.state, other.state):
             continue
         is_reallocated = group.is_reallocated or other.is_reallocated
-        merged = replace(group, caveats=other.caveats | group.caveats, is_reallocated=is_reallocated)
-        workload = workload.with_group(merged)
-        for why in other.baseline_reasons or ("",):
-            workload = workload.downgraded(group, other.baseline, why)
+        workload = workload.with_group(replace(group.doubted(*other.doubts), is_reallocated=is_reallocated))
+    for member in doubted.members:
+        known = workload.member(member.id)
+        if known is not None and member.late and not known.late:
+            workload = workload.with_member(replace(known, late=True, may_have_run=member.may_have_run))
     return workload
 
 

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from resctrlmond.resctrl.counters import Reading, Status, Value, added_values, event, parse_value
-from resctrlmond.resctrl.witness import Watch
-from resctrlmond.workloads.figures import checkpoint, verdict
+from resctrlmond.workloads.figures import caveats, checkpoint
 from resctrlmond.workloads.figures.accounting import Total, added, totals
 from resctrlmond.workloads.figures.checkpoint import Checkpoint
 from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.figures.verdict import verdict
 from resctrlmond.workloads.model.states import Quality, worst
-from resctrlmond.workloads.model.workload import Group, GroupState, PriorRuns, Proof, Workload, replace
+from resctrlmond.workloads.model.workload import Group, GroupState, PriorRuns, Workload
 from resctrlmond.workloads.records.snapshot import Snapshots
 
 
@@ -35,18 +35,6 @@ Live = Mapping[str, LiveReadings]
 End = tuple[str, Sequence[Reading]]
 
 
-def as_reported(workload: Workload) -> Workload:
-    """Return the workload with baselines that its proofs allow, and late ones of groups that a member is put into.
-
-    The caller of that Assign may have stopped waiting, so that the member runs outside. The daemon finds that out
-    only after the last move.
-    """
-    for member in workload.living:
-        if member.joining:
-            workload = workload.with_late(member, Reason.JOINING.text(member=member.id))
-    return verdict.with_verdict(workload)
-
-
 def used(
     snapshots: Snapshots, workload: Workload, live: Live, end: End | None = None, *, up_to_last: bool = False
 ) -> list[Total]:
@@ -55,7 +43,21 @@ def used(
     ``end`` are the end values of the first group, if they are not read from its files. ``up_to_last``: count groups
     that have neither up to their last readings on disk.
     """
-    workload = as_reported(workload)
+    quality, reasons = verdict(workload)
+
+    def with_verdict(total: Total) -> Total:
+        # Groups may have the same reason: state it once.
+        whys = dict.fromkeys(why for why in (*total.reason.split("; "), *reasons) if why)
+        return dataclasses.replace(total, quality=worst(total.quality, quality), reason="; ".join(whys))
+
+    found = _counted(snapshots, workload, live, end, up_to_last=up_to_last)
+    return [total.changed(with_verdict) for total in found] if reasons else found
+
+
+def _counted(
+    snapshots: Snapshots, workload: Workload, live: Live, end: End | None = None, *, up_to_last: bool = False
+) -> list[Total]:
+    """Return the totals as ``used``, with the quality that they have by their counters alone."""
     counted = [group for group in workload.groups if snapshots.exists(workload.subfolder(group))]
     parts = []
     for group in counted:
@@ -81,14 +83,7 @@ def shown(workload: Workload, found: Iterable[Total]) -> list[Total]:
 
 def by_counters(snapshots: Snapshots, workload: Workload) -> list[Total]:
     """Return the totals up to the last readings on disk, with the quality that they have by their counters alone."""
-    groups = (
-        group if group.baseline is Quality.UNKNOWN else replace(group, baseline=Quality.EXACT, baseline_reasons=())
-        for group in workload.groups
-    )
-    # As if a witness had seen that nothing is missing.
-    clean = (replace(group, strangers_ns=0, moved_in=0, moved_out=0) for group in groups)
-    of_counters = replace(workload, groups=tuple(clean), members=(), proof=Proof(watch=Watch(0, 0), until_ns=1))
-    return shown(workload, used(snapshots, of_counters, {}, up_to_last=True))
+    return shown(workload, _counted(snapshots, workload, {}, up_to_last=True))
 
 
 def summed(of_groups: Iterable[Iterable[Reading]]) -> list[Reading]:
@@ -127,7 +122,7 @@ _MOST_AT_BASELINE = 64
 def _at_baseline(group: Group, begin: Sequence[Reading]) -> list[Total]:
     key = (
         tuple((one.domain, one.event, one.value if one.value.number is None else None) for one in begin),
-        (group.baseline, group.baseline_reasons, group.is_reallocated, tuple(sorted(group.caveats.items()))),
+        (group.has_begin, group.is_reallocated, tuple(sorted(caveats.by_event(group).items()))),
     )
     known = _AT_BASELINE.get(key)
     if known is None:
@@ -154,7 +149,7 @@ def _so_far(
 def _until(begin: list[Reading], group: Group, now: Checkpoint, here: set[str]) -> list[Total]:
     """Return the totals up to the checkpoint ``now``, in which only the domains that are ``here`` are up to date."""
     missed = {
-        domain: Reason.OFFLINE_SINCE.text(domain=domain, time=now[domain].time or group.created_at)
+        domain: Reason.OFFLINE.text(domain=domain, since=f", last read at {now[domain].time or group.created_at}")
         for domain in now.keys() - here
     }
     readings = checkpoint.readings_of(now)
@@ -170,10 +165,9 @@ def _ended(snapshots: Snapshots, subfolder: str, group: Group, end_values: End |
     for domain in {reading.domain for reading in begin} | last_read.keys():
         time = last_read[domain].time if domain in last_read else ""
         if group.state is GroupState.LOST and time != completed_at:
-            why = Reason.LOST if time else Reason.NEVER_READ
-            missed[domain] = why.text(loss=group.reason, time=time)
+            missed[domain] = Reason.LOST.text(loss=group.reason, time=time or "never")
         elif time and time != completed_at:
-            missed[domain] = Reason.OFFLINE_SINCE.text(domain=domain, time=time)
+            missed[domain] = Reason.OFFLINE.text(domain=domain, since=f", last read at {time}")
     return _totals(group, begin, end, missed, last_read)
 
 
@@ -184,21 +178,16 @@ def _totals(
     missed: Mapping[str, str] | None = None,
     last_read: Checkpoint | None = None,
 ) -> list[Total]:
-    """Return the totals of a group between two readings, each with the reasons for which its baseline is late."""
-    found = totals(
+    """Return the totals of a group between two readings."""
+    return totals(
         begin,
         end,
-        group.baseline,
+        Quality.EXACT if group.has_begin else Quality.UNKNOWN,
         missed=missed,
         past=checkpoint.histories(last_read) if last_read else None,
-        caveats=group.caveats,
+        caveats=caveats.by_event(group),
         is_reallocated=group.is_reallocated,
     )
-
-    def with_reasons(total: Total) -> Total:
-        return dataclasses.replace(total, reason="; ".join(filter(None, (total.reason, *group.baseline_reasons))))
-
-    return [total.changed(with_reasons) for total in found] if group.baseline_reasons else found
 
 
 def _with_lost(begin: list[Reading], group: Group, end: Iterable[Reading]) -> list[Reading]:
@@ -234,9 +223,9 @@ def _of_prior_runs(prior_runs: PriorRuns, parts: Iterable[list[Total]]) -> list[
 
 
 def _without(total: Total, missing: Iterable[Group]) -> Total:
-    """Return the total, estimated, with a reason for each class in which the workload had tasks but no group."""
+    """Return the total, late, with a reason for each class in which the workload had tasks but no group."""
     for group in missing:
-        reason = Reason.CLASS_MISSING.text(class_=group.class_ or "/", cause=group.reason)
+        reason = Reason.NOT_INCLUDED.text(member=f"class {group.class_ or '/'}", cause=group.reason)
         reason = f"{total.reason}; {reason}" if total.reason else reason
-        total = dataclasses.replace(total, quality=worst(total.quality, Quality.ESTIMATED), reason=reason)
+        total = dataclasses.replace(total, quality=worst(total.quality, Quality.LATE), reason=reason)
     return total

@@ -25,7 +25,6 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.workloads.groups import creation, ends, placement, removal, target
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.groups.queue_order import why_late
 from resctrlmond.workloads.groups.units import (
     OVERFLOW_PREFIX,
     is_overflow,
@@ -159,7 +158,7 @@ def _keep(ctx: Context, txn: Transaction, wanted: Mapping[str, Member]) -> None:
         return
     if workload.state is State.PENDING:
         # After the loss of its group. The queue has units before it, which may wait for long.
-        created = creation.create(ctx, txn, workload, workload.first, why_late=why_late(workload, workload.first))
+        created = creation.create(ctx, txn, workload, workload.first)
         placement.adopt(ctx, txn, created)
         workload = txn.workload
     gone = [
@@ -177,7 +176,6 @@ def _keep(ctx: Context, txn: Transaction, wanted: Mapping[str, Member]) -> None:
         run.empty_since_ns = boot_ns()
     if wanted or (seconds_since_ns(run.empty_since_ns) < LINGER_S and ctx.config.settings.overflow):
         return
-    placement.sweep_last(ctx, txn)
     removal.finish(ctx, txn, "no unit shares its group any more", without_claims=[OVERFLOW])
 
 

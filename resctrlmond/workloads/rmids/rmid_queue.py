@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from resctrlmond.resctrl.errors import LACKS, GroupExists, KernelRefused, NoSuchClass, PermissionDenied
 from resctrlmond.workloads.groups import creation, placement, removal
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.groups.queue_order import waiting, why_late
+from resctrlmond.workloads.groups.queue_order import waiting
 from resctrlmond.workloads.model.errors import ForeignGroup
 from resctrlmond.workloads.model.workload import Group, GroupState
 from resctrlmond.workloads.records.store import Transaction
@@ -55,7 +55,7 @@ def _create(ctx: Context, txn: Transaction, group: Group) -> bool:
         observed.continue_beginning(ctx, txn, group)
         return True
     try:
-        created = creation.create(ctx, txn, txn.workload, group, why_late=why_late(txn.workload, group))
+        created = creation.create(ctx, txn, txn.workload, group)
     except (ForeignGroup, GroupExists, NoSuchClass, KernelRefused, PermissionDenied) as error:
         if error.errno in _TEMPORARY_ERRNOS:
             raise  # the next tick tries it again

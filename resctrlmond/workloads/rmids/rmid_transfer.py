@@ -20,7 +20,7 @@ from resctrlmond.resctrl.errors import (
     NotMounted,
     RmidsExhausted,
 )
-from resctrlmond.workloads.groups import creation, placement, removal
+from resctrlmond.workloads.groups import creation, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.queue_order import InWorkload
 from resctrlmond.workloads.groups.runs import wait_again
@@ -70,7 +70,6 @@ def take(ctx: Context, queue: Iterable[InWorkload], guard: Callable[[str], Abstr
                 "%s: its RMID is for %s, which has a higher priority (%d)", txn.key, to, groups[0].workload.priority
             )
             taken.append(boot_ns())
-            placement.sweep_last(ctx, txn)
             before = txn.workload
             removal.finish(
                 ctx,

@@ -29,7 +29,7 @@ from resctrlmond.workloads.evidence.activity import activity
 from resctrlmond.workloads.evidence.callers import has_caller
 from resctrlmond.workloads.evidence.run_state import Activity, TakenCheckpoint
 from resctrlmond.workloads.evidence.watched import may_end_unseen
-from resctrlmond.workloads.figures.verdict import is_news, with_verdict
+from resctrlmond.workloads.figures.verdict import is_news, verdict
 from resctrlmond.workloads.groups import counters, ends, location, placement, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.queue_order import lacking_counters
@@ -491,11 +491,11 @@ class Maintenance:
 
 def _log_news(before: Workload, now: Workload) -> None:
     """Log the reasons that a look at the witness has added, and the last program that has moved a task."""
-    known = {why for group in with_verdict(before).groups for why in group.baseline_reasons}
-    for group, old in zip(with_verdict(now).groups, before.groups, strict=True):
-        for why in group.baseline_reasons:
-            if why not in known:
-                log.warning("%s: %s", now.key, why)
+    known = verdict(before).reasons
+    for why in verdict(now).reasons:
+        if why not in known:
+            log.warning("%s: %s", now.key, why)
+    for group, old in zip(now.groups, before.groups, strict=True):
         if group.moved_by != old.moved_by:
             log.warning("%s: the last task was moved by %s", now.key, group.moved_by)
 

@@ -16,11 +16,9 @@ from resctrlmond.resctrl.tree import Found
 from resctrlmond.workloads.groups import creation, ends, location, placement, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.plan import Do, Step, plan_start
-from resctrlmond.workloads.groups.queue_order import why_late
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.errors import InvalidKey
 from resctrlmond.workloads.model.owners import RECOVERED
-from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key
 from resctrlmond.workloads.model.workload import ROOT_FOLDER, Claim, EndRule, Group, GroupState, Workload, replace
 from resctrlmond.workloads.records.record_format import UnreadableRecord
@@ -135,13 +133,11 @@ class Recovery:
                 pass  # with the RMID queue, after all others
             case Do.BASELINE:
                 group = location.follow_group(ctx, txn, group)
-                late = why_late(txn.workload, group)
-                quality = Quality.EXACT
-                if txn.workload.is_claimed_by(RECOVERED) or ctx.tree.tasks(group.ref):
-                    # It was adopted with its tasks, and the last daemon was killed before it wrote that down.
-                    quality = Quality.UNKNOWN
+                # Otherwise it was adopted with its tasks, and the last daemon was killed before it wrote that down.
+                has_begin = not (txn.workload.is_claimed_by(RECOVERED) or ctx.tree.tasks(group.ref))
+                if not has_begin:
                     ctx.machine.lost("a group with tasks had no begin values")
-                placement.adopt(ctx, txn, creation.write_baseline(ctx, txn, group, quality, late))
+                placement.adopt(ctx, txn, creation.write_baseline(ctx, txn, group, has_begin=has_begin))
             case Do.FINISH:
                 # The first call may have failed to write it.
                 ends.add_unseen_end(ctx, txn)
@@ -239,7 +235,7 @@ class Recovery:
             group = txn.save_group(replace(group, folder=found.ref.class_ or ROOT_FOLDER))
         else:
             return False
-        group = creation.write_baseline(ctx, txn, group, Quality.UNKNOWN)
+        group = creation.write_baseline(ctx, txn, group, has_begin=False)
         group = replace(group, reason="adopted without its record")
         txn.save(replace(txn.workload.with_group(group), is_active=True))
         return True

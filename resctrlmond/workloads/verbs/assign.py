@@ -13,7 +13,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import CgroupTasks, Elsewhere, Moved, MoveOptions, Origins, move, put_back
 from resctrlmond.resctrl.tree import Found
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads.figures.reasons import Reason, ran_before
+from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.groups import creation, nested, removal, units
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.placement import move_into_groups, outside_of, why_outside
@@ -29,7 +29,7 @@ from resctrlmond.workloads.groups.runs import (
 from resctrlmond.workloads.groups.target import Target, check_free, opened
 from resctrlmond.workloads.model.errors import InvalidRequest
 from resctrlmond.workloads.model.owners import OF_UNITS
-from resctrlmond.workloads.model.states import FOLLOW, Quality
+from resctrlmond.workloads.model.states import FOLLOW
 from resctrlmond.workloads.model.validation import (
     canonical_key,
     check_claim,
@@ -39,9 +39,11 @@ from resctrlmond.workloads.model.validation import (
     valid_class,
 )
 from resctrlmond.workloads.model.workload import Group, GroupState, Member, Workload, replace
-from resctrlmond.workloads.profiles.requests import CONTAINERS, Assigned, Assignment
+from resctrlmond.workloads.profiles.requests import Assigned, Assignment
 from resctrlmond.workloads.records.store import Limit, Transaction
 from resctrlmond.workloads.verbs import excluded, observed, profiled
+
+_NOT_AWAITED = "its caller did not wait for the reply"
 
 
 def assign(ctx: Context, assignment: Assignment) -> Assigned:
@@ -49,8 +51,8 @@ def assign(ctx: Context, assignment: Assignment) -> Assigned:
 
     A container for which its runtime has created a group stays there, and is a workload of its own that is only
     read (``observed``).
-    A call that fails changes nothing: a group that was created for it is removed again. Only downgrades stay: of
-    a baseline that was found to be late, of groups in which tasks of a rejected member ran, and of a pod that may
+    A call that fails changes nothing: a group that was created for it is removed again. Only doubts stay: about
+    a member that was found to be late, of groups in which tasks of a rejected member ran, and of a pod that may
     lack the rejected container. Raises what
     ``create`` does, and AlreadyMonitored, NoSuchProcess, ProcessChanged, NoSuchCgroup, PermissionDenied.
     """
@@ -91,7 +93,7 @@ def _observe(ctx: Context, found: Found, target: Target, assignment: Assignment)
     if whole != key:
         # First, so that a daemon that is killed in between leaves no exact pod that lacks the container.
         with ctx.store.transaction(whole) as txn:
-            excluded.mark_excluded(ctx, txn, Reason.COUNTED_APART.text(member=key))
+            excluded.mark_excluded(ctx, txn, excluded.apart(key))
     with ctx.store.transaction(key) as txn:
         return observed.observe(ctx, txn, found, target, assignment)
 
@@ -137,7 +139,8 @@ def assign_target(
             workload = _joined(txn.workload, member, assignment)
         waits = workload.group_of(member).state is GroupState.PENDING
         outside = outside_of(ctx, workload, target.tasks.threads()) if waits else frozenset()
-        joining = replace(member, joining=not waits, tasks_outside=len(outside))
+        # One that waits runs outside.
+        joining = replace(member, joining=not waits, late=member.late or waits, tasks_outside=len(outside))
         # On disk before the member's first task is moved. From its first task on a group stays in its class.
         txn.save(replace(workload.with_member(joining), follows_class=False), limit)
         if waits:
@@ -153,7 +156,7 @@ def assign_target(
             allow_class_change=member.keeps_class,
             include_descendants=False,
         )
-        member, why = _with_lateness(
+        member = _with_lateness(
             ctx, txn.workload, member, target, assignment, moved_again=moved.moved if is_known else None
         )
         workload = replace(txn.workload.with_member(member), is_active=True)
@@ -161,9 +164,6 @@ def assign_target(
         workload = ctx.proofs.entered(
             workload, member, assignment.sandbox, moved=bool(moved.moved), before_ns=before_ns, last=ended
         )
-        if member.late or member.tasks_outside or why:
-            stayed = Reason.WERE_OUTSIDE.text(member=member.id) if member.tasks_outside else ""
-            workload = workload.with_late(member, why or stayed)
         return Assigned(txn.save(workload), moved, member.descendants_outside)
     except Exception:
         # The group must not keep tasks of a member that was rejected.
@@ -294,8 +294,8 @@ def _with_lateness(
     assignment: Assignment,
     *,
     moved_again: int | None,
-) -> tuple[Member, str]:
-    """Return the member, late if a task of it may have run outside, and the reason.
+) -> Member:
+    """Return the member, late if a task of it may have run outside.
 
     ``moved_again`` is the number of moved tasks of a member that the workload had already, else None. The tasks have
     been moved. This runs after the last move, because no task can run outside from then on.
@@ -308,20 +308,16 @@ def _with_lateness(
         if assignment.unit_command is not None and not late:
             # Another command of a service, whose process was held outside until now.
             is_held = assignment.is_awaited()
-            return replace(member, late=member.late or not is_held), "" if is_held else _not_awaited(member)
-        if late:
-            return replace(member, late=True), ran_before(member)
-        if not moved_again:
-            return member, ""
-        return replace(member, late=True), Reason.OUTSIDE_UNTIL_AGAIN.text(member=member.id)
+            return member if is_held else replace(member, late=True, may_have_run=_NOT_AWAITED)
+        return replace(member, late=True) if late or moved_again else member
     # The caller holds the process until it gets the reply, or gives up. If it still waits after the last move, it has
     # held the process all that time, and the process runs in its group only.
     is_given_up = late is False and not assignment.is_awaited()
     used_ns = target.cpu_time_ns() if member.late or is_given_up or late is None else None
     if not member.late and not is_given_up and used_ns is None:
-        return member, _hides_joined(member)
-    member = replace(member, late=True, cpu_time_before_ns=used_ns or 0)
-    return member, _not_awaited(member) if is_given_up else ran_before(member)
+        return replace(member, late=True) if member.tasks_outside else member
+    why = _NOT_AWAITED if is_given_up else ""
+    return replace(member, late=True, may_have_run=why, cpu_time_before_ns=used_ns or 0)
 
 
 def _used_before(target: Target, assignment: Assignment) -> int | None:
@@ -337,10 +333,6 @@ def _used_before(target: Target, assignment: Assignment) -> int | None:
     return used_ns if used_ns <= command.most_before_ns and assignment.is_awaited() else 0
 
 
-def _not_awaited(member: Member) -> str:
-    return Reason.NOT_AWAITED.text(member=member.id)
-
-
 def _undo(
     ctx: Context,
     txn: Transaction,
@@ -354,7 +346,7 @@ def _undo(
     """Undo a failed Assign.
 
     ``was_outside``: the workload had the member before, and tasks of it were outside. What these did there cannot be
-    undone: their group stays late. ``used`` are the nonces of the groups in which tasks of a new member may have run:
+    undone: it stays late. ``used`` are the nonces of the groups in which tasks of a new member may have run:
     what they used is counted, and a process that they forked meanwhile stays.
     """
     if before is None:
@@ -366,30 +358,11 @@ def _undo(
         if old is None or (old.nonce and old.nonce != group.nonce):
             removal.discard_group(ctx, txn, group)
     # The groups are kept as they are now: one may have been moved, or created again, for this call.
-    groups = [group if was_outside else _with_baseline_of(before, group) for group in txn.workload.groups]
-    restored = replace(before, groups=tuple(groups))
+    restored = replace(before, groups=txn.workload.groups)
     if was_outside:
-        late = replace(restored.member(member.id) or member, late=True)
-        restored = restored.with_member(late).with_late(late, Reason.OUTSIDE_UNTIL_AGAIN.text(member=late.id))
+        restored = restored.with_member(replace(restored.member(member.id) or member, late=True))
     for group in restored.existing_groups:
         if group.nonce in used:
-            restored = restored.downgraded(group, Quality.ESTIMATED, Reason.REJECTED.text(member=member.id))
+            by = f"an Assign of {member.id}, which failed"
+            restored = restored.doubted(group, doubt(Reason.MOVED_IN, by=by))
     txn.restore(restored)
-
-
-def _with_baseline_of(before: Workload, group: Group) -> Group:
-    old = before.group(group.folder)
-    if old is None or old.created_ns != group.created_ns:
-        return group  # it was created again in another class, and has another baseline
-    return replace(group, baseline=old.baseline, baseline_reasons=old.baseline_reasons)
-
-
-def _hides_joined(member: Member) -> str:
-    """Return why processes that join the container later cannot be found; "" if they can be.
-
-    A process that joins a container from outside (podman exec) is not a child of its init, and is found by the
-    control group. To find it by namespace, the daemon would have to check every process of the host over and over.
-    """
-    if member.cgroup or member.kind not in CONTAINERS:
-        return ""
-    return Reason.HIDES_JOINERS.text(member=member.id)

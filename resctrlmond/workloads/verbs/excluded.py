@@ -14,12 +14,11 @@ from contextlib import contextmanager, suppress
 
 from resctrlmond.resctrl.cgroups import NoSuchCgroup
 from resctrlmond.resctrl.errors import NoSuchProcess, ProcessChanged, ResctrlError
-from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key, is_pod_uid
-from resctrlmond.workloads.model.workload import Workload
-from resctrlmond.workloads.profiles.requests import CONTAINERS, Assignment
+from resctrlmond.workloads.model.workload import CONTAINERS, Doubt, Workload
+from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.records.store import Transaction
 
 log = logging.getLogger(__name__)
@@ -33,13 +32,13 @@ _MAX_PODS = 10_000
 def note_pod(ctx: Context, workload: Workload) -> None:
     """Remember the pod of a container that is a workload of its own."""
     if workload.is_observed:
-        _remember(ctx, workload.attributes.get(POD_UID, ""), Reason.COUNTED_APART.text(member=workload.key))
+        _remember(ctx, workload.attributes.get(POD_UID, ""), apart(workload.key))
     elif workload.profile and not is_pod_uid(workload.key):
-        why = Reason.EXCLUDED.text(member=workload.key, profile=workload.profile)
+        why = by_profile(workload.key, workload.profile)
         _remember(ctx, workload.attributes.get(POD_UID, ""), why)
 
 
-def mark_excluded(ctx: Context, txn: Transaction, why: str) -> None:
+def mark_excluded(ctx: Context, txn: Transaction, why: Doubt) -> None:
     """Make a workload late, if it runs, because a container of it is not counted in it. ``why`` names the container.
 
     To be called before the container is observed, or starts. A pod that begins later is late too.
@@ -47,7 +46,7 @@ def mark_excluded(ctx: Context, txn: Transaction, why: str) -> None:
     _remember(ctx, txn.key, why)
     workload = txn.find()
     if workload is not None and not workload.state.is_over:
-        txn.save(workload.downgraded(workload.first, Quality.LATE, why))
+        txn.save(workload.doubted(workload.first, why))
 
 
 @contextmanager
@@ -78,16 +77,30 @@ def mark_rejected(ctx: Context, pod: str, id_: str, target: int | str | None, er
         known = workload.member(id_) if workload is not None else None
         if known is None or not known.is_living or target not in (known.pid, known.cgroup):
             why = error.message if isinstance(error, ResctrlError) else repr(error)
-            mark_excluded(ctx, txn, Reason.REJECTED_CONTAINER.text(member=id_, error=why))
+            mark_excluded(ctx, txn, _not_included(id_, f"its Assign failed, so it may run outside the group ({why})"))
 
 
 def mark_separate(ctx: Context, pod: str, id_: str) -> None:
     """Make the pod late, because a container in its control group is a workload of its own. Does not raise."""
     with suppress(ResctrlError, OSError), ctx.store.transaction(canonical_key(pod)) as txn:
-        mark_excluded(ctx, txn, Reason.LEFT_OUT.text(member=id_))
+        mark_excluded(ctx, txn, _not_included(id_, "it runs in the control group of the pod, but not in the group"))
 
 
-def _remember(ctx: Context, pod: str, why: str) -> None:
+def apart(container: str) -> Doubt:
+    """Return the doubt about a pod with a container for which its runtime has created a group."""
+    return _not_included(container, "its runtime has its own group for it, so it is a workload of its own")
+
+
+def by_profile(container: str, profile: str) -> Doubt:
+    """Return the doubt about a pod with a container that its profile leaves out."""
+    return _not_included(container, f"its profile is {profile}")
+
+
+def _not_included(member: str, cause: str) -> Doubt:
+    return doubt(Reason.NOT_INCLUDED, member=member, cause=cause)
+
+
+def _remember(ctx: Context, pod: str, why: Doubt) -> None:
     if not is_pod_uid(pod):
         return
     excluded, pod = ctx.memory.excluded, canonical_key(pod)

@@ -13,7 +13,6 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import Moved
 from resctrlmond.resctrl.tree import Found, GroupRef
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups import creation, ends, location, placement, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.runs import claimed, continue_run, new_run, with_profile
@@ -21,7 +20,6 @@ from resctrlmond.workloads.groups.target import Target, already_monitored
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.errors import InvalidKey
 from resctrlmond.workloads.model.owners import OCI
-from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key, is_pod_uid, reason_text
 from resctrlmond.workloads.model.workload import EndRule, Group, Workload, replace
 from resctrlmond.workloads.profiles.requests import Assigned, Assignment
@@ -80,9 +78,9 @@ def observe(ctx: Context, txn: Transaction, found: Found, target: Target, assign
         )
         workload = replace(_claimed(workload, assignment), groups=(group,), is_active=True).with_member(member)
         txn.save(workload, Limit.WITH_RESERVE)
-        group = creation.with_baseline(ctx, workload, group, Quality.ESTIMATED)
-        if member.late or not assignment.is_awaited():
-            workload, group = _late(workload, group)
+        group = creation.with_baseline(ctx, workload, group, has_begin=True)
+        if not assignment.is_awaited():
+            workload = _late(workload)
         txn.save(workload.with_group(group))
         placement.sweep(ctx, txn)
         return Assigned(txn.workload, Moved(0, 0))
@@ -99,17 +97,15 @@ def continue_beginning(ctx: Context, txn: Transaction, group: Group) -> None:
     except NoSuchGroup as error:
         removal.fail(ctx, txn, group, error.message)
         return
-    workload, group = _late(txn.workload, creation.with_baseline(ctx, txn.workload, group, Quality.ESTIMATED))
-    txn.save(workload.with_group(group))
+    group = creation.with_baseline(ctx, txn.workload, group, has_begin=True)
+    txn.save(_late(txn.workload).with_group(group))
     placement.sweep(ctx, txn)
 
 
-def _late(workload: Workload, group: Group) -> tuple[Workload, Group]:
-    """Return the workload and its group, late, because its container ran before the first reading."""
-    for member in workload.living:
-        workload = workload.with_member(replace(member, late=True))
-        group = group.downgraded(Quality.LATE, Reason.RAN_UNOBSERVED.text(member=member.id))
-    return workload, group
+def _late(workload: Workload) -> Workload:
+    """Return the workload, late, because its container may have run before the first reading."""
+    members = (replace(member, late=True) if member.is_living else member for member in workload.members)
+    return replace(workload, members=tuple(members))
 
 
 def _claimed(workload: Workload, assignment: Assignment) -> Workload:

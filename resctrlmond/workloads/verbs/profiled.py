@@ -9,7 +9,6 @@ from typing import NoReturn, TypeGuard
 
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.service.rate_limit import RateLimit
-from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.clock import utc_now
 from resctrlmond.workloads.model.errors import NotWatched
@@ -21,7 +20,7 @@ from resctrlmond.workloads.model.workload import EndRule, Workload
 from resctrlmond.workloads.profiles.profile import Choice, Watch, select, select_for_pod, select_for_unit, user_of
 from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.profiles.unwatched import UnwatchedContainer
-from resctrlmond.workloads.verbs.excluded import mark_excluded
+from resctrlmond.workloads.verbs.excluded import by_profile, mark_excluded
 
 log = logging.getLogger(__name__)
 # A container that crashes in a loop repeats its message each time.
@@ -105,7 +104,7 @@ def with_profile(ctx: Context, assignment: Assignment) -> Assignment:
     if pod and (has_own_group or choice.watch is Watch.NONE):
         # First, so that a daemon that is killed in between leaves no exact pod that lacks the container.
         with ctx.store.transaction(pod) as txn:
-            mark_excluded(ctx, txn, Reason.EXCLUDED.text(member=member, profile=choice.name))
+            mark_excluded(ctx, txn, by_profile(member, profile=choice.name))
     if choice.watch is Watch.NONE or (has_own_group and assignment.kind == "sandbox"):
         _leave_out(ctx, assignment, choice, facts, pod)
     if has_own_group:

@@ -7,12 +7,11 @@ from collections.abc import Iterable
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.groups import ends, placement, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.errors import NoSuchClaim, NoSuchWorkload
 from resctrlmond.workloads.model.owners import SYSTEMD
-from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.validation import canonical_key, reason_text
 from resctrlmond.workloads.model.workload import State
 from resctrlmond.workloads.profiles.requests import Reconciled, Released
@@ -54,7 +53,8 @@ def release(
             ends.finish_again(ctx, txn)
         elif not is_over:
             _mark_running_on(txn, owner, has_ended)
-            placement.sweep_last(ctx, txn)
+            if txn.workload.part_of:
+                placement.sweep(ctx, txn)  # tasks in its groups return to the workload around it
             # The last claim is removed by the write that records the end: a daemon that is killed after it
             # completes this end, and one that is killed before it has not begun.
             removal.finish(ctx, txn, reason_text(reason), without_claims=[owner])
@@ -100,5 +100,4 @@ def _mark_running_on(txn: Transaction, owner: str, has_ended: bool) -> None:
     if owner != SYSTEMD or not has_ended or workload.state.is_over or member is None or not member.commands:
         return
     if cgroups.is_populated(member.cgroup):
-        why = Reason.RAN_ON.text(member=member.id)
-        txn.save(workload.downgraded(workload.group_of(member), Quality.ESTIMATED, why))
+        txn.save(workload.doubted(workload.group_of(member), doubt(Reason.RAN_ON, member=member.id)))

@@ -16,6 +16,7 @@ from resctrlmond.resctrl.errors import NotMounted
 from resctrlmond.resctrl.foreign_writes import Written
 from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads.evidence import interference
+from resctrlmond.workloads.figures.caveats import by_event
 from resctrlmond.workloads.machine.pools import Pool
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.verbs.assign import assign
@@ -126,7 +127,7 @@ def test_counters_that_the_daemon_assigns_are_not_reset(tmp_path: Path, process:
         release(host.ctx, "first", owner="test")
         assert not host.get("k").first.unassigned
         react(host)
-        assert "another program" not in "".join(host.get("k").first.caveats.values())
+        assert "another program" not in "".join(by_event(host.get("k").first).values())
 
 
 def test_refused_write_of_the_daemon_hides_none_of_another_program(tmp_path: Path) -> None:
@@ -135,10 +136,10 @@ def test_refused_write_of_the_daemon_hides_none_of_another_program(tmp_path: Pat
         create(host.ctx, "k", owner="test")
         react(host)
         assert not host.tree.assign_counter(host.get("k").first.ref, TRAFFIC, 0)
-        assert "another program" not in "".join(host.get("k").first.caveats.values())
+        assert "another program" not in "".join(by_event(host.get("k").first).values())
         (Path(host.mountpoint) / GROUP).write_text(f"{TRAFFIC}:*=_\n")
         react(host)
-        assert f"another program wrote to {host.mountpoint}/{GROUP}" in host.get("k").first.caveats[TRAFFIC]
+        assert f"another program wrote to {host.mountpoint}/{GROUP}" in by_event(host.get("k").first)[TRAFFIC]
 
 
 def test_use_of_the_machine_is_not_exact_after_a_reset(abmc: tuple[Host, Control]) -> None:

@@ -14,6 +14,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.model.errors import LimitExceeded
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.verbs.assign import assign
@@ -52,7 +53,7 @@ def test_a_task_that_an_rmdir_overlooked_is_moved_out_before_the_baseline(
     """It was counted in the next group that got the RMID, and the totals were exact."""
     pid = process().pid
     record = assign(one_rmid.ctx, assignment("k", pid)).workload
-    assert record.first.baseline is Quality.EXACT
+    assert baseline_of(record) is Quality.EXACT
     assert one_rmid.tree.tasks(record.first.ref) == [pid]
     assert one_rmid.tree.membership(overlooked) == Membership("", ""), "it is where the rmdir should have put it"
 
@@ -82,7 +83,7 @@ def test_a_task_that_another_call_moves_out_of_a_new_group_stays_in_its_own(
             patch.setattr(Tree, "tasks", list_and_start)
             record = create(host.ctx, "k", owner="other")
         assert host.tree.membership(task) == Membership("", "mine")
-        assert record.first.baseline is Quality.EXACT
+        assert baseline_of(record) is Quality.EXACT
         host.clean()
 
 
@@ -99,10 +100,10 @@ def test_a_task_that_cannot_be_moved_out_of_a_new_group_makes_it_estimated(
 
     monkeypatch.setattr(Tree, "take_out", put_again)
     record = assign(one_rmid.ctx, assignment("k", process().pid)).workload
-    assert record.first.baseline is Quality.ESTIMATED
+    assert baseline_of(record) is Quality.ESTIMATED
     totals = read(one_rmid.ctx, "k")[2]
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
-    assert all("tasks that do not belong to it were in the group" in total.reason for total in totals)
+    assert all("1 were in it at its baseline, and could not be moved out" in total.reason for total in totals)
 
 
 def test_a_task_in_a_group_that_was_created_again_is_marked_though_the_assign_fails(
@@ -127,11 +128,11 @@ def test_a_task_in_a_group_that_was_created_again_is_marked_though_the_assign_fa
     with own_host(tmp_path, "intel-rdt", 8, kernel="6.1") as host:
         host.make_class("gold")
         host.tree.write_task("gold", stranger)
-        assert create(host.ctx, "k", owner="other").first.baseline is Quality.EXACT
+        assert baseline_of(create(host.ctx, "k", owner="other")) is Quality.EXACT
         monkeypatch.setattr(Tree, "create", create_occupied)
         monkeypatch.setattr(Tree, "take_out", put_again)
         monkeypatch.setattr("resctrlmond.workloads.records.store.MAX_LIVING_MEMBERS", 0)
         with pytest.raises(LimitExceeded):
             assign(host.ctx, assignment("k", process().pid, class_="gold", allow_class_change=True))
-        after = host.get("k").first
-        assert (after.class_, after.baseline) == ("gold", Quality.ESTIMATED)
+        after = host.get("k")
+        assert (after.first.class_, baseline_of(after)) == ("gold", Quality.ESTIMATED)

@@ -23,7 +23,8 @@ from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.resctrl.witness import Ids
 from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads.figures import verdict
-from resctrlmond.workloads.figures.verdict import outside_ns_of
+from resctrlmond.workloads.figures.reasons import text_of
+from resctrlmond.workloads.figures.verdict import baseline_of, outside_ns_of
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.settings import Settings
@@ -129,7 +130,7 @@ def count(host: Host) -> None:
 
 def assign_init(host: Host, init: Init) -> None:
     given = assignment(CTR, init.process.pid, "oci", member="c1", own_cgroup=init.cgroup, late=False)
-    assert assign(host.ctx, given).workload.first.baseline is Quality.EXACT
+    assert not assign(host.ctx, given).workload.members[0].late
 
 
 def figures(host: Host, key: str = CTR) -> tuple[Quality, str]:
@@ -237,12 +238,10 @@ def test_container_that_ended_while_no_daemon_ran_stays_exact(host: Host, init: 
     assert figures(host)[0] is Quality.EXACT
 
 
-def test_process_that_is_in_the_container_at_the_release_and_not_in_its_group_is_late(
-    host: Host, init: Init, process: Start
-) -> None:
+def test_process_that_is_in_the_container_at_the_release_and_not_in_its_group_is_late(host: Host, init: Init) -> None:
     """The totals were exact if the sweep had not come by."""
     assign_init(host, init)
-    join(init.cgroup, process().pid)
+    session(init.cgroup, 0.05)
     assert released(host)[0] is Quality.LATE
 
 
@@ -393,7 +392,7 @@ def test_process_that_joined_a_container_that_had_used_nothing_is_late(
     join(cgroup, init.pid)
     assert cgroups.cpu_time_ns(cgroup) == 0
     given = assignment(CTR, init.pid, "oci", member="c1", own_cgroup=cgroup, late=False)
-    assert assign(host.ctx, given).workload.first.baseline is Quality.EXACT
+    assert baseline_of(assign(host.ctx, given).workload) is Quality.EXACT
     assert figures(host) == (Quality.EXACT, "")
     session(cgroup, 0.3)
     assert seconds_outside(figures(host)[1]) >= 0.3
@@ -915,14 +914,14 @@ def test_full_disk_hides_no_use_outside(host: Host, pod: Pod, monkeypatch: pytes
 
 
 def test_pod_that_is_late_already_has_both_reasons(host: Host, pod: Pod) -> None:
-    why = "x is not included, because of its profile quiet"
+    why = excluded.by_profile("x", "quiet")
     pod.start(FIRST, host)
     with host.ctx.store.transaction(POD) as txn:
         excluded.mark_excluded(host.ctx, txn, why)
     pod.start(SECOND).do("burn(0.1)")
     quality, reasons = figures(host, UID)
     assert quality is Quality.LATE
-    assert why in reasons
+    assert text_of(why) in reasons
     assert "of CPU time outside the group" in reasons
 
 
@@ -945,7 +944,7 @@ def test_control_group_that_is_created_again_is_late_by_what_it_used_outside(hos
     first = Init(cgroup)
     begun = assign(host.ctx, Assignment(key=CTR, owner="admin", cgroup=cgroup))
     first.end()
-    assert begun.workload.first.baseline is Quality.LATE
+    assert baseline_of(begun.workload) is Quality.LATE
     count(host)
     os.rmdir(cgroup)
     os.mkdir(cgroup)
@@ -970,8 +969,8 @@ def test_control_group_that_is_created_again_and_again_does_not_grow_the_record(
     for number in range(1020):
         os.rmdir(cgroup)
         os.mkdir(cgroup)
-        host.manager.maintenance.sweep(CTR)
+        host.manager.maintenance._weigh()
         if number > 1000:
-            sizes.append(len(host.get(CTR).proof.entered))
+            sizes.append(len(host.get(CTR).proof.cgroups))
     assert set(sizes) == {1000}
     assert "was created too many times" in host.get(CTR).proof.cause

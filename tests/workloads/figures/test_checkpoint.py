@@ -73,7 +73,7 @@ def test_removed_group_ends_with_its_last_readings(host: Host, puppet: Puppet) -
     assert traffic.number is not None
     assert traffic.number > 0
     # Once, not for each domain: it is the same loss.
-    assert traffic.reason == f"{lost.reason}; last read at {kept[DOMAIN].time}"
+    assert traffic.reason == f"{lost.reason}; last read: {kept[DOMAIN].time}"
     assert read(host.restart().context, "k")[2] == totals
 
 
@@ -116,7 +116,7 @@ def test_totals_of_a_group_that_is_lost_before_its_first_checkpoint_are_unknown(
     assert host.ctx.store.known("k").state is State.LOST
     found = read(host.ctx, "k")[2]
     assert {total.quality for total in found} == {Quality.UNKNOWN}
-    assert all("never read before" in total.reason for total in found)
+    assert all("last read: never" in total.reason for total in found)
     host.check()
 
 
@@ -188,7 +188,7 @@ def test_without_an_interval_no_checkpoint_is_written_and_a_loss_is_unknown(host
     host.check()
     traffic = total_of(read(host.ctx, "k")[2])
     assert (traffic.number, traffic.quality) == (None, Quality.UNKNOWN)
-    assert "never read before" in traffic.reason
+    assert "last read: never" in traffic.reason
 
 
 def test_removed_group_ends_with_the_last_readings_of_a_caller(host: Host, puppet: Puppet) -> None:
@@ -385,9 +385,9 @@ def test_domain_that_was_offline_counts_before_and_after(machine: Host, puppet: 
     since = sum(int(files[f"mon_data/{domain}/{TRAFFIC}.end"]) for domain in domains)
     assert since > 0
     assert (traffic.number, traffic.quality) == (known + since, Quality.ESTIMATED)
-    assert "began from 0" in traffic.reason
+    assert "went back" in traffic.reason
     # The registers of the packages run on.
-    assert "began from 0" not in energy.reason
+    assert "went back" not in energy.reason
     assert read(machine.restart().context, "k")[2] == ended.totals
 
 
@@ -472,7 +472,7 @@ def test_event_without_a_counter_for_a_time_is_estimated_from_its_readings(tmp_p
         assert first.number
         without = used_with("_")
         assert (without.number, without.quality) == (first.number, Quality.ESTIMATED)
-        assert "read 'Unassigned' at the end: the total is what was counted before" in without.reason
+        assert "had no number at the end ('Unassigned'): the total is what was counted before" in without.reason
         again = used_with("e")
         assert (again.number, again.quality) == (2 * int(first.number), Quality.ESTIMATED)
         assert "had no counter for a time" in again.reason
@@ -546,7 +546,7 @@ def test_a_part_of_a_domain_that_was_offline_is_counted_once(tmp_path: Path, pro
         control.online("mon_sub_L3_01")
         traffic = total_of(release(host.ctx, "k", owner="test").totals)
         assert (traffic.number, traffic.quality) == (before.number, Quality.ESTIMATED)
-        assert "mon_sub_L3_01 began from 0" in traffic.reason
+        assert "mon_sub_L3_01 went back" in traffic.reason
 
 
 def test_energy_of_a_package_that_came_online_later_excludes_the_use_of_others(
@@ -565,7 +565,7 @@ def test_energy_of_a_package_that_came_online_later_excludes_the_use_of_others(
         energy = total_of(release(host.ctx, "k", owner="test").totals, "core_energy")
         # Nothing ran.
         assert (energy.number, energy.quality) == (0, Quality.ESTIMATED)
-        assert "mon_PERF_PKG_01 read 'not online' at the beginning" in energy.reason
+        assert "mon_PERF_PKG_01 had no number at the beginning: 'not online'" in energy.reason
 
 
 @pytest.mark.parametrize("lack", [errno.ENOSPC, errno.ENOMEM])

@@ -13,7 +13,7 @@ from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.witness import Moves, Seen, Use, Watch
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.statements import statements
-from resctrlmond.workloads.figures.verdict import weighed, with_verdict
+from resctrlmond.workloads.figures.verdict import baseline_of, verdict, weighed
 from resctrlmond.workloads.model.states import ProofKind, Quality
 from resctrlmond.workloads.model.workload import Member, Proof, State, Workload, replace
 from tests.workloads.figures.test_verdict import CLASS_DEFAULT, HERE, MS, OTHER, OWN, WATCH, running, used, uses
@@ -78,7 +78,7 @@ def test_statements_agree_with_the_verdict(some: list[Use]) -> None:
     of = seen(*some)
     found = stated(of)
     shown = all(found[kind][0] for kind in (ProofKind.CLOSED, ProofKind.ALONE, ProofKind.WATCHED))
-    assert shown == (with_verdict(of).worst_baseline is Quality.EXACT)
+    assert shown == (baseline_of(of) is Quality.EXACT)
 
 
 @pytest.mark.parametrize(
@@ -89,19 +89,17 @@ def test_statements_agree_with_the_verdict(some: list[Use]) -> None:
             "c1 ran and had used up to 0.002 s of CPU time before it was put into the group",
         ),
         ({"late": True}, "c1 ran before it was put into the group"),
-        ({"late": True}, "tasks of c1 ran outside until they were put into the group"),
-        ({"joining": True}, "c1 is being put into its group"),
-        ({"tasks_outside": 2}, "tasks of c1 were outside the group"),
+        (
+            {"late": True, "may_have_run": "its caller did not wait"},
+            "c1 may have run before it was in the group: its caller did not wait",
+        ),
+        ({"joining": True}, "c1 may have run before it was in the group: it is being put into it"),
     ],
 )
 def test_reason_for_which_a_member_may_have_run_before_is_stated(fields: dict[str, Any], reason: str) -> None:
-    of = running(30 * MS).with_member(member(**fields)).with_late(member(), reason)
+    of = running(30 * MS).with_member(member(**fields))
+    assert (baseline_of(of), verdict(of).reasons) == (Quality.LATE, (reason,))
     assert stated(of)[ProofKind.ENTERED] == (False, reason)
-
-
-def test_late_member_whose_reason_was_not_kept_is_stated() -> None:
-    text = "c1, or a task that joined it, ran before it was put into the group"
-    assert stated(running().with_member(member(late=True)))[ProofKind.ENTERED] == (False, text)
 
 
 def test_each_member_with_tasks_has_a_statement() -> None:
@@ -117,7 +115,7 @@ def test_each_member_with_tasks_has_a_statement() -> None:
     assert ["0.030 s" in one.text for one in found] == [False, True, False]
 
 
-@pytest.mark.parametrize("changes", [{"commands": ("1:2",)}, {"cgroup": ""}])
+@pytest.mark.parametrize("changes", [{"commands": ("1:2",)}, {"kind": "process", "cgroup": ""}])
 @pytest.mark.parametrize(("moved_in", "moved_out"), [(0, 0), (0, 1), (3, 0)])
 def test_moves_of_others_are_stated_if_the_tasks_are_not_known_by_a_control_group(
     changes: dict[str, Any], moved_in: int, moved_out: int

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from resctrlmond.resctrl.witness import Ids, Move, Moves, Seen, Use, Watch
 from resctrlmond.workloads.figures.verdict import (
     DROPPED,
+    baseline_of,
     cpu_time,
     entered_now,
     is_news,
     outside_ns_of,
+    verdict,
     weighed,
     with_ids,
     with_new_cgroup,
-    with_verdict,
 )
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Member, Proof, Workload, replace
@@ -44,7 +45,7 @@ ENTRY = [moved(1, CLASS_DEFAULT, OWN)]
 def running(entered_ns: int = 0) -> Workload:
     """Return a run whose control group is HERE, with a group that has the IDs OWN."""
     proof = Proof(watch=WATCH, until_ns=BASELINE_NS, cgroups=(HERE,), entered={HERE: entered_ns})
-    found = workload("web", nonce=1, inodes={"mon_L3_00": 12}, created_ns=BASELINE_NS, baseline=Quality.EXACT)
+    found = workload("web", nonce=1, inodes={"mon_L3_00": 12}, created_ns=BASELINE_NS, has_begin=True)
     member = Member(id="c1", kind="container", owner="oci", pid=7, cgroup="/sys/fs/cgroup/c1", late=False)
     return replace(found.with_group(replace(found.first, ids=OWN)).with_member(member), proof=proof)
 
@@ -56,46 +57,46 @@ def used(ids: Ids, ns: int, *cgroups: int, at_ns: int = BASELINE_NS + 1) -> Use:
 
 def judged(of: Workload, *uses: Use, watch: Watch = WATCH) -> Workload:
     """Return the workload as its totals are reported after a look."""
-    return with_verdict(weighed(of, Seen(watch, uses), Moves(), 2_000))
+    return weighed(of, Seen(watch, uses), Moves(), 2_000)
 
 
 def test_use_in_the_group_alone_is_exact() -> None:
     found = judged(running(), used(OWN, 5_000 * MS, HERE), used(OWN, 3 * MS, BELOW, HERE))
-    assert found.worst_baseline is Quality.EXACT
+    assert baseline_of(found) is Quality.EXACT
     assert found.proof.inside_ns == 5_003 * MS
 
 
 def test_use_outside_the_group_is_late_by_its_amount() -> None:
     found = judged(running(), used(OWN, 750 * MS, HERE), used(CLASS_DEFAULT, 250 * MS, BELOW, HERE))
-    assert found.first.baseline is Quality.LATE
-    assert found.first.baseline_reasons == (
+    assert baseline_of(found) is Quality.LATE
+    assert verdict(found).reasons == (
         "tasks in its control groups used 0.250 s of CPU time outside the group, 25.0 % of their CPU time",
     )
 
 
 def test_use_before_the_tasks_entered_is_not_missing() -> None:
     uses = used(OWN, 750 * MS, HERE), used(CLASS_DEFAULT, 30 * MS, HERE)
-    assert judged(running(entered_ns=30 * MS), *uses).first.baseline is Quality.EXACT
-    assert judged(running(entered_ns=28 * MS), *uses).first.baseline is Quality.LATE
+    assert baseline_of(judged(running(entered_ns=30 * MS), *uses)) is Quality.EXACT
+    assert baseline_of(judged(running(entered_ns=28 * MS), *uses)) is Quality.LATE
 
 
 def test_use_of_helpers_of_the_runtime_is_not_missing() -> None:
     of = running()
     of = replace(of, proof=replace(of.proof, helpers=(BELOW,)))
-    assert judged(of, used(CLASS_DEFAULT, 30 * MS, BELOW, HERE)).first.baseline is Quality.EXACT
+    assert baseline_of(judged(of, used(CLASS_DEFAULT, 30 * MS, BELOW, HERE))) is Quality.EXACT
 
 
 def test_use_of_others_in_the_group_is_estimated() -> None:
     found = judged(running(), used(OWN, 750 * MS, HERE), used(OWN, 20 * MS, OTHER))
-    assert found.first.baseline is Quality.ESTIMATED
-    assert found.first.baseline_reasons == (
+    assert baseline_of(found) is Quality.ESTIMATED
+    assert verdict(found).reasons == (
         "tasks of other control groups used up to 0.020 s of CPU time in the group, and their use is counted",
     )
 
 
 def test_use_of_the_rmid_before_the_baseline_is_history() -> None:
     history = used(OWN, 9_000 * MS, OTHER, at_ns=BASELINE_NS - 1)
-    assert judged(running(), history).first.baseline is Quality.EXACT
+    assert baseline_of(judged(running(), history)) is Quality.EXACT
 
 
 def test_rest_of_the_use_of_a_former_user_is_history() -> None:
@@ -108,8 +109,8 @@ def test_rest_of_the_use_of_a_former_user_is_history() -> None:
     of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, former), after))
     assert of.first.history == {OTHER: 905 * MS}
     for ns, quality in ((905, Quality.EXACT), (906, Quality.EXACT), (907, Quality.ESTIMATED)):
-        assert judged(of, used(OWN, ns * MS, OTHER, at_ns=after + MS)).first.baseline is quality
-    assert judged(of, used(OWN, 301 * MS, 14, at_ns=after + MS)).first.baseline is Quality.ESTIMATED
+        assert baseline_of(judged(of, used(OWN, ns * MS, OTHER, at_ns=after + MS))) is quality
+    assert baseline_of(judged(of, used(OWN, 301 * MS, 14, at_ns=after + MS))) is Quality.ESTIMATED
 
 
 def test_late_look_takes_use_of_others_for_that_of_strangers() -> None:
@@ -117,7 +118,7 @@ def test_late_look_takes_use_of_others_for_that_of_strangers() -> None:
     stranger = used(OWN, 20 * MS, OTHER, at_ns=BASELINE_NS + 2_000 * MS)
     of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [stranger]), BASELINE_NS + 3_000 * MS))
     assert of.first.history == {}
-    assert judged(of, stranger).first.baseline is Quality.ESTIMATED
+    assert baseline_of(judged(of, stranger)) is Quality.ESTIMATED
 
 
 def test_stranger_that_was_moved_into_a_new_group_has_no_history() -> None:
@@ -129,42 +130,48 @@ def test_stranger_that_was_moved_into_a_new_group_has_no_history() -> None:
     ):
         seen = Seen(WATCH, uses)
         new = of.with_group(with_ids(of.first, entry, of.proof, seen, BASELINE_NS + 2 * MS))
-        assert with_verdict(weighed(new, seen, Moves(), 2_000)).first.baseline is quality
+        assert baseline_of(weighed(new, seen, Moves(), 2_000)) is quality
 
 
 def test_use_of_others_elsewhere_does_not_matter() -> None:
-    assert judged(running(), used(ROOT, 9_000 * MS, OTHER)).first.baseline is Quality.EXACT
+    assert baseline_of(judged(running(), used(ROOT, 9_000 * MS, OTHER))) is Quality.EXACT
 
 
 def test_gap_is_not_exact() -> None:
     for watch in (Watch(6, 0), Watch(5, 1)):
-        assert judged(running(), watch=watch).first.baseline is Quality.ESTIMATED
+        assert baseline_of(judged(running(), watch=watch)) is Quality.ESTIMATED
 
 
 def test_use_before_a_task_has_entered_the_group_is_late() -> None:
     of = running()
     of = of.with_group(replace(of.first, ids=None))
-    assert judged(replace(of, members=())).first.baseline is Quality.EXACT
-    assert judged(of, used(OWN, 30 * MS, HERE)).first.baseline is Quality.LATE
+    assert baseline_of(judged(replace(of, members=()))) is Quality.EXACT
+    assert baseline_of(judged(of, used(OWN, 30 * MS, HERE))) is Quality.LATE
 
 
 def test_run_whose_entry_the_witness_has_not_shown_is_not_exact() -> None:
     of = running()
-    found = judged(of.with_group(replace(of.first, ids=None))).first
-    assert found.baseline is Quality.ESTIMATED
-    assert found.baseline_reasons[-1].endswith(": the witness has not seen the move of c1 into the group")
-    found = with_verdict(replace(of, proof=replace(of.proof, until_ns=0))).first
-    assert found.baseline is Quality.ESTIMATED
-    assert found.baseline_reasons[-1].endswith(": resctrlmond has not asked the witness yet")
+    unseen = [judged(of.with_group(replace(of.first, ids=None)))]
+    unseen.append(replace(of, proof=replace(of.proof, until_ns=0)))
     service = replace(of.members[0], pid=0, commands=("ExecStart=7",))
-    found = judged(of.with_member(service).with_group(replace(of.first, ids=None))).first
-    assert found.baseline is Quality.ESTIMATED
+    unseen.append(judged(of.with_member(service).with_group(replace(of.first, ids=None))))
+    container = replace(tree().members[0], kind="container")
+    unseen.append(replace(tree().with_member(container), proof=replace(tree().proof, until_ns=1)))
+    causes = (
+        "the witness has not seen the move of c1 into the group",
+        "resctrlmond has not asked the witness yet",
+        "the witness has not seen the move of c1 into the group",
+        "c1 has no control group of its own, so processes that join it from outside are not known",
+    )
+    for found, cause in zip(unseen, causes, strict=True):
+        (reason,) = verdict(found).reasons
+        assert (baseline_of(found), reason.partition(": ")[2]) == (Quality.ESTIMATED, cause)
 
 
 def test_rows_that_the_witness_has_dropped_make_no_verdict_better() -> None:
     uses = used(CLASS_DEFAULT, 30 * MS, HERE), used(OWN, 9 * MS, OTHER)
     before = weighed(running(), Seen(WATCH, uses), Moves(), 2_000)
-    assert judged(before).first.baseline_reasons == with_verdict(before).first.baseline_reasons
+    assert verdict(judged(before)).reasons == verdict(before).reasons
 
 
 def looked(of: Workload, at_ns: int, *, dropped_ns: int = 0) -> Workload:
@@ -176,7 +183,7 @@ def test_use_that_the_witness_dropped_since_the_last_look_may_be_missing() -> No
     of = looked(running(), 2_000)
     for dropped_ns, quality in ((1_999, Quality.EXACT), (2_000, Quality.EXACT), (2_001, Quality.ESTIMATED)):
         now = looked(of, 9_000, dropped_ns=dropped_ns)
-        assert with_verdict(now).first.baseline is quality
+        assert baseline_of(now) is quality
         assert is_news(of, now) == (quality is not Quality.EXACT)
         # It stays so, although this look has read all that is newer.
         assert looked(now, 10_000, dropped_ns=dropped_ns).proof.cause == now.proof.cause
@@ -186,7 +193,7 @@ def test_use_that_the_witness_dropped_since_the_last_look_may_be_missing() -> No
 def test_drop_before_the_run_began_does_not_matter() -> None:
     begun = running()
     begun = replace(begun, proof=replace(begun.proof, until_ns=BASELINE_NS))
-    assert with_verdict(looked(begun, 2_000, dropped_ns=BASELINE_NS - 1)).first.baseline is Quality.EXACT
+    assert baseline_of(looked(begun, 2_000, dropped_ns=BASELINE_NS - 1)) is Quality.EXACT
 
 
 def test_drop_does_not_matter_to_a_run_that_is_known_by_moves() -> None:
@@ -204,14 +211,15 @@ def tree() -> Workload:
     """Return a run that is known by the tasks that were put into its group."""
     of = running()
     return replace(
-        of.with_member(replace(of.members[0], cgroup="")), proof=Proof(watch=WATCH, moves=4, movers=(OURS,))
+        of.with_member(replace(of.members[0], kind="process", cgroup="")),
+        proof=Proof(watch=WATCH, moves=4, movers=(OURS,)),
     )
 
 
 def judged_by(of: Workload, *moves: Move, last: int = 10) -> Workload:
     seen = weighed(of, Seen(WATCH, ()), Moves(last=last, tasks=moves, capacity=4096), 2_000)
     assert is_news(of, seen) == bool(seen.first.moved_in or seen.first.moved_out or last - 4 > 1024)
-    return with_verdict(seen)
+    return seen
 
 
 def test_run_of_which_no_other_program_has_moved_a_task_is_exact() -> None:
@@ -223,14 +231,14 @@ def test_run_of_which_no_other_program_has_moved_a_task_is_exact() -> None:
         moved(5, OWN, OWN),
         moved(5, OWN, ROOT, at_ns=BASELINE_NS - 1),  # out of an earlier group
     ):
-        assert judged_by(tree(), move).first.baseline is Quality.EXACT
+        assert baseline_of(judged_by(tree(), move)) is Quality.EXACT
 
 
 def test_moves_of_others_are_counted_once() -> None:
     for move, quality in ((moved(5, OWN, ROOT), Quality.LATE), (moved(5, ROOT, OWN), Quality.ESTIMATED)):
-        for of in (tree(), tree().with_late(tree().members[0], "it ran before")):
+        for of in (tree(), tree().with_member(replace(tree().members[0], late=True))):
             found = judged_by(of, move)
-            assert found.first.baseline is quality
+            assert baseline_of(found) is quality
             again = weighed(found, Seen(WATCH, ()), Moves(last=10, tasks=(move,)), 3_000)
             assert (again.first.moved_in, again.first.moved_out) == (found.first.moved_in, found.first.moved_out)
             assert found.first.moved_in + found.first.moved_out == 1
@@ -244,8 +252,8 @@ def test_number_of_the_last_move_is_saved_before_the_witness_forgets() -> None:
 
 def test_run_without_a_witness_is_not_exact() -> None:
     of = running()
-    assert with_verdict(replace(of, proof=replace(of.proof, cause="none ran"))).first.baseline is Quality.ESTIMATED
-    assert with_verdict(replace(tree(), proof=Proof())).first.baseline is Quality.ESTIMATED
+    assert baseline_of(replace(of, proof=replace(of.proof, cause="none ran"))) is Quality.ESTIMATED
+    assert baseline_of(replace(tree(), proof=Proof())) is Quality.ESTIMATED
 
 
 uses = st.lists(
@@ -263,14 +271,14 @@ uses = st.lists(
 def test_more_use_never_makes_a_verdict_better(some: list[Use], more: list[Use]) -> None:
     ranks = list(Quality)
     before, after = judged(running(), *some), judged(running(), *some, *more)
-    assert ranks.index(before.first.baseline) <= ranks.index(after.first.baseline)
+    assert ranks.index(baseline_of(before)) <= ranks.index(baseline_of(after))
 
 
 @given(uses)
 def test_verdict_is_news_when_it_is_not_in_the_record(some: list[Use]) -> None:
     of = running()
     now = weighed(of, Seen(WATCH, some), Moves(), 2_000)
-    if with_verdict(now).first.baseline is not with_verdict(of).first.baseline:
+    if baseline_of(now) is not baseline_of(of):
         assert is_news(of, now)
     assert not is_news(now, now)
 
@@ -283,10 +291,10 @@ def test_record_keeps_the_proof() -> None:
 def test_group_keeps_its_rmid_in_another_class() -> None:
     of = running()
     in_two = used(OWN, 5_000 * MS, HERE), used((3, OWN[1]), 5_000 * MS, HERE)
-    assert judged(of, *in_two).first.baseline is Quality.LATE
+    assert baseline_of(judged(of, *in_two)) is Quality.LATE
     moved = of.with_group(replace(of.first, changed_class=True))
-    assert judged(moved, *in_two).first.baseline is Quality.EXACT
-    assert judged(moved, used((3, OWN[1]), 20 * MS, OTHER)).first.baseline is Quality.ESTIMATED
+    assert baseline_of(judged(moved, *in_two)) is Quality.EXACT
+    assert baseline_of(judged(moved, used((3, OWN[1]), 20 * MS, OTHER))) is Quality.ESTIMATED
 
 
 def test_use_before_hides_none_of_another_control_group() -> None:
@@ -294,17 +302,17 @@ def test_use_before_hides_none_of_another_control_group() -> None:
     of = running()
     of = replace(of, proof=replace(of.proof, cgroups=(TOP,), entered={HERE: 400 * MS, OTHER: 0}))
     assert judged(of, used(CLASS_DEFAULT, 300 * MS, OTHER)).proof.outside[OTHER] == {OTHER: 300 * MS}
-    assert judged(of, used(CLASS_DEFAULT, 300 * MS, OTHER)).first.baseline is Quality.LATE
-    assert judged(of, used(CLASS_DEFAULT, 20 * MS, 14)).first.baseline is Quality.LATE
+    assert baseline_of(judged(of, used(CLASS_DEFAULT, 300 * MS, OTHER))) is Quality.LATE
+    assert baseline_of(judged(of, used(CLASS_DEFAULT, 20 * MS, 14))) is Quality.LATE
 
 
 def test_container_whose_entry_was_not_witnessed_is_not_exact() -> None:
     of = running()
     member = replace(of.members[0], cgroup="/sys/fs/cgroup/c1")
     of = replace(of.with_member(member), proof=Proof(watch=WATCH))
-    assert with_verdict(of).first.baseline is Quality.ESTIMATED
-    late = of.with_late(member, "why")
-    assert with_verdict(late) == late
+    assert baseline_of(of) is Quality.ESTIMATED
+    late = of.with_member(replace(member, late=True))
+    assert verdict(late) == (Quality.LATE, ("c1 ran before it was put into the group",))
 
 
 def test_use_of_a_container_that_is_about_to_enter_is_late_until_it_has() -> None:
@@ -313,13 +321,13 @@ def test_use_of_a_container_that_is_about_to_enter_is_late_until_it_has() -> Non
     of = replace(of, proof=replace(of.proof, cgroups=(TOP,)))
     starting = used(CLASS_DEFAULT, 300 * MS, OTHER)
     seen = weighed(of, Seen(WATCH, [starting]), Moves(), 2_000)
-    assert with_verdict(seen).first.baseline is Quality.LATE
+    assert baseline_of(seen) is Quality.LATE
     entered = replace(seen, proof=entered_now(seen.proof, [OTHER], seen.groups, Seen(WATCH, [starting])))
-    assert with_verdict(entered).first.baseline is Quality.EXACT
-    assert judged(entered, starting).first.baseline is Quality.EXACT
+    assert baseline_of(entered) is Quality.EXACT
+    assert baseline_of(judged(entered, starting)) is Quality.EXACT
     other = entered_now(seen.proof, [OTHER], seen.groups, Seen(WATCH, [starting, used(CLASS_DEFAULT, 9 * MS, 14)]))
-    assert with_verdict(replace(seen, proof=other)).first.baseline is Quality.LATE
-    assert judged(entered, starting, used(CLASS_DEFAULT, 2 * MS, OTHER)).first.baseline is Quality.LATE
+    assert baseline_of(replace(seen, proof=other)) is Quality.LATE
+    assert baseline_of(judged(entered, starting, used(CLASS_DEFAULT, 2 * MS, OTHER))) is Quality.LATE
 
 
 def test_use_of_a_container_that_never_entered_is_late_after_its_rows_were_dropped() -> None:
@@ -331,7 +339,7 @@ def test_use_of_a_container_that_never_entered_is_late_after_its_rows_were_dropp
         assert outside_ns_of(judged(of, *uses).proof) == (500 if uses else 300) * MS
     entered = replace(of, proof=entered_now(of.proof, [14], of.groups, Seen(WATCH, [other])))
     assert outside_ns_of(judged(entered, other).proof) == 300 * MS
-    assert judged(entered, other).first.baseline is Quality.LATE
+    assert baseline_of(judged(entered, other)) is Quality.LATE
 
 
 def test_use_of_helpers_before_they_are_known_is_not_missing_after_that() -> None:
@@ -339,9 +347,9 @@ def test_use_of_helpers_before_they_are_known_is_not_missing_after_that() -> Non
     of = replace(of, proof=replace(of.proof, cgroups=(TOP,)))
     helping = used(CLASS_DEFAULT, 300 * MS, OTHER)
     of = weighed(of, Seen(WATCH, [helping]), Moves(), 2_000)
-    assert with_verdict(of).first.baseline is Quality.LATE
+    assert baseline_of(of) is Quality.LATE
     known = replace(of, proof=replace(of.proof, helpers=(OTHER,)))
-    assert judged(known, helping).first.baseline is Quality.EXACT
+    assert baseline_of(judged(known, helping)) is Quality.EXACT
 
 
 def called(of: Workload, outside_ns: int, before_ns: int) -> Workload:
@@ -361,7 +369,7 @@ def service() -> Workload:
 def missing_ns(of: Workload, outside_ns: int) -> int:
     """Return the CPU time that is missing when the control group has used so much outside the group."""
     seen = weighed(of, Seen(WATCH, [used(CLASS_DEFAULT, outside_ns, HERE)]), Moves(), 2_000)
-    is_exact = with_verdict(seen).first.baseline is Quality.EXACT
+    is_exact = baseline_of(seen) is Quality.EXACT
     found = outside_ns_of(seen.proof)
     assert is_exact == (found <= MS)
     return found
@@ -392,8 +400,8 @@ def test_use_in_a_control_group_that_has_replaced_one_is_missing() -> None:
         HERE: {HERE: 10 * MS},
         OTHER: {OTHER: 30 * MS},
     }
-    assert judged(of, *uses[:1]).first.baseline is Quality.EXACT
-    assert judged(of, *uses).first.baseline is Quality.LATE
+    assert baseline_of(judged(of, *uses[:1])) is Quality.EXACT
+    assert baseline_of(judged(of, *uses)) is Quality.LATE
 
 
 def test_service_with_too_many_control_groups_is_not_exact() -> None:
@@ -404,7 +412,7 @@ def test_service_with_too_many_control_groups_is_not_exact() -> None:
     full = with_new_cgroup(proof, 1100, "a.service")
     assert full.cgroups == proof.cgroups
     assert full.cause == "the control group of a.service was created too many times"
-    assert judged(replace(service(), proof=full)).first.baseline is Quality.ESTIMATED
+    assert baseline_of(judged(replace(service(), proof=full))) is Quality.ESTIMATED
 
 
 def test_member_that_is_not_known_to_have_entered_first_is_late() -> None:
@@ -412,7 +420,7 @@ def test_member_that_is_not_known_to_have_entered_first_is_late() -> None:
     of = running()
     known = of.members[0]
     made = Member(known.id, known.kind, known.owner, pid=known.pid)
-    assert judged(of.with_member(made)).first.baseline is Quality.LATE
+    assert baseline_of(judged(of.with_member(made))) is Quality.LATE
 
 
 def test_former_use_of_a_control_group_hides_no_living_task_of_it() -> None:
@@ -420,8 +428,8 @@ def test_former_use_of_a_control_group_hides_no_living_task_of_it() -> None:
     of = running()
     ended = used(OWN, 905 * MS, OTHER, at_ns=BASELINE_NS - 1)
     of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [ended]), BASELINE_NS + MS))
-    assert judged(of, ended).first.baseline is Quality.EXACT
-    assert judged(of, ended, used(OWN, 20 * MS, OTHER, at_ns=1 << 63)).first.baseline is Quality.ESTIMATED
+    assert baseline_of(judged(of, ended)) is Quality.EXACT
+    assert baseline_of(judged(of, ended, used(OWN, 20 * MS, OTHER, at_ns=1 << 63))) is Quality.ESTIMATED
 
 
 def test_use_before_a_container_entered_a_pod_that_has_entered_is_not_missing() -> None:

@@ -15,6 +15,7 @@ from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.inotify import Event, Inotify
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation
+from resctrlmond.workloads.figures.verdict import verdict
 from resctrlmond.workloads.model.errors import LimitExceeded, NotWritten
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import GroupState, State, Workload
@@ -78,7 +79,7 @@ def test_a_mark_that_arrives_while_the_write_of_another_fails_is_kept(
     react(host)
     assert failed
     host.manager.maintenance.tick()
-    written = [why for why in host.get("k").first.baseline_reasons if "other program" in why]
+    written = [why for why in verdict(host.get("k")).reasons if "other program" in why]
     assert len(written) == 2, written
 
 
@@ -92,7 +93,7 @@ def test_a_mark_that_cannot_be_written_at_the_end_keeps_the_workload_from_ending
     failed: list[Workload] = []
 
     def refuse(txn: Transaction, workload: Workload, limit: Limit | None = None) -> Workload:
-        if workload.first.baseline_reasons and not failed:
+        if verdict(workload).reasons and not failed:
             failed.append(workload)
             raise NotWritten("cannot write", errno=errno.ENOSPC)
         return save(txn, workload, limit)

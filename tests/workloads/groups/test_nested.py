@@ -21,6 +21,7 @@ from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.groups import nested, removal
 from resctrlmond.workloads.groups.placement import sweep
 from resctrlmond.workloads.model.errors import AlreadyMonitored, InvalidRequest, NotWritten
@@ -300,7 +301,7 @@ def test_sweep_of_the_outer_workload_leaves_the_tasks_of_the_inner_one(
     assert host.tree.membership(inner.pid).group == "inner"
     now = host.get("ctr")
     assert (now.groups, now.members) == (before.groups, before.members)
-    assert host.get("inner").first.baseline is Quality.EXACT
+    assert baseline_of(host.get("inner")) is Quality.EXACT
 
 
 def test_child_in_a_nested_run_does_not_look_as_if_it_was_moved_out(host: Host, puppet: Puppet) -> None:
@@ -313,7 +314,7 @@ def test_child_in_a_nested_run_does_not_look_as_if_it_was_moved_out(host: Host, 
     for _ in range(2):
         inspect(host, "outer")
     assert host.tree.membership(child).group == "inner"
-    assert host.get("outer").first.baseline is Quality.EXACT
+    assert baseline_of(host.get("outer")) is Quality.EXACT
 
 
 def test_task_of_another_program_or_of_no_nested_run_is_not_taken(family: Family) -> None:
@@ -624,7 +625,7 @@ def test_nested_use_that_cannot_be_read_is_unknown(family: Family, what: str) ->
         assert (own.number, own.quality, own.reason) == (family.used(outer), Quality.LATE, LEFT)
         assert inside is not None
         assert (inside.quality, inside.number) == (Quality.UNKNOWN, None)
-        assert inside.reason == "what the nested workload inner used is not known"
+        assert inside.reason == "the use of nested workloads is not known: workload inner is missing"
 
 
 def test_failed_assign_leaves_the_outer_run_as_it_was(family: Family) -> None:
@@ -675,7 +676,11 @@ def test_outer_run_is_late_if_a_rejected_task_ran_outside(family: Family, monkey
             family.assign("inner", inner)
     assert family.group(inner) == "outer"
     own, inside = family.release("outer")
-    assert (own.quality, own.reason, inside) == (Quality.LATE, "workload inner took over one of its tasks", None)
+    assert (own.quality, own.reason, inside) == (
+        Quality.LATE,
+        Reason.MOVED_OUT.text(by="workload inner had one of them for a time"),
+        None,
+    )
 
 
 def test_resumed_outer_run_keeps_the_nested_ones(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -707,7 +712,6 @@ def test_sweep_finds_tasks_outside_while_the_end_of_a_nested_run_cannot_be_saved
     assign(host.ctx, assignment("ctr", puppet.pid, "oci", member="c1", own_cgroup=cgroup))
     assign(host.ctx, assignment("inner", int(puppet.do("fork")), nested=True))
     release(host.ctx, "inner", owner="test")
-    assert host.get("ctr").first.baseline is Quality.EXACT
     outside = process()
     join(cgroup, outside.pid)
 
@@ -718,7 +722,6 @@ def test_sweep_finds_tasks_outside_while_the_end_of_a_nested_run_cannot_be_saved
         patch.setattr("resctrlmond.workloads.records.store.write_file", fill)
         with suppress(NotWritten):
             host.manager.maintenance.sweep("ctr")
-        assert host.get("ctr").first.baseline is Quality.LATE
     host.manager.maintenance.sweep("ctr")
     assert host.get("ctr").nested.living == ()
     assert host.tree.membership(outside.pid).group == "ctr"
@@ -746,7 +749,10 @@ def test_nested_use_is_not_exact_after_a_loss_of_the_outer_group(
     for _, inside in (family.read("outer"), family.release("outer")):
         assert inside is not None
         assert (inside.number, inside.quality) == (used, Quality.ESTIMATED)
-        assert inside.reason == "nested workloads that began while its group was lost are not included"
+        assert (
+            inside.reason
+            == "the use of nested workloads is not known: those that began while its group was lost are not included"
+        )
 
 
 @pytest.mark.parametrize("lacks", ["first", "second", "both"])
@@ -774,7 +780,7 @@ def test_event_that_a_nested_run_lacks_is_not_exact(
         assert inside is not None
         quality = Quality.UNKNOWN if lacks == "both" else Quality.ESTIMATED
         assert (inside.number, inside.quality) == (None if lacks == "both" else counted, quality)
-        assert inside.reason == "nested workloads did not count it"
+        assert inside.reason == "the use of nested workloads is not known: they did not count this event"
 
 
 def test_kill_at_any_step_of_a_nested_assign_and_release(family: Family, fuse: Fuse) -> None:
@@ -859,7 +865,7 @@ def test_inner_run_whose_tasks_returned_before_the_end_values_were_read_is_estim
     os.waitpid(inner, 0)
     own, _ = family.release("inner")
     assert own.quality is Quality.ESTIMATED
-    assert own.reason.startswith(f"{Reason.TAKEN_OUT.text()}; tasks in its control groups used 0.250 s of CPU time")
+    assert own.reason.startswith("tasks in its control groups used 0.250 s of CPU time")
     total, inside = family.release("outer")
     assert inside is not None
     assert Decimal(str(total.number)) + Decimal(str(inside.number)) == used

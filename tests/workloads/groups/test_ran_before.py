@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import subprocess
@@ -17,10 +16,9 @@ import msgspec
 import pytest
 
 from resctrlmond.resctrl import kernel_files, processes
-from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
+from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.resctrl.tasks import Moved
-from resctrlmond.workloads.groups import placement
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.errors import InvalidRequest
 from resctrlmond.workloads.model.states import Quality, seconds_up_to
@@ -113,7 +111,7 @@ def test_process_that_has_run_is_late_with_its_cpu_time(host: Host, puppet: Pupp
     puppet.do("burn 0.2")
     done = assign(host.ctx, assignment("k", puppet.pid, late=None))
     member = done.workload.members[0]
-    assert (member.late, done.workload.first.baseline) == (True, Quality.LATE)
+    assert (member.late, baseline_of(done.workload)) == (True, Quality.LATE)
     # More than it burnt, for it also started; less than all that it has used by now.
     puppet.do("burn 0.05")
     assert 200_000_000 <= member.cpu_time_before_ns <= (processes.cpu_time_ns(puppet.pid) or 0)
@@ -128,27 +126,27 @@ def test_process_that_has_run_is_late_with_its_cpu_time(host: Host, puppet: Pupp
 @pytest.mark.parametrize(("late", "quality"), [(False, Quality.EXACT), (True, Quality.LATE)])
 def test_late_false_of_a_caller_is_accepted(host: Host, process: Start, late: bool, quality: Quality) -> None:
     done = assign(host.ctx, assignment("k", process().pid, late=late))
-    assert (done.workload.members[0].late, done.workload.first.baseline) == (quality is Quality.LATE, quality)
+    assert (done.workload.members[0].late, baseline_of(done.workload)) == (quality is Quality.LATE, quality)
 
 
 def test_late_false_with_a_pidfd_is_accepted(host: Host, process: Start) -> None:
     with contextlib.closing(processes.Descriptor(os.pidfd_open(process().pid))) as pidfd:
         done = assign(host.ctx, assignment("k", None, pidfd=pidfd, late=False))  # type: ignore[arg-type]
-    assert (done.workload.members[0].late, done.workload.first.baseline) == (False, Quality.EXACT)
+    assert (done.workload.members[0].late, baseline_of(done.workload)) == (False, Quality.EXACT)
 
 
 def test_process_assigned_before_it_ran_stays_exact_when_it_is_assigned_again(host: Host, process: Start) -> None:
     child = process()
     assign(host.ctx, assignment("k", child.pid))
     again = assign(host.ctx, assignment("k", child.pid, late=None))
-    assert (again.moved.moved, again.workload.first.baseline) == (0, Quality.EXACT)
+    assert (again.moved.moved, baseline_of(again.workload)) == (0, Quality.EXACT)
 
 
 def test_process_that_is_reported_later_to_have_run_is_late(host: Host, process: Start) -> None:
     child = process()
     assign(host.ctx, assignment("k", child.pid))
     again = assign(host.ctx, assignment("k", child.pid, late=True))
-    assert (again.workload.members[0].late, again.workload.first.baseline) == (True, Quality.LATE)
+    assert (again.workload.members[0].late, baseline_of(again.workload)) == (True, Quality.LATE)
 
 
 def test_process_is_late_if_the_daemon_was_killed_during_its_assign(host: Host, process: Start) -> None:
@@ -158,8 +156,10 @@ def test_process_is_late_if_the_daemon_was_killed_during_its_assign(host: Host, 
     joining = msgspec.structs.replace(record.members[0], joining=True)
     save(host.ctx.store, record.with_member(joining))
     after = host.restart().context.store.known("k")
-    assert (after.members[0].late, after.members[0].joining, after.first.baseline) == (True, False, Quality.LATE)
-    assert reasons(host.manager, "k") == {f"resctrlmond was killed while {joining.id} was put into the group"}
+    assert (after.members[0].late, after.members[0].joining, baseline_of(after)) == (True, False, Quality.LATE)
+    assert reasons(host.manager, "k") == {
+        f"{joining.id} may have run before it was in the group: resctrlmond was killed while it was put into it"
+    }
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_task_that_had_left_when_its_process_is_assigned_again_makes_it_late(h
     assign(host.ctx, assignment("k", puppet.pid))
     host.tree.write_task("", puppet.pid)
     again = assign(host.ctx, assignment("k", puppet.pid))
-    assert (again.moved.moved, again.workload.first.baseline) == (1, Quality.LATE)
+    assert (again.moved.moved, baseline_of(again.workload)) == (1, Quality.LATE)
     assert host.tree.membership(puppet.pid) == Membership("", "k")
 
 
@@ -184,7 +184,7 @@ def test_existing_descendants_stay_outside_and_their_number_is_reported(host: Ho
     child = int(puppet.do("fork"))
     done = assign(host.ctx, assignment("k", puppet.pid, late=None))
     assert host.tree.membership(child) == Membership("", "")
-    assert (done.descendants_outside, done.moved.outside, done.workload.first.baseline) == (1, 0, Quality.LATE)
+    assert (done.descendants_outside, done.moved.outside, baseline_of(done.workload)) == (1, 0, Quality.LATE)
     assert "1 descendant stayed outside" in reasons(host.manager, "k").pop()
     # A later one is its parent's in all.
     assert host.tree.membership(int(puppet.do("fork"))) == Membership("", "k")
@@ -213,7 +213,7 @@ def test_the_cost_of_an_assign_does_not_grow_with_the_processes_of_the_host(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", noting)
         done = assign(host.ctx, assignment("k", puppet.pid, late=None, include_descendants=tree))
-    assert (done.descendants_outside, done.workload.first.baseline) == (0 if tree else 1, Quality.LATE)
+    assert (done.descendants_outside, baseline_of(done.workload)) == (0 if tree else 1, Quality.LATE)
     read = {int(pid) for path in opened if (pid := path.removeprefix("/proc/").partition("/")[0]).isdecimal()}
     assert puppet.pid in read
     assert read <= own
@@ -269,7 +269,7 @@ def test_late_false_is_not_accepted_if_the_parent_of_a_descendant_ends_during_th
     when_children_were_read(monkeypatch, reaper, lambda: end_child(child, grandchild))
     done = assign(host.ctx, assignment("k", reaper, late=False))
     assert host.tree.membership(grandchild) == Membership("", "")
-    assert done.workload.first.baseline is Quality.LATE
+    assert baseline_of(done.workload) is Quality.LATE
 
 
 def test_descendants_are_found_while_others_start_and_end(forker: int) -> None:
@@ -293,7 +293,7 @@ def test_late_false_is_not_accepted_for_a_process_with_a_child_outside(
     """The child was not counted, and the totals were exact."""
     puppet.do("fork")
     done = assign(host.ctx, assignment("k", puppet.pid, late=False, include_descendants=tree))
-    assert (done.descendants_outside, done.workload.first.baseline) == (0 if tree else 1, Quality.LATE)
+    assert (done.descendants_outside, baseline_of(done.workload)) == (0 if tree else 1, Quality.LATE)
     assert f"pid-{puppet.pid} ran and had used" in reasons(host.manager, "k").pop()
 
 
@@ -303,12 +303,12 @@ def test_a_process_whose_children_are_in_the_group_is_exact_when_it_is_assigned_
     assign(host.ctx, assignment("k", puppet.pid, late=False))
     puppet.do("fork")
     again = assign(host.ctx, assignment("k", puppet.pid, late=False))
-    assert (again.descendants_outside, again.workload.first.baseline) == (0, Quality.EXACT)
+    assert (again.descendants_outside, baseline_of(again.workload)) == (0, Quality.EXACT)
 
 
 def test_process_tree_is_moved_with_children_that_it_forks_meanwhile(host: Host, forker: int) -> None:
     done = assign(host.ctx, assignment("k", forker, late=None, include_descendants=True))
-    assert (done.descendants_outside, done.moved.outside, done.workload.first.baseline) == (0, 0, Quality.LATE)
+    assert (done.descendants_outside, done.moved.outside, baseline_of(done.workload)) == (0, 0, Quality.LATE)
     for _ in range(3):
         # Between two of its children it has none.
         while not (below := processes.descendants(forker)):
@@ -347,27 +347,16 @@ def test_an_empty_control_group_is_exact_until_a_task_joins(
     puppet.do("burn 0.05")
     join(os.path.dirname(cgroup), puppet.pid)
     done = assign(host.ctx, assignment("k", None, cgroup=cgroup, late=late))  # type: ignore[arg-type]
-    assert (done.workload.members[0].late, done.workload.first.baseline) == (False, Quality.EXACT)
+    assert (done.workload.members[0].late, baseline_of(done.workload)) == (False, Quality.EXACT)
     join(cgroup, puppet.pid)
     host.manager.maintenance.sweep("k")
-    assert host.get("k").first.baseline is Quality.LATE
-
-
-def test_control_group_that_cannot_be_searched_at_its_end_is_late(
-    host: Host, cgroup: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = NotRead("cannot list its tasks", errno=errno.EMFILE)
-
-    def lacking(*_: object, **__: object) -> Moved:
-        raise error
-
-    done = assign(host.ctx, assignment("k", None, cgroup=cgroup))  # type: ignore[arg-type]
-    assert done.workload.first.baseline is Quality.EXACT
-    monkeypatch.setattr(placement, "_sweep_member", lacking)
-    over = release(host.ctx, "k", owner="test").workload
-    assert over.first.baseline is Quality.LATE
-    reason = f"tasks of {over.members[0].id} may have been outside the group at its end: {error}"
-    assert over.first.baseline_reasons == (reason,)
+    # Nothing was used outside since then.
+    assert {total.quality for total in read(host.ctx, "k")[2]} == {Quality.EXACT}
+    join(os.path.dirname(cgroup), puppet.pid)
+    host.tree.write_task("", puppet.pid)
+    join(cgroup, puppet.pid)
+    puppet.do("burn 0.05")
+    assert {total.quality for total in read(host.ctx, "k")[2]} == {Quality.LATE}
 
 
 def test_earlier_cpu_time_of_a_control_group_is_reported(host: Host, cgroup: str, puppet: Puppet) -> None:

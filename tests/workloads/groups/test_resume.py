@@ -16,6 +16,7 @@ import pytest
 
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.groups import counters
 from resctrlmond.workloads.groups.resumption import MAX_RESUME_S, losses_in_a_row, resumes_after_s
 from resctrlmond.workloads.model.errors import ForeignGroup, NotWritten
@@ -69,7 +70,7 @@ def test_a_workload_whose_group_was_removed_gets_a_new_one_and_is_late(host: Hos
     assert host.get(UID).state is State.LOST
     host.manager.maintenance.tick()
     record = host.get(UID)
-    assert (record.state, record.generation, record.first.baseline) == (State.ACTIVE, 2, Quality.LATE)
+    assert (record.state, record.generation, baseline_of(record)) == (State.ACTIVE, 2, Quality.LATE)
     assert (record.claims, record.attributes, record.priority) == (before.claims, {"pod": "web"}, 3)
     assert [(member.id, member.late) for member in record.living] == [("c1", True), ("c2", True)]
     assert {host.tree.membership(child.pid).group for child in (first, second)} == {UID}
@@ -415,7 +416,7 @@ def test_kill_at_any_step_of_a_resume(small: Host, process: Start, fuse: Fuse) -
         for _ in range(2):
             manager.maintenance.tick()
         record = manager.context.store.known(CTR)
-        assert (record.state, record.generation, record.first.baseline) == (State.ACTIVE, 2, Quality.LATE), step
+        assert (record.state, record.generation, baseline_of(record)) == (State.ACTIVE, 2, Quality.LATE), step
         assert record.prior_runs is not None
         assert record.prior_runs.losses == 1
         assert small.tree.membership(child.pid).group == CTR

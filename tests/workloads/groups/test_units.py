@@ -13,6 +13,7 @@ import pytest
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.membership import Membership
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.model.errors import AlreadyMonitored
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.states import Quality
@@ -66,8 +67,7 @@ def test_slice_counts_tasks_that_have_no_unit_of_their_own(
         sweep(host, SLICE, SERVICE)
     for key in (SLICE, SERVICE):
         record = host.get(key)
-        assert (record.first.baseline, record.members[0].tasks_outside) == (Quality.LATE, 0)
-        assert not any("were outside the group" in reason for reason in record.first.baseline_reasons)
+        assert (baseline_of(record), record.members[0].tasks_outside) == (Quality.LATE, 0)
     host.check()
 
 
@@ -83,7 +83,7 @@ def test_task_that_starts_in_the_group_of_the_slice_goes_to_its_unit(
     join(service, second.pid)
     sweep(host, SLICE, SERVICE)
     assert group_of(host, second) == SERVICE
-    assert host.get(SLICE).first.baseline is Quality.LATE
+    assert baseline_of(host.get(SLICE)) is Quality.LATE
 
 
 def test_container_that_starts_in_the_group_of_a_unit_is_exact(host: Host, process: Start, cgroup: str) -> None:
@@ -94,7 +94,7 @@ def test_container_that_starts_in_the_group_of_a_unit_is_exact(host: Host, proce
     unit(host, SERVICE, cgroup)
     assert group_of(host, init) == SERVICE
     record = assign(host.ctx, assignment(UID, init.pid, owner="oci", member="c1")).workload
-    assert record.first.baseline is Quality.EXACT
+    assert baseline_of(record) is Quality.EXACT
     for _ in range(2):
         assert (group_of(host, init), group_of(host, runtime)) == (UID, SERVICE)
         sweep(host, SERVICE)
@@ -115,14 +115,14 @@ def test_container_that_starts_during_a_move_into_its_slice_keeps_its_task(
         """Start the container after the move has listed the task, and before it writes it."""
         monkeypatch.undo()
         record = assign(host.ctx, assignment(UID, pid, owner="oci", member="c1")).workload
-        assert record.first.baseline is Quality.EXACT
+        assert baseline_of(record) is Quality.EXACT
         return test(path)
 
     monkeypatch.setattr(cgroups, "member_test", start)
     move(host, SLICE, cgroup)
     assert cgroups.member_test is test
     assert host.tree.membership(pid).group == UID
-    assert host.get(UID).first.baseline is Quality.EXACT
+    assert baseline_of(host.get(UID)) is Quality.EXACT
 
 
 def test_task_that_leaves_the_control_group_is_moved_out_of_the_group(
@@ -136,22 +136,18 @@ def test_task_that_leaves_the_control_group_is_moved_out_of_the_group(
         join(cgroup, child.pid)
     unit(host, SERVICE, cgroup)
     sweep(host, SERVICE)
-    assert host.get(SERVICE).first.baseline is Quality.LATE
+    assert baseline_of(host.get(SERVICE)) is Quality.LATE
     join(above, session.pid)
     assert Path(f"/proc/{session.pid}/cgroup").read_text() == home
     sweep(host, SERVICE)
     assert host.tree.membership(session.pid) == Membership("", "")
     assert group_of(host, daemon) == SERVICE
     record = host.get(SERVICE)
-    assert record.first.baseline is Quality.ESTIMATED
-    assert any("left the control group" in reason for reason in record.first.baseline_reasons)
     sweep(host, SERVICE)
     assert host.get(SERVICE) == record
 
 
-def test_task_that_left_an_empty_control_group_is_found_at_the_release(
-    host: Host, process: Start, cgroup: str
-) -> None:
+def test_idle_task_that_left_its_control_group_lowers_no_quality(host: Host, process: Start, cgroup: str) -> None:
     session = process()
     join(cgroup, session.pid)
     unit(host, SERVICE, cgroup)
@@ -159,7 +155,8 @@ def test_task_that_left_an_empty_control_group_is_found_at_the_release(
     host.manager.maintenance.record_ends(SERVICE)
     assert host.get(SERVICE).state is State.IDLE
     released = release(host.ctx, SERVICE, owner=SYSTEMD)
-    assert {total.quality for total in released.totals} == {Quality.ESTIMATED}
+    # It has used nothing since.
+    assert {total.quality for total in released.totals} == {Quality.LATE}
 
 
 def test_only_tasks_of_units_are_moved_out(host: Host, process: Start, cgroup: str) -> None:
@@ -184,7 +181,7 @@ def test_unit_takes_no_task_of_another_workload(host: Host, process: Start, cgro
     assert [group_of(host, child) for child in (mine, free, foreign)] == ["mine", SERVICE, "theirs"]
     record = host.get(SERVICE)
     assert record.members[0].tasks_outside == 1, "that of another program"
-    assert host.get("mine").first.baseline is Quality.EXACT
+    assert baseline_of(host.get("mine")) is Quality.EXACT
 
 
 def test_control_group_of_another_workload_is_not_assigned_again(host: Host, process: Start, cgroup: str) -> None:
@@ -215,7 +212,7 @@ def test_client_takes_a_unit_but_no_unit_below_its_control_group(
 
 def test_unit_is_late_also_if_its_tasks_have_ended_before_the_assign(host: Host, cgroup: str) -> None:
     record = unit(host, SERVICE, cgroup)
-    assert record.first.baseline is Quality.LATE
+    assert baseline_of(record) is Quality.LATE
 
 
 def test_unit_whose_control_groups_cannot_be_listed_ends(

@@ -23,7 +23,7 @@ from resctrlmond.workloads.verbs.read import read
 from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import Host, assignment, join
 
-WHY = "it ended while resctrlmond was not running"
+WHY = "its end values were not read at its end: resctrlmond was not running"
 # Starts a process that outlives it, and ends with the first byte.
 _COMMAND = """
 import os, sys

@@ -16,6 +16,7 @@ from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.witness import Watch
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.workloads.figures.accounting import Total
+from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Proof, State
 from resctrlmond.workloads.records.quality_file import text, worse
@@ -293,18 +294,18 @@ def test_file_is_not_exact_while_a_member_is_being_put_in(host: Host, spawn: Cal
 
 
 @pytest.mark.parametrize("is_reallocated", [False, True])
-@pytest.mark.parametrize("quality", Quality)
+@pytest.mark.parametrize("has_begin", [False, True])
 @pytest.mark.parametrize("event", ["mbm_total_bytes", "core_energy"])
 @pytest.mark.parametrize("word", ["0", "7", "1.5", "Unavailable", "Unassigned", "Error", "strange"])
 def test_run_that_begins_has_the_qualities_of_a_first_reading_like_its_baseline(
-    tmp_path: Path, word: str, event: str, quality: Quality, is_reallocated: bool
+    tmp_path: Path, word: str, event: str, has_begin: bool, is_reallocated: bool
 ) -> None:
     snapshots = Snapshots(str(tmp_path), str(tmp_path))
     readings = [Reading(domain, event, parse_value(word + "\n")) for domain in ("mon_L3_00", "mon_L3_01")]
     readings += [Reading("mon_L3_00", "llc_occupancy", parse_value("1\n"))]
     snapshots.begin("k", "2026-01-01T00:00:00Z", "/x", sorted(readings, key=lambda each: (each.domain, each.event)))
     inodes = {"mon_L3_00": 1, "mon_L3_01": 2}
-    known = workload("k", baseline=quality, inodes=inodes, is_reallocated=is_reallocated)
+    known = workload("k", has_begin=has_begin, inodes=inodes, is_reallocated=is_reallocated)
     at_last = used(snapshots, known, {}, up_to_last=True)
     assert at_last == used(snapshots, known, {"k": LiveReadings(snapshots.begin_values("k"))})
     assert len(at_last) == 1
@@ -319,8 +320,8 @@ def test_begin_of_a_run_is_judged_by_its_own_readings(tmp_path: Path) -> None:
     for key, word in words.items():
         readings = [Reading("mon_L3_00", "mbm_total_bytes", parse_value(word))]
         snapshots.begin(key, OLD, "/live", readings)
-        quality = Quality.LATE if key == "four" else Quality.EXACT
-        of = workload(key, baseline=quality, proof=Proof(watch=Watch(0, 0), until_ns=1))
+        doubts = (doubt(Reason.NOT_INCLUDED, member="x", cause="why"),) if key == "four" else ()
+        of = workload(key, has_begin=True, doubts=doubts, proof=Proof(watch=Watch(0, 0), until_ns=1))
         found[key] = used(snapshots, of, {}, up_to_last=True)[0].quality
     assert found["one"] is found["two"] is Quality.EXACT
     assert found["three"] is not Quality.EXACT

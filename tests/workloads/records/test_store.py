@@ -22,6 +22,9 @@ from hypothesis import strategies as st
 
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.resctrl.witness import Watch
+from resctrlmond.workloads.figures.reasons import Reason, doubt, text_of
+from resctrlmond.workloads.figures.verdict import baseline_of, verdict
 from resctrlmond.workloads.model.clock import boot_ns, boot_ns_at, utc_now
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.states import Quality
@@ -33,6 +36,7 @@ from resctrlmond.workloads.model.workload import (
     Group,
     GroupState,
     Member,
+    Proof,
     State,
     Workload,
     replace,
@@ -67,7 +71,7 @@ groups = st.builds(
     in_limbo=st.booleans(),
     nonce=numbers,
     boot_id=text,
-    baseline=st.sampled_from(Quality),
+    has_begin=st.booleans(),
 )
 records = st.builds(
     Workload,
@@ -81,6 +85,8 @@ records = st.builds(
     attributes=st.dictionaries(text, text, max_size=3),
 )
 RECORD = workload("k")
+SHOWN = Proof(watch=Watch(0, 0), until_ns=1)
+WHY = doubt(Reason.NOT_INCLUDED, member="x", cause="why")
 FIRST = RECORD.first
 
 
@@ -429,51 +435,50 @@ def is_flagged(store: Store) -> bool:
 
 @pytest.mark.parametrize("kind", [NotWritten, NotRead])
 def test_mark_is_kept_for_any_error_of_its_write(store: Store, kind: type[ResctrlError]) -> None:
-    exact = save(store, workload("k", nonce=1, baseline=Quality.EXACT))
-    fail(store, exact.downgraded(exact.first, Quality.LATE, "why"), kind("full", errno=errno.EMFILE))
+    exact = save(store, workload("k", nonce=1, has_begin=True, proof=SHOWN))
+    fail(store, exact.doubted(exact.first, WHY), kind("full", errno=errno.EMFILE))
     known = store.known("k")
-    assert (known.first.baseline, known.first.baseline_reasons, is_flagged(store)) == (Quality.LATE, ("why",), True)
+    assert (baseline_of(known), verdict(known).reasons, is_flagged(store)) == (Quality.LATE, (text_of(WHY),), True)
     save(store, replace(exact, priority=3))
     assert not is_flagged(store)
     again = Store(store.folder)
     assert again.load() == []
-    assert (again.known("k").first.baseline, again.known("k").priority) == (Quality.LATE, 3)
+    assert (baseline_of(again.known("k")), again.known("k").priority) == (Quality.LATE, 3)
 
 
 def test_a_mark_that_the_last_daemon_could_not_write_makes_the_next_one_estimate(store: Store) -> None:
-    exact = save(store, workload("k", nonce=1, baseline=Quality.EXACT))
-    fail(store, exact.downgraded(exact.first, Quality.LATE, "why"), NotWritten("full", errno=errno.ENOSPC))
+    exact = save(store, workload("k", nonce=1, has_begin=True, proof=SHOWN))
+    fail(store, exact.doubted(exact.first, WHY), NotWritten("full", errno=errno.ENOSPC))
     again = Store(store.folder)
     assert again.load() == []
-    assert again.known("k").first.baseline is Quality.ESTIMATED
+    assert baseline_of(again.known("k")) is Quality.ESTIMATED
     assert is_flagged(again)
     save(again, again.known("k"))
     assert not is_flagged(again)
 
 
 def test_a_group_that_was_not_created_marks_nothing_when_it_is(store: Store) -> None:
-    """While a group waits for an RMID its baseline is unknown, and that is not a downgrade."""
-    waits = save(store, workload("k", nonce=1, boot_id="b"))
-    waits = save(store, waits.with_group(replace(waits.first, state=GroupState.PENDING, baseline=Quality.UNKNOWN)))
-    begun = replace(waits.first, state=GroupState.CREATED, baseline=Quality.LATE, baseline_reasons=("why",))
+    waits = save(store, workload("k", nonce=1, boot_id="b", proof=SHOWN))
+    waits = save(store, waits.with_group(replace(waits.first, state=GroupState.PENDING)))
+    begun = replace(waits.first, state=GroupState.CREATED, has_begin=True, doubts=(WHY,))
     fail(store, waits.with_group(begun), NotWritten("full", errno=errno.ENOSPC))
     for daemon in (store, Store(store.folder)):
         daemon.load()
-        saved = save(daemon, waits.with_group(replace(begun, baseline=Quality.EXACT, baseline_reasons=())))
-        assert (saved.first.baseline, saved.first.baseline_reasons) == (Quality.EXACT, ())
+        saved = save(daemon, waits.with_group(replace(begun, doubts=())))
+        assert (baseline_of(saved), verdict(saved).reasons) == (Quality.EXACT, ())
         save(daemon, waits)
 
 
 def test_a_group_is_returned_with_the_marks_that_were_written_with_it(store: Store) -> None:
     """The caller saved the group without them again, and the mark was lost."""
-    exact = save(store, workload("k", nonce=1, baseline=Quality.EXACT))
-    fail(store, exact.downgraded(exact.first, Quality.LATE, "why"), NotWritten("full", errno=errno.ENOSPC))
+    exact = save(store, workload("k", nonce=1, has_begin=True, proof=SHOWN))
+    fail(store, exact.doubted(exact.first, WHY), NotWritten("full", errno=errno.ENOSPC))
     with store.transaction("k") as txn:
         group = txn.save_group(replace(exact.first, reason="ends"))
         txn.save_group(replace(group, state=GroupState.ENDING))
     first = Store(store.folder)
     assert first.load() == []
-    assert (first.known("k").first.baseline, first.known("k").first.baseline_reasons) == (Quality.LATE, ("why",))
+    assert (baseline_of(first.known("k")), verdict(first.known("k")).reasons) == (Quality.LATE, (text_of(WHY),))
 
 
 def test_pending_workloads_are_listed_until_their_group_exists_or_they_are_dropped(store: Store) -> None:
@@ -590,3 +595,24 @@ def loaded(folder: Path) -> Store:
     store = Store(str(folder))
     store.load()
     return store
+
+
+def test_a_late_member_that_could_not_be_saved_is_kept(store: Store) -> None:
+    member = Member("m", "process", "o", pid=7, late=False)
+    exact = save(store, workload("k", nonce=1, has_begin=True, proof=SHOWN, ids=(1, 2), members=(member,)))
+    assert baseline_of(exact) is Quality.EXACT
+    fail(store, exact.with_member(replace(member, late=True)), NotWritten("full", errno=errno.ENOSPC))
+    assert baseline_of(store.known("k")) is Quality.LATE
+    save(store, exact)
+    again = Store(store.folder)
+    assert again.load() == []
+    assert baseline_of(again.known("k")) is Quality.LATE
+
+
+def test_a_workload_stays_late_when_its_late_members_are_forgotten() -> None:
+    late = Member("late", "process", "o", pid=1, ended_at="then")
+    of = workload("k", has_begin=True, proof=SHOWN, ids=(1, 2), members=(late,))
+    for number in range(MAX_ENDED_MEMBERS + 5):
+        of = of.with_member(replace(late, id=f"m{number}", late=False))
+    assert len(of.members) == MAX_ENDED_MEMBERS
+    assert baseline_of(of) is Quality.LATE

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import (
     Claim,
+    Doubt,
     EndRule,
     Group,
     GroupState,
@@ -40,7 +42,7 @@ WHOLE = """\
   {
    "class": "gold", "name": "0f8fad5b-d9cb-469f-a165-70867728950e", "state": "created", "reason": "why",
    "inLimbo": true, "nonce": 1795190400123456789, "bootId": "b1946ac9-2492-4d23-8f0e-0123456789ab",
-   "baseline": "late", "baselineReasons": ["c1 ran before it was put in"], "caveats": {"mbm_total_bytes": "why"},
+   "hasBegin": true, "doubts": [{"reason": "CHANGED", "values": {"file": "f"}, "events": ["mbm_total_bytes"]}],
    "inodes": {"mon_L3_00": 7}, "transactions": {"L3_MON/EVENT_config": "0=0x7f"},
    "unassigned": [["mon_L3_00", "mbm_local_bytes"]], "createdAt": "2026-11-21T10:00:00Z",
    "createdNs": 3600000000000, "completedAt": "2026-11-21T11:00:00Z", "completedNs": 7200000000000
@@ -79,6 +81,11 @@ WHOLE = """\
 LEAST = '{"version": 1, "key": "k", "groups": [{"name": "k"}]}\n'
 
 
+def test_totals_of_a_record_without_a_known_begin_are_unknown() -> None:
+    """As a record from before it was there."""
+    assert baseline_of(decode(WHOLE.replace('"hasBegin": true, ', "").encode(), "file")) is Quality.UNKNOWN
+
+
 def test_every_field_is_read() -> None:
     uid = "0f8fad5b-d9cb-469f-a165-70867728950e"
     time = "2026-11-21T10:00:00Z"
@@ -90,9 +97,8 @@ def test_every_field_is_read() -> None:
         in_limbo=True,
         nonce=1795190400123456789,
         boot_id="b1946ac9-2492-4d23-8f0e-0123456789ab",
-        baseline=Quality.LATE,
-        baseline_reasons=("c1 ran before it was put in",),
-        caveats={"mbm_total_bytes": "why"},
+        has_begin=True,
+        doubts=(Doubt("CHANGED", {"file": "f"}, ("mbm_total_bytes",)),),
         inodes={"mon_L3_00": 7},
         transactions={"L3_MON/EVENT_config": "0=0x7f"},
         unassigned=(("mon_L3_00", "mbm_local_bytes"),),
@@ -178,7 +184,7 @@ def test_call_for_the_key_gets_a_new_run_and_the_later_record_is_kept(host: Host
     assign(host.ctx, assignment("k", child.pid))
     later = rewritten(host, VERSION, VERSION + 1)
     manager = host.restart()
-    assert create(manager.context, "k", owner="a").first.baseline is Quality.UNKNOWN
+    assert baseline_of(create(manager.context, "k", owner="a")) is Quality.UNKNOWN
     assert assign(manager.context, assignment("k", child.pid)).workload.state is State.ACTIVE
     assert Path(host.run, "records", "k.json.unreadable").read_bytes() == later
     host.check()
@@ -197,7 +203,7 @@ def test_take_over_from_a_workload_of_a_later_version_is_marked(host: Host, proc
     child.wait()
     rewritten(host, VERSION + 1, VERSION)
     host.restart()
-    assert host.get("k").first.baseline is Quality.ESTIMATED
+    assert baseline_of(host.get("k")) is Quality.ESTIMATED
 
 
 def test_take_over_marks_no_other_workload_of_a_later_version(host: Host, process: Start) -> None:
@@ -209,5 +215,5 @@ def test_take_over_marks_no_other_workload_of_a_later_version(host: Host, proces
     assign(host.ctx, assignment("another", child.pid, take_over=True))
     rewritten(host, VERSION + 1, VERSION)
     host.restart()
-    assert host.get("k").first.baseline is Quality.EXACT
-    assert host.get("other").first.baseline is Quality.LATE
+    assert baseline_of(host.get("k")) is Quality.EXACT
+    assert baseline_of(host.get("other")) is Quality.LATE

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl.membership import Membership
+from resctrlmond.workloads.figures.verdict import baseline_of, verdict
 from resctrlmond.workloads.model import workload as model
 from resctrlmond.workloads.model.owners import OVERFLOW, SYSTEMD
 from resctrlmond.workloads.model.settings import Settings
@@ -115,7 +116,7 @@ def test_units_without_an_rmid_share_a_group_and_each_task_is_counted_once(units
     assert [claim.owner for claim in around.claims] == [OVERFLOW]
     assert around.attributes == {"kind": "overflow", "unit": "-.slice"}
     assert {member.kind for member in around.living} == {"overflow"}
-    assert around.first.baseline is Quality.LATE
+    assert baseline_of(around) is Quality.LATE
     _, readings, totals = read(manager.context, SHARED)
     assert readings
     assert {total.quality for total in totals} == {Quality.LATE}
@@ -134,7 +135,7 @@ def test_units_without_an_rmid_share_a_group_and_each_task_is_counted_once(units
             if manager.context.store.known(key).state.has_group:
                 manager.maintenance.sweep(key)
     assert [units.group(key) for key in LONG] == ["a.service", "b.service", SHARED, SHARED]
-    assert manager.context.store.known(SHARED).first.baseline is Quality.LATE
+    assert baseline_of(manager.context.store.known(SHARED)) is Quality.LATE
 
 
 def test_unit_that_gets_an_rmid_takes_its_tasks_and_is_late_with_a_bound(units: Units) -> None:
@@ -155,8 +156,8 @@ def test_unit_that_gets_an_rmid_takes_its_tasks_and_is_late_with_a_bound(units: 
     units.tick()
     assert units.shared() == ["d.service"]
     record = units.host.get("c.service")
-    assert record.first.baseline is Quality.LATE
-    assert any("had used up to" in reason for reason in record.first.baseline_reasons), record.first
+    assert baseline_of(record) is Quality.LATE
+    assert any("had used up to" in reason for reason in verdict(record).reasons), record.first
     # The shared group takes nothing back, and a task that starts outside goes to the unit.
     units.run("c.service")
     for _ in range(2):
@@ -166,8 +167,8 @@ def test_unit_that_gets_an_rmid_takes_its_tasks_and_is_late_with_a_bound(units: 
         assert units.host.tree.membership(burner.pid).group == "c.service"
     burner.kill()
     burner.wait()
-    reasons = units.host.get(SHARED).first.baseline_reasons
-    assert not any("left the control group" in reason for reason in reasons)
+    reasons = verdict(units.host.get(SHARED)).reasons
+    assert not any("of other control groups" in reason for reason in reasons)
 
 
 def test_shared_group_ends_some_time_after_its_last_member(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +275,7 @@ def test_container_that_starts_in_the_shared_group_is_exact(units: Units) -> Non
     units.host.manager.maintenance.sweep(SHARED)
     assert units.host.tree.membership(init.pid).group == SHARED
     record = assign(units.host.ctx, assignment(UID, init.pid, "oci", member="c1")).workload
-    assert (record.state, record.first.baseline) == (State.ACTIVE, Quality.EXACT)
+    assert (record.state, baseline_of(record)) == (State.ACTIVE, Quality.EXACT)
     for _ in range(2):
         units.host.manager.maintenance.sweep(SHARED)
         assert units.host.tree.membership(init.pid).group == UID

@@ -17,6 +17,7 @@ from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.sim.messages import Operation
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.model import clock
 from resctrlmond.workloads.model.errors import InvalidRequest
 from resctrlmond.workloads.model.states import Quality
@@ -110,7 +111,7 @@ def test_a_pending_workload_is_adopted_late_when_an_rmid_comes_free(small: Host,
     release(small.ctx, "one", owner="a")
     small.manager.maintenance.tick()
     record = small.get("k")
-    assert (record.state, record.first.baseline, record.reason) == (State.ACTIVE, Quality.LATE, "")
+    assert (record.state, baseline_of(record), record.reason) == (State.ACTIVE, Quality.LATE, "")
     assert [member.late for member in record.members] == [True]
     assert small.tree.membership(child.pid).group == "k"
     totals = release(small.ctx, "k", owner="a").totals
@@ -142,7 +143,7 @@ def test_a_member_that_ends_before_there_is_an_rmid_is_the_reason_of_late(
     small.manager.maintenance.tick()
     totals = release(small.ctx, "k", owner="a").totals
     assert {total.quality for total in totals} == {Quality.LATE}
-    assert {total.reason for total in totals} == {"m ran and ended before the group was created"}
+    assert {total.reason for total in totals} == {"m ran before it was put into the group"}
 
 
 def test_rmid_queue_order_ignores_clock_changes(small: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +334,7 @@ def test_a_restart_keeps_waiting(small: Host, process: Start) -> None:
     assert small.restart().context.store.known("k") == before
     release(small.ctx, "one", owner="a")
     record = small.restart().context.store.known("k")
-    assert (record.state, record.first.baseline) == (State.ACTIVE, Quality.LATE)
+    assert (record.state, baseline_of(record)) == (State.ACTIVE, Quality.LATE)
     assert small.tree.membership(child.pid).group == "k"
 
 
@@ -447,7 +448,7 @@ def test_failed_adoption_is_retried(small: Host, process: Start) -> None:
     assert small.tree.membership(child.pid).group == ""
     small.manager.maintenance.sweep("k")
     record = small.get("k")
-    assert (record.state, record.first.baseline, record.members[0].reason) == (State.ACTIVE, Quality.LATE, "")
+    assert (record.state, baseline_of(record), record.members[0].reason) == (State.ACTIVE, Quality.LATE, "")
     assert not record.members[0].take_over
     assert small.tree.membership(child.pid).group == "k"
     small.check()

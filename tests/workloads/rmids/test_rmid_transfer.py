@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
@@ -99,7 +100,7 @@ def test_container_gets_the_rmid_of_the_unit_with_the_lowest_priority(units: Uni
     units.tick()
     assert units.group("c.service") == "c.service"
     later = manager.context.store.known("c.service")
-    assert (later.generation, later.prior_runs, later.first.baseline) == (2, None, Quality.LATE)
+    assert (later.generation, later.prior_runs, baseline_of(later)) == (2, None, Quality.LATE)
 
 
 @pytest.mark.usefixtures("at_once")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
@@ -52,7 +53,7 @@ class Service:
                 unit_command=UnitCommand(commands=(f"ExecStart={child.pid}",)),
             ),
         )
-        assert self.host.get(KEY).first.baseline is Quality.EXACT
+        assert baseline_of(self.host.get(KEY)) is Quality.EXACT
         assert create(self.host.ctx, "box", owner="oci").state is State.PENDING
 
     def tick(self) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.sim.control.client import Control, Fault
+from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.settings import Settings
-from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.records.atomic_files import write_file
 from resctrlmond.workloads.verbs.assign import assign
 from tests.workloads.conftest import Host, assignment, machine
@@ -96,7 +96,7 @@ def test_workload_that_was_kept_in_memory_only_is_worse_after_a_start(host: Host
         pytest.raises(NotWritten, match="cannot write the state of a workload"),
         host.ctx.store.transaction("k") as txn,
     ):
-        txn.save(txn.workload.downgraded(txn.workload.first, Quality.LATE, "for this test"))
+        txn.save(txn.workload.doubted(txn.workload.first, doubt(Reason.NOT_INCLUDED, member="x", cause="why")))
     # The next checkpoint writes the file with what the record lacks.
     host.ctx.config.settings = Settings(checkpoint_interval_s=1e-9, reserve=0, overflow=0)
     host.manager.maintenance.tick()

@@ -18,6 +18,7 @@ import pytest
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.groups import counters, ends
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.clock import utc_now
@@ -72,7 +73,7 @@ def test_a_containers_group_ends_with_it(host: Host, process: Start) -> None:
     end(child)
     host.manager.maintenance.tick()
     record = host.get(CTR)
-    assert (record.state, record.first.baseline) == (State.COMPLETED, Quality.EXACT)
+    assert (record.state, baseline_of(record)) == (State.COMPLETED, Quality.EXACT)
     assert record.members[0].ended_at
     host.check()
 
@@ -135,7 +136,7 @@ def test_process_that_joins_a_containers_cgroup_is_moved(
 ) -> None:
     """An exec session is a child of its runtime, not of the container's first process.
 
-    Its use before it was found is not counted, so no total is exact.
+    This one has used nothing before it was found.
     """
     init, session = process(), process()
     join(cgroup, init.pid)
@@ -147,7 +148,7 @@ def test_process_that_joins_a_containers_cgroup_is_moved(
     assert f"{CTR}: moved 1 task of member c1 into the group" in caplog.messages
     assert host.tree.membership(session.pid).group == CTR
     taken_in = host.get(CTR)
-    assert (taken_in.first.baseline, taken_in.members[0].late) == (Quality.LATE, True)
+    assert (baseline_of(taken_in), taken_in.members[0].late) == (Quality.EXACT, False)
     end(init)
     host.manager.maintenance.tick()
     assert host.get(CTR).state is State.ACTIVE
@@ -180,9 +181,9 @@ def test_process_that_joined_without_a_daemon_is_moved_at_the_start(host: Host, 
     init, session = process(), process()
     join(cgroup, init.pid)
     assign(host.ctx, assignment(CTR, init.pid, "oci", member="c1", own_cgroup=cgroup))
-    assert host.restart().context.store.known(CTR).first.baseline is Quality.EXACT
+    assert baseline_of(host.restart().context.store.known(CTR)) is Quality.EXACT
     join(cgroup, session.pid)
-    assert host.restart().context.store.known(CTR).first.baseline is Quality.LATE
+    assert baseline_of(host.restart().context.store.known(CTR)) is Quality.EXACT
     assert host.tree.membership(session.pid).group == CTR
     end(session)
     end(init)
@@ -194,7 +195,7 @@ def test_control_group_is_assigned_completely_and_is_late(host: Host, process: S
         join(cgroup, child.pid)
     done = assign(host.ctx, dataclasses.replace(assignment("unit.service", 0), pid=None, cgroup=cgroup, kind="unit"))
     assert done.moved.moved == 3
-    assert (done.workload.first.baseline, done.workload.members[0].late) == (Quality.LATE, True)
+    assert (baseline_of(done.workload), done.workload.members[0].late) == (Quality.LATE, True)
     for child in children:
         assert host.tree.membership(child.pid).group == "unit.service"
         end(child)
@@ -245,7 +246,7 @@ def test_workload_that_ended_without_a_daemon_is_ended_at_the_start(host: Host, 
     end(child)
     host.restart()
     record = host.get(CTR)
-    assert (record.state, record.first.baseline) == (State.COMPLETED, Quality.EXACT)
+    assert (record.state, baseline_of(record)) == (State.COMPLETED, Quality.ESTIMATED)
     host.check()
 
 
@@ -258,7 +259,7 @@ def test_marked_group_without_a_record_is_adopted_or_removed_if_empty(host: Host
     os.mkdir(os.path.join(host.run, "records"))
     host.restart()
     record = host.get("busy")
-    assert (record.state, record.first.baseline) == (State.ACTIVE, Quality.UNKNOWN)
+    assert (record.state, baseline_of(record)) == (State.ACTIVE, Quality.UNKNOWN)
     assert host.tree.membership(child.pid).group == "busy"
     assert host.tree.find(GroupRef("", "empty")) is None
     assert host.tree.find(foreign) is not None
@@ -434,7 +435,7 @@ def test_an_unreadable_record_is_kept_and_its_group_adopted(host: Host, process:
     damaged = path.read_bytes()[:-9]
     path.write_bytes(damaged)
     host.restart()
-    assert (host.get("k").state, host.get("k").first.baseline) == (State.ACTIVE, Quality.UNKNOWN)
+    assert (host.get("k").state, baseline_of(host.get("k"))) == (State.ACTIVE, Quality.UNKNOWN)
     assert Path(f"{path}.unreadable").read_bytes() == damaged
     assert any("not a valid record" in problem for problem in host.manager.problems)
 
@@ -611,5 +612,5 @@ def test_interrupted_adoption_keeps_the_tasks_and_is_unknown(host: Host, process
     cut = workload("k", State.PENDING, nonce=first.nonce, boot_id=first.boot_id, claims=claims)
     Path(host.run, "records", "k.json").write_bytes(encode(cut))
     found = host.restart().context.store.known("k")
-    assert (found.state.has_group, found.first.baseline) == (True, Quality.UNKNOWN)
+    assert (found.state.has_group, baseline_of(found)) == (True, Quality.UNKNOWN)
     assert host.tree.membership(child.pid) == Membership("", "k")

@@ -17,6 +17,7 @@ from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads.evidence.activity import activity
+from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.groups import counters, ends
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.settings import Settings
@@ -250,7 +251,7 @@ def test_task_that_joins_a_workload_that_slept_is_moved_after_it_has_run(
         puppet.do("burn 0.05")
         tick_of_a_sweep(host, monkeypatch)
         assert host.tree.membership(puppet.pid).group == "k"
-        assert host.get("k").first.baseline is Quality.LATE
+        assert baseline_of(host.get("k")) is Quality.LATE
     finally:
         init.kill()
 

@@ -19,6 +19,8 @@ from resctrlmond.api.verbs import VERBS
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
 from resctrlmond.resctrl.tasks import Moved
+from resctrlmond.workloads.figures.reasons import text_of
+from resctrlmond.workloads.figures.verdict import baseline_of, verdict
 from resctrlmond.workloads.groups import placement
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.errors import NotWritten
@@ -67,13 +69,13 @@ def test_pod_that_runs_is_late_for_its_container_after_too_many_other_pods(
 ) -> None:
     """The mark is in its record."""
     monkeypatch.setattr(excluded, "_MAX_PODS", 2)
-    why = "x is not included, because of its profile quiet"
+    why = excluded.by_profile("x", "quiet")
     start(host, container("1" * 64), "1" * 64)
     for pod in (UID, *(f"{number}" * 32 for number in range(3))):
         with host.ctx.store.transaction(canonical_key(pod)) as txn:
             excluded.mark_excluded(host.ctx, txn, why)
-    assert host.get(UID).first.baseline_reasons == (why,)
-    assert why in host.restart().context.store.known(UID).first.baseline_reasons
+    assert verdict(host.get(UID)).reasons == (text_of(why),)
+    assert text_of(why) in verdict(host.restart().context.store.known(UID)).reasons
 
 
 def test_full_disk_does_not_keep_other_members_from_being_searched(
@@ -125,10 +127,10 @@ def test_container_whose_assign_failed(
     if not has_begun:
         start(host, container(FIRST), FIRST)
     why = (f"{SECOND} is not included: its Assign failed, so it may run outside the group (no space left on device)",)
-    assert host.get(UID).first.baseline_reasons == why
+    assert verdict(host.get(UID)).reasons == why
     host.manager.tick()
     host.restart()
-    assert host.get(UID).first.baseline_reasons[:1] == why
+    assert verdict(host.get(UID)).reasons[:1] == why
 
 
 def test_container_whose_control_group_cannot_be_read(
@@ -148,12 +150,12 @@ def test_container_whose_control_group_cannot_be_read(
         VERBS["Run"].run(host.manager, request, caller)
 
     run_hook(container(FIRST), FIRST)
-    assert host.get(UID).first.baseline is Quality.EXACT
+    assert baseline_of(host.get(UID)) is Quality.EXACT
     second = container(SECOND)
     with monkeypatch.context() as patch, pytest.raises(NotRead):
         patch.setattr(cgroups, "cgroup_of", fail)
         run_hook(second, SECOND)
-    assert host.get(UID).first.baseline is Quality.LATE
+    assert baseline_of(host.get(UID)) is Quality.LATE
 
 
 def test_container_that_has_ended_before_its_assign(host: Host, container: Callable[[str], int]) -> None:
@@ -161,7 +163,7 @@ def test_container_that_has_ended_before_its_assign(host: Host, container: Calla
     start(host, container(FIRST), FIRST)
     with pytest.raises(NoSuchProcess):
         assign(host.ctx, assignment(UID, 2**22 + 1, "oci", member=SECOND, kind="container"))
-    assert host.get(UID).first.baseline is Quality.EXACT
+    assert baseline_of(host.get(UID)) is Quality.EXACT
 
 
 def test_known_container_whose_second_assign_failed(
@@ -177,4 +179,4 @@ def test_known_container_whose_second_assign_failed(
     with monkeypatch.context() as patch, pytest.raises(NotWritten):
         patch.setattr("resctrlmond.workloads.records.store.write_file", fill)
         assign(host.ctx, assignment(UID, pid, "nri", member=FIRST, kind="container"))
-    assert host.get(UID).first.baseline is Quality.EXACT
+    assert baseline_of(host.get(UID)) is Quality.EXACT

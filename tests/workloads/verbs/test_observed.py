@@ -22,6 +22,7 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads.figures.accounting import Total
+from resctrlmond.workloads.figures.verdict import baseline_of, verdict
 from resctrlmond.workloads.groups import creation
 from resctrlmond.workloads.groups.resumption import RESUME_S
 from resctrlmond.workloads.model.errors import AlreadyMonitored, ForeignGroup, InvalidClass, NotWritten
@@ -45,7 +46,7 @@ from tests.workloads.evidence.test_interference import wait_until_gone, write
 Start = Callable[[], "subprocess.Popen[bytes]"]
 ID = "5" * 64
 TRAFFIC = "mbm_total_bytes"
-APART = f"{ID} is not included, because its runtime has its own group for it: it is a workload of its own"
+APART = f"{ID} is not included: its runtime has its own group for it, so it is a workload of its own"
 OWNED = "another program owns the group, and may have moved tasks into or out of it"
 
 
@@ -74,7 +75,7 @@ def total(totals: list[Total]) -> Total:
 
 
 def is_exact(done: Assigned) -> bool:
-    return done.workload.first.baseline is Quality.EXACT
+    return baseline_of(done.workload) is Quality.EXACT
 
 
 def identity(host: Host, ref: GroupRef) -> tuple[object, ...]:
@@ -91,8 +92,8 @@ def test_a_group_of_a_runtime_is_observed_and_never_changed(host: Host, process:
     done = start(host, child.pid, attributes={"container.name": "web"})
     workload = done.workload
     assert (workload.key, workload.state, workload.is_observed) == (ID, State.ACTIVE, True)
-    assert (workload.first.ref, workload.first.baseline) == (ref, Quality.ESTIMATED)
-    assert workload.first.baseline_reasons == (OWNED,)
+    assert (workload.first.ref, baseline_of(workload)) == (ref, Quality.ESTIMATED)
+    assert verdict(workload).reasons == (OWNED,)
     assert workload.attributes == {"container.name": "web"}
     assert workload_of(workload, None).observed
     assert host.tree.membership(child.pid) == Membership("", ID)
@@ -175,13 +176,13 @@ def test_a_pod_without_its_observed_container_is_late(host: Host, process: Start
     create_as_runtime(host, child.pid)
     done = start(host, child.pid, key=UID)
     assert (done.workload.key, done.workload.attributes["pod.uid"]) == (ID, UID)
-    assert host.get(UID).first.baseline is Quality.LATE
-    assert host.get(UID).first.baseline_reasons == (APART,)
+    assert baseline_of(host.get(UID)) is Quality.LATE
+    assert verdict(host.get(UID)).reasons == (APART,)
     # Also a pod whose group is created later, and by another daemon.
     release(host.ctx, UID, owner="oci")
     host.restart()
     again = assign(host.ctx, assignment(UID, later.pid, "oci", member="later", kind="container"))
-    assert APART in again.workload.first.baseline_reasons
+    assert APART in verdict(again.workload).reasons
     host.check()
 
 
@@ -194,7 +195,7 @@ def test_pod_is_late_before_its_container_is_observed(
     exact = []
 
     def observe(*_arguments: object) -> None:
-        exact.append(host.get(UID).first.baseline is Quality.EXACT)
+        exact.append(baseline_of(host.get(UID)) is Quality.EXACT)
         raise ResctrlError("killed")
 
     monkeypatch.setattr(observed, "observe", observe)
@@ -209,11 +210,11 @@ def test_second_caller_names_the_pod_of_an_observed_container(host: Host, proces
     assign(host.ctx, assignment(UID, sandbox.pid, "nri"))
     create_as_runtime(host, child.pid)
     start(host, child.pid, attributes={"bundle": "/b"})
-    assert host.get(UID).first.baseline is Quality.EXACT
+    assert baseline_of(host.get(UID)) is Quality.EXACT
     done = start(host, child.pid, UID, owner="nri", is_from_runtime=False, attributes={"pod.containers": "web"})
     assert done.workload.attributes == {"bundle": "/b", "pod.containers": "web", "pod.uid": UID}
     assert [claim.owner for claim in done.workload.claims] == ["oci"]
-    assert host.get(UID).first.baseline_reasons == (APART,)
+    assert verdict(host.get(UID)).reasons == (APART,)
 
 
 def test_callers_may_name_a_process_or_a_control_group(host: Host, process: Start, cgroup: str) -> None:
@@ -233,10 +234,10 @@ def test_pod_of_an_observed_container_with_many_attributes_is_late(host: Host, p
     assign(host.ctx, assignment(UID, sandbox.pid, "oci"))
     create_as_runtime(host, child.pid)
     start(host, child.pid, UID, attributes={f"label-{number}": "x" for number in range(MAX_ATTRIBUTES)})
-    assert host.get(UID).first.baseline_reasons == (APART,)
+    assert verdict(host.get(UID)).reasons == (APART,)
     release(host.ctx, UID, owner="oci")
     host.restart()
-    assert APART in assign(host.ctx, assignment(UID, later.pid)).workload.first.baseline_reasons
+    assert APART in verdict(assign(host.ctx, assignment(UID, later.pid)).workload).reasons
 
 
 def test_any_workload_that_lacks_its_observed_container_is_late(host: Host, process: Start) -> None:
@@ -244,7 +245,7 @@ def test_any_workload_that_lacks_its_observed_container_is_late(host: Host, proc
     assign(host.ctx, assignment("web", member.pid))
     create_as_runtime(host, child.pid)
     assert start(host, child.pid, "web").workload.key == ID
-    assert host.get("web").first.baseline_reasons == (APART,)
+    assert verdict(host.get("web")).reasons == (APART,)
     release(host.ctx, "web", owner="test")
     assert is_exact(assign(host.ctx, assignment("web", member.pid)))
 
@@ -263,7 +264,7 @@ def test_pods_of_living_observed_containers_are_not_forgotten(
         end(other)
         host.manager.maintenance.record_ends(name)
     assert len(host.ctx.memory.excluded) <= 2
-    assert APART in assign(host.ctx, assignment(UID, later.pid)).workload.first.baseline_reasons
+    assert APART in verdict(assign(host.ctx, assignment(UID, later.pid)).workload).reasons
 
 
 def test_owner_of_pods_does_not_end_an_observed_container(host: Host, process: Start) -> None:
@@ -278,9 +279,8 @@ def test_owner_of_pods_does_not_end_an_observed_container(host: Host, process: S
 
 def test_a_container_that_ran_before_is_late_too(host: Host, puppet: Commanded) -> None:
     create_as_runtime(host, puppet.pid)
-    group = start(host, puppet.pid, late=None).workload.first
-    assert group.baseline is Quality.ESTIMATED
-    assert group.baseline_reasons == (OWNED, f"{ID} ran before its group was read for the first time")
+    workload = start(host, puppet.pid, late=None).workload
+    assert verdict(workload) == (Quality.ESTIMATED, (f"{ID} ran before it was put into the group", OWNED))
 
 
 def test_tasks_outside_an_observed_group_are_reported_and_left_there(host: Host, puppet: Commanded) -> None:
@@ -291,7 +291,7 @@ def test_tasks_outside_an_observed_group_are_reported_and_left_there(host: Host,
     host.manager.maintenance.sweep(ID)
     workload = host.get(ID)
     assert workload.members[0].tasks_outside == 1
-    assert f"tasks of {ID} were outside the group" in workload.first.baseline_reasons
+    assert OWNED in verdict(workload).reasons
     assert host.tree.membership(thread) == Membership("", "")
 
 
@@ -319,7 +319,7 @@ def test_workload_that_a_container_is_moved_out_of_is_not_exact(
         wait_until_gone(child)
         totals = read(host.ctx, "outer")[2]
         assert {total.quality for total in totals} == {Quality.LATE}
-        why = "another program moved tasks out of the group, and what they use outside is not counted"
+        why = "tasks were moved out of the group, and their use outside is not counted"
         assert (why if found_by == "fork" else "of CPU time outside the group") in totals[0].reason
         assert host.tree.find(ref) is not None
     finally:
@@ -391,7 +391,7 @@ def test_removed_group_of_a_runtime_ends_with_the_last_reading(host: Host, proce
     assert (over.state, over.claims) == (State.LOST, ())
     traffic = total(read(host.ctx, ID)[2])
     assert traffic.quality is Quality.ESTIMATED
-    assert "last read at" in traffic.reason
+    assert "last read: " in traffic.reason
     assert "the program that owns the group removed it before the last reading" in traffic.reason or restarts
     host.check()
 
@@ -541,7 +541,7 @@ class Killed(BaseException):
 def cut(host: Host, pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Start a container, and kill the daemon before the first reading of its group."""
 
-    def kill(*_arguments: object) -> None:
+    def kill(*_arguments: object, **_more: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -565,8 +565,8 @@ def test_container_is_observed_late_after_a_kill_during_its_start(
     cut(host, child.pid, monkeypatch)
     host.restart()
     workload = host.get(ID)
-    assert (workload.state, workload.first.baseline) == (State.ACTIVE, Quality.ESTIMATED)
-    assert workload.first.baseline_reasons == (OWNED, f"{ID} ran before its group was read for the first time")
+    assert (workload.state, baseline_of(workload)) == (State.ACTIVE, Quality.ESTIMATED)
+    assert verdict(workload).reasons == (f"{ID} ran before it was put into the group", OWNED)
     assert (workload.members[0].late, workload.generation) == (True, 2 if is_earlier else 1)
     assert identity(host, ref) == before
     host.check()

@@ -17,6 +17,8 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
+from resctrlmond.workloads.figures.reasons import Reason, doubt
+from resctrlmond.workloads.figures.verdict import baseline_of, verdict
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State, Workload
@@ -116,7 +118,9 @@ def test_a_member_that_ends_after_its_assign_could_not_be_undone_is_not_exact(ho
     host.manager.maintenance.tick()
     totals = release(host.ctx, "k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.LATE}
-    assert {total.reason for total in totals} == {"m ended before it could be put into the group"}
+    assert {total.reason for total in totals} == {
+        "m may have run before it was in the group: it ended before it could be put into it"
+    }
 
 
 @pytest.mark.parametrize("failure", ["the process ends", "the last write fails"])
@@ -125,7 +129,7 @@ def test_a_failed_assign_of_a_member_whose_threads_were_outside_leaves_its_basel
 ) -> None:
     """The undo restored an exact baseline, although the threads had run outside."""
     given = assignment("k", puppet.pid, member="m")
-    assert assign(host.ctx, given).workload.first.baseline is Quality.EXACT
+    assert baseline_of(assign(host.ctx, given).workload) is Quality.EXACT
     host.tree.write_task("", puppet.pid)
     write_task, save = host.tree.write_task, Transaction.save
     has_moved = False
@@ -152,8 +156,8 @@ def test_a_failed_assign_of_a_member_whose_threads_were_outside_leaves_its_basel
         assign(host.ctx, given)
     assert has_moved
     record = host.get("k")
-    assert record.first.baseline is Quality.LATE
-    assert record.first.baseline_reasons == ("tasks of m were outside the group until it was assigned again",)
+    assert baseline_of(record) is Quality.LATE
+    assert verdict(record).reasons == ("m ran before it was put into the group",)
     totals = release(host.ctx, "k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.LATE}
 
@@ -170,7 +174,7 @@ def test_a_failed_assign_keeps_the_late_marks_that_are_on_disk(
         # As by a task of the member that was found in another class.
         write_task(directory, tid)
         record = host.get("k")
-        save(host.ctx.store, record.downgraded(record.first, Quality.LATE, "ran in another class"))
+        save(host.ctx.store, record.doubted(record.first, doubt(Reason.NOT_INCLUDED, member="x", cause="why")))
         puppet.kill()
         return True
 
@@ -178,8 +182,8 @@ def test_a_failed_assign_keeps_the_late_marks_that_are_on_disk(
     with pytest.raises(ProcessChanged):
         assign(host.ctx, given)
     record = host.get("k")
-    assert record.first.baseline is Quality.LATE
-    assert "ran in another class" in record.first.baseline_reasons
+    assert baseline_of(record) is Quality.LATE
+    assert "x is not included: why" in verdict(record).reasons
 
 
 def test_new_member_that_ends_while_it_is_moved_makes_the_totals_estimated(
@@ -207,7 +211,7 @@ def test_new_member_that_ends_while_it_is_moved_makes_the_totals_estimated(
     assert host.tree.membership(children[0]).group == "k"
     totals = release(host.ctx, "k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
-    assert "tasks of other were in the group until their Assign failed" in totals[0].reason
+    assert "tasks of others were moved into the group" in totals[0].reason
 
 
 def test_a_new_member_that_is_put_back_makes_the_totals_estimated(
@@ -235,7 +239,7 @@ def test_a_new_member_that_is_put_back_makes_the_totals_estimated(
     with pytest.raises(NotWritten):
         assign(host.ctx, assignment("k", puppet.pid, member="other"))
     assert host.tree.membership(puppet.pid).group == ""
-    assert host.get("k").first.baseline is Quality.ESTIMATED
+    assert baseline_of(host.get("k")) is Quality.ESTIMATED
 
 
 def test_task_that_a_container_takes_from_a_failing_assign_stays_in_its_group(
@@ -291,14 +295,14 @@ def test_a_failed_assign_on_a_run_folder_that_stays_full_leaves_the_workload_as_
     assert host.tree.membership(puppet.pid).group == ""
     record = host.get("k")
     assert (record.members, record.claims) == (before.members, before.claims)
-    assert record.first.baseline is Quality.ESTIMATED  # of what the rejected member used in the group
+    assert baseline_of(record) is Quality.ESTIMATED  # of what the rejected member used in the group
 
     run_folder.is_full = False
     host.manager.maintenance.tick()
     record = host.restart().context.store.known("k")
     assert [member.id for member in record.members] == ["m"]
-    (reason,) = record.first.baseline_reasons
-    assert reason.startswith("tasks of other were in the group until their Assign failed")
+    (reason,) = verdict(record).reasons
+    assert reason.endswith(": an Assign of other, which failed")
     assert host.tree.membership(puppet.pid).group == ""
 
 
