@@ -185,16 +185,16 @@ class Witness:
         words = dict(line.partition(" ")[::2] for line in lines)
         return words.get("detail", "") if words.get("state") == "unavailable" else ""
 
-    def look(self, cgroups: Collection[int] = (), ids: Collection[Ids] = ()) -> Seen:
+    def look(self, cgroups: Collection[int] = (), rmids: Collection[int] = ()) -> Seen:
         """Return what the witness has seen until now, or at least what it has seen there.
 
-        That is in these control groups and below, and with these IDs: to parse all takes longer than an Assign. A
+        That is in these control groups and below, and with these RMIDs: to parse all takes longer than an Assign. A
         task that ends during the call may be counted twice, and is never missing. If it is counted to be subtracted,
-        with ``cgroups`` or ``ids``, it may be missing, and is never counted twice.
+        with ``cgroups`` or ``rmids``, it may be missing, and is never counted twice.
         """
-        if cgroups or ids:
+        if cgroups or rmids:
             # The digits may be part of another number.
-            wanted = [*map(str, cgroups), *(f"{closid} {rmid} " for closid, rmid in ids)]
+            wanted = [*map(str, cgroups), *(f" {rmid} " for rmid in rmids)]
             ended, tasks = self._lines("ended", wanted), self._lines("tasks", wanted)
             for _ in range(_TRIES):
                 if ended == (now := self._lines("ended", wanted)):

@@ -569,15 +569,15 @@ MUTANTS = (
     Mutant(
         "former use hides a living stranger of the same control group",
         _WORKLOADS + "figures/verdict.py",
-        "if use.cgroups[0] in grown and cgroups",
-        "if use.at_ns > since_ns and cgroups",
+        "at_ns=max(old.at_ns, use.at_ns)",
+        "at_ns=min(old.at_ns, use.at_ns)",
         "tests/workloads/figures/test_verdict.py::test_former_use_of_a_control_group_hides_no_living_task_of_it",
     ),
     Mutant(
         "the CPU time includes that of an earlier run",
         _WORKLOADS + "figures/verdict.py",
-        "max(0, ns - group.history.get(cgroup, 0))\n    return found",
-        "ns\n    return found",
+        "            return max(0, use.cpu_ns - sum(same))\n",
+        "            return use.cpu_ns\n",
         "tests/workloads/figures/test_verdict.py::test_cpu_time_has_no_use_of_earlier_runs",
     ),
     Mutant(
@@ -626,8 +626,8 @@ MUTANTS = (
     Mutant(
         "use in the last run hides use since then",
         _WORKLOADS + "evidence/witnessed.py",
-        "+ seen_ns - inside_ns)",
-        "+ seen_ns - inside_ns) + sum(use.cpu_ns for use in seen.of_cgroups([inode]))",
+        "    return sum(ns for used in known for cgroup",
+        "    return sum(use.cpu_ns for use in seen.of_cgroups([inode])) + sum(ns for used in known for cgroup",
         "tests/workloads/test_unit_starts.py"
         "::test_command_that_was_missed_before_a_run_in_the_same_control_group_makes_it_late",
     ),
@@ -641,17 +641,30 @@ MUTANTS = (
     Mutant(
         "use of callers in the last run in the same control group is missing",
         _WORKLOADS + "evidence/witnessed.py",
-        "(last.proof.inside, last.proof.outside.get(inode, {}))",
-        "(last.proof.inside,)",
+        "    known = last.proof.inside, last.proof.outside.get(inode, {})\n",
+        "    known = (last.proof.inside,)\n",
         "tests/workloads/test_unit_starts.py::test_run_that_begins_in_the_control_group_of_the_last_one_is_exact",
     ),
     Mutant(
-        "a run with the RMID of an earlier one subtracts its use",
-        _WORKLOADS + "evidence/witnessed.py",
-        "+ seen_ns - inside_ns)",
-        "+ (seen_ns if own.isdisjoint(group.ids for group in last.groups) else 0))",
-        "tests/workloads/evidence/test_witnessed.py"
-        "::test_run_of_a_service_with_the_rmid_of_an_earlier_one_detects_joiners",
+        "use outside is inside when a new group has its RMID",
+        _WORKLOADS + "figures/verdict.py",
+        "        outside_ns = use.cpu_ns - _inside_ns(groups, use)\n",
+        "        outside_ns = 0 if any(_has_ids(group, use.ids) for group in groups) else use.cpu_ns\n",
+        "tests/truth/test_unseen_use.py::test_use_outside_stays_missing_if_a_new_group_gets_its_rmid",
+    ),
+    Mutant(
+        "use before a new group is not known to be outside, and its figures are exact",
+        _WORKLOADS + "figures/verdict.py",
+        "    if group.has_mixed_use:\n        return",
+        "    if False:\n        return",
+        "tests/truth/test_unseen_use.py::test_use_outside_stays_missing_if_a_new_group_gets_its_rmid",
+    ),
+    Mutant(
+        "a group that changes its class has what was used there before it",
+        _WORKLOADS + "figures/verdict.py",
+        "if (old.ids, old.cgroups) == (use.ids, use.cgroups))",
+        "if (old.ids, old.cgroups) == (group.ids, use.cgroups))",
+        "tests/workloads/figures/test_verdict.py::test_use_before_is_not_in_a_group_that_changes_its_class",
     ),
     Mutant(
         "use in the last run hides use after the witness has dropped it",
@@ -664,8 +677,8 @@ MUTANTS = (
     Mutant(
         "use in the last run hides use after the witness was loaded again",
         _WORKLOADS + "evidence/witnessed.py",
-        " or last.proof.watch != workload.proof.watch:\n        return 0\n    own",
-        ":\n        return 0\n    own",
+        " or last.proof.watch != workload.proof.watch:\n",
+        ":\n",
         "tests/workloads/evidence/test_witnessed.py::test_service_detects_joiners_after_the_witness_was_loaded_again",
     ),
     Mutant(
@@ -1341,8 +1354,8 @@ MUTANTS = (
     Mutant(
         "a pod stays exact without a container that started while no daemon ran",
         _WORKLOADS + "figures/verdict.py",
-        "            here[use.cgroups[0]] = here.get(use.cgroups[0], 0) + use.cpu_ns\n",
-        "            inside_ns += use.cpu_ns\n",
+        "            here[use.cgroups[0]] = here.get(use.cgroups[0], 0) + outside_ns\n",
+        "            here.clear()\n",
         "tests/daemon/test_profiles_hook.py",
     ),
     Mutant(

@@ -229,3 +229,44 @@ def test_processes_that_a_nested_workload_gives_back_may_be_of_others(
     release(machine.host.ctx, "inner", owner="test")
     machine.control.run(other, 5 * S, 0)
     machine.check("outer", quality, 5)
+
+
+def fill(machine: Machine, free: str) -> None:
+    """Use all RMIDs but that of a group, which is removed."""
+    with pytest.raises(OSError, match="No space left"):
+        for number in range(100):
+            machine.control.make_group(f"mon_groups/other{number}")
+    machine.control.remove_group(free)
+    machine.control.advance(600)
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize(("is_pod", "quality"), [(True, Quality.LATE), (False, Quality.ESTIMATED)])
+def test_use_outside_stays_missing_if_a_new_group_gets_its_rmid(
+    machine: Machine, is_pod: bool, quality: Quality, is_read: bool
+) -> None:
+    """It was taken for use in the new group, and was missing no more."""
+    pod = machine.cgroup(f"pod{POD}") if is_pod else ""
+    cgroup = machine.cgroup("a" * 64, pod)
+    first = machine.container(POD, "a" * 64, cgroup, pod=pod)
+    other = machine.cgroup("b" * 64, pod or cgroup)
+    theirs = "class/mon_groups/theirs"
+    machine.control.make_group("class")
+    machine.control.make_group(theirs)
+    child = machine.process(cgroup if is_pod else other, by=first)
+    for group in ("class", theirs):
+        machine.control.steal(child, group)
+    machine.control.run(child, 5 * S, 0)
+    machine.end(child)
+    if is_read:
+        assert total_of(read(machine.host.ctx, POD)[2]).quality is Quality.LATE
+    fill(machine, theirs)
+    pid = machine.process(other)
+    machine.control.steal(pid, "class")
+    given = assignment(POD, pid, "test", own_cgroup=other, pod_cgroup=pod or None, kind="container", member="b" * 64)
+    assign(machine.host.ctx, given)
+    machine.control.run(pid, S, 0)
+    # Charged now, so that it is in one sum with the use before.
+    machine.end(pid)
+    assert len(machine.host.get(POD).groups) == 2
+    machine.check(POD, quality, 2)

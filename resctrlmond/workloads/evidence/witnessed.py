@@ -177,7 +177,7 @@ class Proofs:
         # With the RMID of an earlier run, tasks there may have used it too.
         inodes = [home, inode] if is_again else [inode]
         found, at_ns = self._moved_in(workload, self._witness.moves()), boot_ns()
-        seen = self._witness.look([home], [moved[-1].new for moved in found.values()])
+        seen = self._witness.look([home], [moved[-1].new[1] for moved in found.values()])
         workload = _with_history(workload, found, seen, at_ns)
         if before_ns is not None and is_first and last is not None:
             before_ns += _used_in_last_run(last, inode, workload, seen)
@@ -304,12 +304,10 @@ def _used_in_last_run(last: Workload, inode: int, workload: Workload, seen: Seen
     """
     if last.proof.cgroups != (inode,) or last.proof.watch != workload.proof.watch:
         return 0
-    own, uses = {group.ids for group in workload.groups}, seen.of_cgroups([inode])
-    inside_ns = sum(use.cpu_ns for use in uses if use.ids in own)
     # A control group below may have been removed since then, and its use dropped: it is not outside now.
-    there, known = {use.cgroups[0] for use in uses}, (last.proof.inside, last.proof.outside.get(inode, {}))
-    seen_ns = sum(ns for used in known for cgroup, ns in used.items() if cgroup in there)
-    return max(0, sum(group.history.get(inode, 0) for group in last.groups) + seen_ns - inside_ns)
+    there = {use.cgroups[0] for use in seen.of_cgroups([inode])}
+    known = last.proof.inside, last.proof.outside.get(inode, {})
+    return sum(ns for used in known for cgroup, ns in used.items() if cgroup in there)
 
 
 def _pod_of(workload: Workload, member: Member) -> str:

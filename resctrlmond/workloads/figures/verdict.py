@@ -11,7 +11,7 @@ that has started it. So they are in its groups, and no others, if no other progr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from typing import NamedTuple
 
 from resctrlmond.resctrl.errors import printable
@@ -106,10 +106,9 @@ def _with_inside(proof: Proof, now: dict[int, int]) -> Proof:
 def _used_inside(workload: Workload, seen: Seen) -> dict[int, int]:
     """Return the CPU time (ns) that tasks of the workload used in its groups, by control group."""
     found: dict[int, int] = {}
-    for group in workload.groups:
-        uses = _uses_of(group, workload.proof, seen, group.created_ns, is_own=True)
-        for cgroup, ns in _by_cgroup(uses).items():
-            found[cgroup] = found.get(cgroup, 0) + max(0, ns - group.history.get(cgroup, 0))
+    for use in _sums(seen.of_cgroups(workload.proof.cgroups)):
+        if inside_ns := _inside_ns(workload.groups, use):
+            found[use.cgroups[0]] = found.get(use.cgroups[0], 0) + inside_ns
     return found
 
 
@@ -219,23 +218,35 @@ def entered_now(
 def _outside_of(
     proof: Proof, groups: Collection[Group], cgroups: Iterable[int], seen: Seen
 ) -> dict[int, dict[int, int]]:
-    """Return the use outside.
+    """Return the use outside: all that is not inside, so also what is history of the groups.
 
     By the nearest control group that has entered, 0 if none has, and then by the control group of the tasks.
     """
     outside = dict[int, dict[int, int]]()
-    for use in seen.of_cgroups(cgroups):
-        is_inside = any(_has_ids(group, use.ids) for group in groups)
-        if not is_inside and not any(above in proof.helpers for above in use.cgroups):
+    for use in _sums(seen.of_cgroups(cgroups)):
+        outside_ns = use.cpu_ns - _inside_ns(groups, use)
+        if outside_ns and not any(above in proof.helpers for above in use.cgroups):
             known = (cgroup for cgroup in use.cgroups if cgroup in proof.entered or cgroup in proof.idle)
             home = next(known, 0)
             here = outside.setdefault(home, {})
-            here[use.cgroups[0]] = here.get(use.cgroups[0], 0) + use.cpu_ns
+            here[use.cgroups[0]] = here.get(use.cgroups[0], 0) + outside_ns
     return outside
 
 
+def _inside_ns(groups: Iterable[Group], use: Use) -> int:
+    """Return how much of the CPU time of one control group, as ``_sums`` returns it, was used in these groups."""
+    for group in groups:
+        if _has_ids(group, use.ids) and use.at_ns > group.created_ns:
+            same = (old.cpu_ns for old in group.history if (old.ids, old.cgroups) == (use.ids, use.cgroups))
+            return max(0, use.cpu_ns - sum(same))
+    return 0
+
+
 def _has_ids(group: Group, ids: Ids) -> bool:
-    """Whether these are the IDs of the group. In another class it has another CLOSID, and keeps its RMID."""
+    """Whether these are IDs of the group. In another class it has another CLOSID, and keeps its RMID.
+
+    Whatever is used with its RMID while it exists is counted in it.
+    """
     return group.ids == ids or (group.changed_class and group.ids is not None and group.ids[1] == ids[1])
 
 
@@ -249,36 +260,33 @@ def with_ids(group: Group, moved: Sequence[Move], proof: Proof, seen: Seen, at_n
     own = {*proof.cgroups, *(use.cgroups[0] for use in seen.of_cgroups(proof.cgroups))}
     is_empty_of_others = at_ns - group.created_ns < _JUST_NS and own.issuperset(move.cgroup for move in moved)
     until_ns = at_ns if is_empty_of_others else group.created_ns
-    by_others = (use for use in _uses_of(group, proof, seen, group.created_ns - _HISTORY_NS, is_own=False))
-    by_own = [use for use in _uses_of(group, proof, seen, 0, is_own=True) if use.at_ns < 1 << 63]
+    # In any class, because the group may change to that.
+    uses = seen.of_rmid(moved[-1].new[1])
+    by_own = [use for use in uses if use.cgroups[0] in own and use.at_ns < 1 << 63]
+    by_others = [use for use in uses if use.cgroups[0] not in own]
+    newest = {(use.ids, use.cgroups): use.at_ns for use in _sums(by_others)}
+    by_others = [use for use in by_others if newest[use.ids, use.cgroups] > group.created_ns - _HISTORY_NS]
     history = [use for use in by_others if min(use.at_ns, at_ns) <= until_ns]
     history += [use for use in by_own if use.at_ns <= entered_ns]
     is_mixed = any(use.at_ns > entered_ns for use in by_own)
-    return replace(group, history=_by_cgroup(history), has_mixed_use=group.has_mixed_use or is_mixed)
+    return replace(group, history=tuple(_sums(history)), has_mixed_use=group.has_mixed_use or is_mixed)
 
 
 def _strangers_ns(group: Group, proof: Proof, seen: Seen) -> int:
     """Return the most CPU time that tasks of others can have used in the group."""
-    used = _by_cgroup(_uses_of(group, proof, seen, group.created_ns, is_own=False))
-    return sum(max(0, ns - group.history.get(cgroup, 0)) for cgroup, ns in used.items())
-
-
-def _uses_of(group: Group, proof: Proof, seen: Seen, since_ns: int, *, is_own: bool) -> Iterator[Use]:
-    """Yield the use with the IDs of the group by own tasks, or by others, where it grew after ``since_ns``."""
+    own = set(proof.cgroups)
     uses = seen.of_rmid(group.ids[1] if group.ids is not None else None)
-    uses = [use for use in uses if _has_ids(group, use.ids)]
-    grown, cgroups = {use.cgroups[0] for use in uses if use.at_ns > since_ns}, set(proof.cgroups)
-    for use in uses:
-        if use.cgroups[0] in grown and cgroups.isdisjoint(use.cgroups) is not is_own:
-            yield use
+    return sum(_inside_ns([group], use) for use in _sums(uses) if own.isdisjoint(use.cgroups))
 
 
-def _by_cgroup(uses: Iterable[Use]) -> dict[int, int]:
-    """Return the sum of CPU times of each control group."""
-    found: dict[int, int] = {}
+def _sums(uses: Iterable[Use]) -> Iterable[Use]:
+    """Return the sum of the CPU times of each control group with the same IDs, until the newest of them."""
+    found: dict[tuple[Ids, tuple[int, ...]], Use] = {}
     for use in uses:
-        found[use.cgroups[0]] = found.get(use.cgroups[0], 0) + use.cpu_ns
-    return found
+        old = found.get((use.ids, use.cgroups))
+        now = use if old is None else replace(use, cpu_ns=old.cpu_ns + use.cpu_ns, at_ns=max(old.at_ns, use.at_ns))
+        found[use.ids, use.cgroups] = now
+    return found.values()
 
 
 class Verdict(NamedTuple):
@@ -319,6 +327,8 @@ def unseen(workload: Workload, group: Group) -> str:
     """Return what the witness would have to show for the group to be exact, and has not; "" if nothing is missing."""
     if not workload.proof.until_ns:
         return "resctrlmond has not asked the witness yet"
+    if group.has_mixed_use:
+        return "its control groups may have used CPU time with the RMID of the group before it existed"
     # A control group can be assigned while it has no task.
     had_task = (member for member in workload.members if member.pid or member.commands)
     entered = (member.id for member in had_task if workload.group_of(member) == group)

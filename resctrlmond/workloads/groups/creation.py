@@ -216,15 +216,16 @@ def with_baseline(ctx: Context, workload: Workload, group: Group, *, has_begin: 
     mounting = ctx.runs.of(workload.key).of_group(group).mounted_on = ctx.tree.mounting()
     if group.inodes:
         has_begin = has_begin and group.has_begin
-        doubts = tuple(known for known in group.doubts if not known.events)
-        group = replace(group, doubts=doubts, has_mixed_use=True)  # with the IDs of another directory
+        group = replace(group, doubts=tuple(known for known in group.doubts if not known.events))
+        if group.ids is not None:
+            group = replace(group, has_mixed_use=True)  # with the IDs of another directory
     else:
         group = replace(group, doubts=())  # of another directory, which has been removed
     # A task that another program moves into the group from now on counts as one of others.
     created_at, created_ns = utc_now(), boot_ns()
     if has_begin and not group.observed:
         group = _cleared(ctx, workload.key, group)
-    group = replace(group, created_at=created_at, created_ns=created_ns, ids=None, history={})
+    group = replace(group, created_at=created_at, created_ns=created_ns, ids=None, history=())
     # Before the readings, and at the end after them, so that a change in between is found.
     configuration = ctx.tree.bandwidth_configuration(mounting)
     group = replace(group, transactions=configuration.transactions)

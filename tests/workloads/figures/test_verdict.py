@@ -107,7 +107,7 @@ def test_rest_of_the_use_of_a_former_user_is_history() -> None:
     former = [used(OWN, 900 * MS, OTHER, at_ns=before), used(OWN, 300 * MS, 14, at_ns=long_ago)]
     former.append(used(OWN, 5 * MS, OTHER, at_ns=1 << 63))  # has ended, and waits for its parent
     of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, former), after))
-    assert of.first.history == {OTHER: 905 * MS}
+    assert [(use.cpu_ns, use.cgroups[0]) for use in of.first.history] == [(905 * MS, OTHER)]
     for ns, quality in ((905, Quality.EXACT), (906, Quality.EXACT), (907, Quality.ESTIMATED)):
         assert baseline_of(judged(of, used(OWN, ns * MS, OTHER, at_ns=after + MS))) is quality
     assert baseline_of(judged(of, used(OWN, 301 * MS, 14, at_ns=after + MS))) is Quality.ESTIMATED
@@ -117,7 +117,7 @@ def test_late_look_takes_use_of_others_for_that_of_strangers() -> None:
     of = running()
     stranger = used(OWN, 20 * MS, OTHER, at_ns=BASELINE_NS + 2_000 * MS)
     of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [stranger]), BASELINE_NS + 3_000 * MS))
-    assert of.first.history == {}
+    assert of.first.history == ()
     assert baseline_of(judged(of, stranger)) is Quality.ESTIMATED
 
 
@@ -262,7 +262,7 @@ uses = st.lists(
         st.sampled_from([OWN, CLASS_DEFAULT, ROOT]),
         st.integers(0, 10**12),
         st.sampled_from([HERE, BELOW, OTHER]),
-        at_ns=st.integers(0, 2 * BASELINE_NS),
+        at_ns=st.integers(BASELINE_NS + 1, 2 * BASELINE_NS),
     )
 )
 
@@ -295,6 +295,23 @@ def test_group_keeps_its_rmid_in_another_class() -> None:
     moved = of.with_group(replace(of.first, changed_class=True))
     assert baseline_of(judged(moved, *in_two)) is Quality.EXACT
     assert baseline_of(judged(moved, used((3, OWN[1]), 20 * MS, OTHER))) is Quality.ESTIMATED
+
+
+def test_use_before_is_not_in_a_group_that_changes_its_class() -> None:
+    """Its RMID was used in that class before."""
+    of = running()
+    before = used((3, OWN[1]), 5_000 * MS, HERE, at_ns=BASELINE_NS - 1)
+    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [before]), BASELINE_NS + MS))
+    changed = of.with_group(replace(of.first, changed_class=True))
+    for ns in (5_000 * MS, 5_020 * MS):
+        now = judged(changed, used((3, OWN[1]), ns, HERE, at_ns=BASELINE_NS + 2 * MS))
+        assert (cpu_time(now), baseline_of(now)) == ((ns - 5_000 * MS, 5_000 * MS), Quality.LATE)
+    strange = used((3, OWN[1]), 300 * MS, OTHER, at_ns=BASELINE_NS - 1)
+    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [strange]), BASELINE_NS + MS))
+    changed = of.with_group(replace(of.first, changed_class=True))
+    for ns, quality in ((300, Quality.EXACT), (320, Quality.ESTIMATED)):
+        again = used((3, OWN[1]), ns * MS, OTHER, at_ns=BASELINE_NS + 2 * MS)
+        assert baseline_of(judged(changed, again)) is quality
 
 
 def test_use_before_hides_none_of_another_control_group() -> None:
@@ -447,6 +464,7 @@ def test_cpu_time_has_no_use_of_earlier_runs() -> None:
     of = running()
     before = used(OWN, 700 * MS, HERE, at_ns=BASELINE_NS - 1)
     of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [before]), BASELINE_NS + MS))
+    of = replace(of, proof=entered_now(of.proof, [HERE], of.groups, Seen(WATCH, [before])))
     now = used(OWN, 950 * MS, HERE, at_ns=BASELINE_NS + 2 * MS), used(OWN, 40 * MS, BELOW, HERE, at_ns=1 << 63)
     assert cpu_time(judged(of, *now, used(CLASS_DEFAULT, 3 * MS, HERE))) == (290 * MS, 3 * MS)
 
@@ -456,6 +474,7 @@ def test_cpu_time_is_not_known_if_it_may_have_that_of_an_earlier_run() -> None:
     late = used(OWN, 700 * MS, HERE, at_ns=BASELINE_NS + 5 * MS)
     of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [late]), BASELINE_NS + 9 * MS))
     assert cpu_time(judged(of, late)) is None
+    assert baseline_of(judged(of, late)) is Quality.ESTIMATED
     assert cpu_time(running()) is not None
     assert cpu_time(replace(running(), proof=Proof(watch=WATCH, until_ns=1))) is None
 
