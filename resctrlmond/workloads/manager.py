@@ -72,7 +72,7 @@ class Manager:
             mark=mark,
             config=Reloadable(settings),
             quality=quality,
-            take_over=TakeOver(store),
+            take_over=TakeOver(tree, store, mark),
             interference=interference,
             machine=machine,
             proofs=Proofs(tree),

@@ -1238,6 +1238,13 @@ MUTANTS = (
         "tests/workloads/groups/test_cut.py tests/workloads",
     ),
     Mutant(
+        "the workload that lost a task to a take-over is exact if its group was renamed",
+        _WORKLOADS + "evidence/group_owner.py",
+        "    if found is None or found.gid != mark.gid:\n",
+        "    if True:\n",
+        "tests/truth/test_unseen_use.py::test_take_over_from_a_group_that_another_program_has_just_renamed_is_late",
+    ),
+    Mutant(
         "tasks of a nested run are counted nowhere after its end",
         _WORKLOADS + "groups/removal.py",
         "        left_tasks = nested.give_back(ctx, txn.workload)\n",

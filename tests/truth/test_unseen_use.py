@@ -270,3 +270,15 @@ def test_use_outside_stays_missing_if_a_new_group_gets_its_rmid(
     machine.end(pid)
     assert len(machine.host.get(POD).groups) == 2
     machine.check(POD, quality, 2)
+
+
+def test_take_over_from_a_group_that_another_program_has_just_renamed_is_late(machine: Machine) -> None:
+    first = machine.process()
+    assign(machine.host.ctx, assignment("loser", first, "test"))
+    machine.control.run(first, S, 0)
+    child = machine.process(by=first)
+    groups = Path(machine.host.mountpoint, "mon_groups")
+    (groups / "loser").rename(groups / "renamed")
+    assign(machine.host.ctx, assignment("winner", child, "test", take_over=True))
+    machine.control.run(child, 5 * S, 0)
+    machine.check("loser", Quality.LATE, 1)

@@ -26,6 +26,7 @@ from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.foreign_writes import COUNTERS, ForeignWrites, Written
 from resctrlmond.resctrl.membership import membership_of
 from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.workloads.evidence.group_owner import owner_of
 from resctrlmond.workloads.evidence.pending_doubts import Groups, PendingDoubts, doubted_and_logged
 from resctrlmond.workloads.figures import caveats
 from resctrlmond.workloads.figures.reasons import Reason, doubt, text_of
@@ -299,23 +300,12 @@ class Interference:
         if not membership.group:
             return None
         ref = GroupRef(membership.class_, membership.group)
-        own = [
-            (workload.key, group)
-            for workload in self._store.unfinished()
-            for group in workload.groups
-            if not group.state.is_over
-        ]
-        for key, group in own:
-            if group.ref == ref:
-                return key, group.nonce
-        # Another program may have renamed the group.
         try:
             found = self._tree.find(ref)
         except ResctrlError:
-            return None
-        if found is None or found.gid != self._mark.gid:
-            return None
-        return next(((key, group.nonce) for key, group in own if group.nonce == found.nonce), None)
+            found = None
+        owner = owner_of(self._store, self._mark, ref, found)
+        return (owner[0].key, owner[1].nonce) if owner is not None else None
 
     # -- without events
 

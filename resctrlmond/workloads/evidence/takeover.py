@@ -11,9 +11,11 @@ import threading
 from collections.abc import Callable, Iterator
 
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.workloads.evidence.group_owner import owner_of
 from resctrlmond.workloads.figures.reasons import Reason, doubt
-from resctrlmond.workloads.model.workload import Workload, replace
+from resctrlmond.workloads.model.mark import Mark
+from resctrlmond.workloads.model.workload import replace
 from resctrlmond.workloads.records.store import Store
 
 
@@ -24,8 +26,10 @@ class TakeOver:
     the ``turn`` waits for a second transaction, and it acquired the turn before its first one.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, tree: Tree, store: Store, mark: Mark) -> None:
+        self._tree = tree
         self._store = store
+        self._mark = mark
         self._turn = threading.RLock()
 
     @contextlib.contextmanager
@@ -38,7 +42,8 @@ class TakeOver:
         """Return the function to call before the workload ``key`` takes a task out of a group.
 
         The function makes the workload of that group late in its record, and returns whether the task may be taken
-        now. It returns False if another thread has the turn: the task stays where it is until a later sweep.
+        now. It returns False if another thread has the turn, or if the group was removed or renamed meanwhile: the
+        task stays where it is until a later sweep.
         """
         late: set[Membership] = set()
 
@@ -47,7 +52,8 @@ class TakeOver:
                 if not self._turn.acquire(blocking=False):
                     return False
                 try:
-                    self._make_late(key, where)
+                    if not self._make_late(key, where):
+                        return False
                 finally:
                     self._turn.release()
                 late.add(where)
@@ -55,20 +61,22 @@ class TakeOver:
 
         return may_take
 
-    def _owner(self, where: Membership) -> Workload | None:
-        return self._store.owner_of(GroupRef(where.class_, where.group))
-
-    def _make_late(self, key: str, where: Membership) -> None:
+    def _make_late(self, key: str, where: Membership) -> bool:
+        """Make the workload whose group that is late. Return False if there is no such group now."""
         ref = GroupRef(where.class_, where.group)
-        owner = self._owner(where)
+        if (found := self._tree.find(ref)) is None:
+            return False
+        owner = owner_of(self._store, self._mark, ref, found)
         if owner is None:
             self._store.note_loss_of_unreadable(where.group)
-        if owner is None or owner.key == key:
-            return
-        with self._store.transaction(owner.key) as txn:
+        if owner is None or owner[0].key == key:
+            return True
+        with self._store.transaction(owner[0].key) as txn:
             workload = txn.find()
-            group = workload.group_at(ref) if workload is not None else None
+            groups = workload.groups if workload is not None else ()
+            group = next((group for group in groups if group.nonce == owner[1].nonce), None)
             if workload is not None and group is not None:
                 late = workload.doubted(group, doubt(Reason.MOVED_OUT, by=f"workload {key} took them over"))
                 # The task does not return to the workload around this one.
                 txn.save(replace(late, left_tasks=bool(late.part_of)))
+        return True

@@ -11,7 +11,7 @@ that has started it. So they are in its groups, and no others, if no other progr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from resctrlmond.resctrl.errors import printable
