@@ -884,6 +884,13 @@ MUTANTS = (
         "tests/workloads/figures/test_checkpoint.py tests/workloads",
     ),
     Mutant(
+        "a reading is exact while a write of another program is not processed",
+        _WORKLOADS + "evidence/interference.py",
+        "        found = self._downgrades.of(key)\n",
+        "        found = dict[int, frozenset[tuple[Quality, str, tuple[str, ...]]]]()\n",
+        "tests/truth/test_unseen_use.py::test_cpu_that_a_group_had_before_it_is_read_makes_it_estimated",
+    ),
+    Mutant(
         "a downgrade that could not be written is lost",
         _WORKLOADS + "records/store.py",
         " else _with_downgrades(before, _by_nonce(workload)))\n",

@@ -21,7 +21,7 @@ from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.members import add_member
-from resctrlmond.workloads.verbs.read import read
+from resctrlmond.workloads.verbs.read import nested_totals, read
 from resctrlmond.workloads.verbs.release import release
 from tests.truth.crew import Crew, remove_cgroup
 from tests.truth.world import mounted
@@ -282,3 +282,33 @@ def test_take_over_from_a_group_that_another_program_has_just_renamed_is_late(ma
     assign(machine.host.ctx, assignment("winner", child, "test", take_over=True))
     machine.control.run(child, 5 * S, 0)
     machine.check("loser", Quality.LATE, 1)
+
+
+def borrow_cpu(machine: Machine, key: str) -> None:
+    """Give the group of a workload a CPU on which another task uses CPU time, and take it back."""
+    stranger = machine.process()
+    cpus = Path(machine.host.mountpoint, "mon_groups", key, "cpus_list")
+    cpus.write_text("0")
+    machine.control.run(stranger, 5 * S, 0)
+    cpus.write_text("\n")
+
+
+def test_cpu_that_a_group_had_before_it_is_read_makes_it_estimated(machine: Machine) -> None:
+    pid = machine.process()
+    assign(machine.host.ctx, assignment("job", pid, "test"))
+    machine.control.run(pid, S, 0)
+    borrow_cpu(machine, "job")
+    machine.check("job", Quality.ESTIMATED, 6)
+
+
+def test_cpu_that_a_nested_group_had_before_the_end_of_the_outer_one_makes_its_sum_estimated(
+    machine: Machine,
+) -> None:
+    outer = machine.process()
+    assign(machine.host.ctx, assignment("outer", outer, "test"))
+    inner = machine.process(by=outer)
+    assign(machine.host.ctx, assignment("inner", inner, "test", nested=True))
+    borrow_cpu(machine, "inner")
+    release(machine.host.ctx, "outer", owner="test")
+    total = total_of(nested_totals(machine.host.ctx, machine.host.get("outer"), []))
+    assert (total.quality, total.number) == (Quality.ESTIMATED, 5 * GIB)

@@ -27,7 +27,7 @@ from resctrlmond.resctrl.foreign_writes import COUNTERS, ForeignWrites, Written
 from resctrlmond.resctrl.membership import membership_of
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.evidence.group_owner import owner_of
-from resctrlmond.workloads.evidence.pending_doubts import Groups, PendingDoubts, doubted_and_logged
+from resctrlmond.workloads.evidence.pending_doubts import Doubts, Groups, PendingDoubts, doubted_and_logged
 from resctrlmond.workloads.figures import caveats
 from resctrlmond.workloads.figures.reasons import Reason, doubt, text_of
 from resctrlmond.workloads.model.mark import Mark
@@ -80,6 +80,7 @@ class Interference:
         self._react_lock = threading.Lock()
         self._events_lock = threading.Lock()
         self._doubts = PendingDoubts()
+        self._hangs = False
         self._trouble = ""
         self.rest_s = 0.0
 
@@ -182,12 +183,26 @@ class Interference:
     def read_all_events(self) -> bool:
         """Read and process the events until now. Return False if another thread that has read some hangs.
 
-        The caller must not hold a lock that the processing needs.
+        The caller must not hold a lock that the processing needs. Only the first call waits for that thread.
         """
-        found = self._read_events(wait_s=_EVENTS_WAIT_S)
+        found = self._read_events(wait_s=0 if self._hangs else _EVENTS_WAIT_S)
+        self._hangs = found is None
         if found:
             self.wake()
-        return found is not None
+        return not self._hangs
+
+    def doubts_until_now(self, key: str) -> Doubts:
+        """Return the doubts about a workload by all writes until now that may not be in its record.
+
+        Read the record after this call: then it has all others.
+        """
+        is_whole = self.read_all_events()
+        found = self._doubts.of(key)
+        workload = self._store.get(key)
+        if is_whole or workload is None:
+            return found
+        lost = doubt(Reason.CHANGES_UNKNOWN, cause=_EVENTS_LOST)
+        return {group.nonce: (*found.get(group.nonce, ()), lost) for group in workload.groups}
 
     def before_end(self, txn: Transaction) -> None:
         """Save the doubts by all writes until now, because the workload ends."""
@@ -202,7 +217,9 @@ class Interference:
         """
         if self._read_events():
             self.wake()
-        is_written = any(one.reason in _MAY_HAVE_TASKS_OF_OTHERS for one in self._doubts.of(txn.key, group.nonce))
+        is_written = any(
+            one.reason in _MAY_HAVE_TASKS_OF_OTHERS for one in self._doubts.of(txn.key).get(group.nonce, ())
+        )
         txn.save_group(group)
         self._doubts.save(txn)
         with contextlib.suppress(NoSuchGroup, NotMounted):  # removed, so it has no CPUs

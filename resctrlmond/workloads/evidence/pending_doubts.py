@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from resctrlmond.workloads.figures.reasons import text_of
 from resctrlmond.workloads.model.workload import Doubt, Group, Workload
@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 # The nonces of groups, by the key of their workload.
 Groups = Mapping[str, frozenset[int]]
+# Doubts by the nonce of the group.
+Doubts = Mapping[int, Sequence[Doubt]]
 
 
 class PendingDoubts:
@@ -38,30 +40,36 @@ class PendingDoubts:
                     if doubt not in known:
                         known.append(doubt)
 
-    def of(self, key: str, nonce: int) -> list[Doubt]:
-        """Return the pending doubts about a group."""
+    def of(self, key: str) -> Doubts:
+        """Return the doubts about a workload that may not be in its record yet."""
         with self._guard:
-            return list(self._pending.get(key, {}).get(nonce, ()))
+            return {nonce: tuple(found) for nonce, found in self._pending.get(key, {}).items()}
 
     def save(self, txn: Transaction) -> None:
-        """Save the doubts about the workload. If that fails, they stay pending."""
+        """Save the doubts about the workload. They stay pending until the record has them."""
+        pending, workload = self.of(txn.key), txn.workload
+        for group in workload.groups:
+            workload = doubted_and_logged(workload, group, *pending.get(group.nonce, ()))
+        txn.save(workload)
         with self._guard:
-            pending = self._pending.pop(txn.key, {})
-        try:
-            workload = txn.workload
-            for group in workload.groups:
-                workload = doubted_and_logged(workload, group, *pending.get(group.nonce, ()))
-            txn.save(workload)
-        except Exception:
-            for nonce, doubts in pending.items():
-                for doubt in doubts:
-                    self.add({txn.key: frozenset({nonce})}, doubt)
-            raise
+            left = {
+                nonce: [doubt for doubt in doubts if doubt not in pending.get(nonce, ())]
+                for nonce, doubts in self._pending.pop(txn.key, {}).items()
+            }
+            if any(left.values()):
+                self._pending[txn.key] = left
 
     def forget(self, key: str) -> None:
         """Drop the doubts about a workload that has ended."""
         with self._guard:
             self._pending.pop(key, None)
+
+
+def with_doubts(workload: Workload, doubts: Doubts) -> Workload:
+    """Return the workload with these doubts."""
+    for group in workload.groups:
+        workload = workload.doubted(group, *doubts.get(group.nonce, ()))
+    return workload
 
 
 def doubted_and_logged(workload: Workload, group: Group, *doubts: Doubt) -> Workload:

@@ -13,6 +13,7 @@ from resctrlmond.resctrl.errors import (
     ResctrlError,
 )
 from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.workloads.evidence.pending_doubts import with_doubts
 from resctrlmond.workloads.figures import caveats
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.groups import location
@@ -142,7 +143,10 @@ def totals(ctx: Context, workload: Workload, live: Live) -> list[Total]:
 def own_now(ctx: Context, workload: Workload) -> list[Total]:
     """Return the totals of a workload until now, without its nested workloads. Raises NoSuchGroup, NotRead."""
     live = readings(ctx, workload)
-    return totals(ctx, ctx.proofs.weighed(workload) if live else workload, live)
+    if live:
+        doubts = ctx.interference.doubts_until_now(workload.key)
+        workload = ctx.proofs.weighed(with_doubts(workload, doubts))
+    return totals(ctx, workload, live)
 
 
 def _has_ends(ctx: Context, workload: Workload) -> bool:

@@ -418,7 +418,8 @@ def _current(ctx: Context, workload: Workload, part: Part, own_now: OwnTotals) -
         except (ResctrlError, FileNotFoundError):
             continue
         later = ctx.store.get(part.key)
-        if later is None or (later.as_part, later.first.state) != (part, inner.first.state):
+        # A doubt may have been saved meanwhile.
+        if later is None or later.groups != inner.groups:
             continue
         if found or not inner.first.inodes:
             return _end(found, later)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, NotRead, ResctrlError
+from resctrlmond.workloads.evidence.pending_doubts import with_doubts
 from resctrlmond.workloads.evidence.witnessed import Look
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.statements import Statement, statements
@@ -106,7 +107,8 @@ def current_totals(ctx: Context, workload: Workload) -> list[Total]:
         readings = {}
     workload = nested.with_ended(ctx.snapshots, ctx.store.get, workload)
     if readings:
-        workload = ctx.proofs.weighed(workload)
+        doubts = ctx.interference.doubts_until_now(workload.key)
+        workload = ctx.proofs.weighed(with_doubts(workload, doubts))
     return counters.totals(ctx, workload, readings)
 
 
@@ -120,8 +122,9 @@ def _read_running(
     while (workload := ctx.store.known(key)).state not in _ENDED:
         try:
             readings = counters.readings(ctx, workload)
-            # A downgrade is saved before the use that it is about is counted, so the workload has it now.
-            now = ctx.store.known(key)
+            doubts = ctx.interference.doubts_until_now(key)
+            # Other doubts are saved before the use that they are about is counted.
+            now = with_doubts(ctx.store.known(key), doubts)
             if [group.nonce for group in now.existing_groups] != [group.nonce for group in workload.existing_groups]:
                 continue
             now = ctx.proofs.weighed(nested.with_ended(ctx.snapshots, ctx.store.get, now), look)
