@@ -574,6 +574,13 @@ MUTANTS = (
         "tests/workloads/figures/test_verdict.py::test_former_use_of_a_control_group_hides_no_living_task_of_it",
     ),
     Mutant(
+        "use of a stranger in a new group is taken for that of a former user of its RMID",
+        _WORKLOADS + "figures/verdict.py",
+        "    before = [use for use in uses if use.at_ns <= entered_ns]\n",
+        "    before = [use for use in uses if use.at_ns <= entered_ns + 10**9]\n",
+        "tests/truth/test_unseen_use.py::test_task_that_was_in_a_new_group_and_left_its_control_group_is_a_stranger",
+    ),
+    Mutant(
         "the CPU time includes that of an earlier run",
         _WORKLOADS + "figures/verdict.py",
         "            return max(0, use.cpu_ns - sum(same))\n",

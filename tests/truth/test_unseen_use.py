@@ -312,3 +312,17 @@ def test_cpu_that_a_nested_group_had_before_the_end_of_the_outer_one_makes_its_s
     release(machine.host.ctx, "outer", owner="test")
     total = total_of(nested_totals(machine.host.ctx, machine.host.get("outer"), []))
     assert (total.quality, total.number) == (Quality.ESTIMATED, 5 * GIB)
+
+
+def test_task_that_was_in_a_new_group_and_left_its_control_group_is_a_stranger(machine: Machine) -> None:
+    """Its use was taken for that of a former user of the RMID."""
+    create(machine.host.ctx, "box", owner="test")
+    cgroup, other = machine.cgroup("box"), machine.cgroup("other")
+    foreign = machine.process(cgroup)
+    machine.control.steal(foreign, "mon_groups/box")
+    Path(other, "cgroup.procs").write_text(str(foreign))
+    machine.see()
+    machine.control.run(foreign, 5 * S, 0)
+    machine.end(foreign)
+    machine.container("box", "box", cgroup)
+    machine.check("box", Quality.ESTIMATED, 6)

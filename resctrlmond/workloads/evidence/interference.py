@@ -217,9 +217,8 @@ class Interference:
         """
         if self._read_events():
             self.wake()
-        is_written = any(
-            one.reason in _MAY_HAVE_TASKS_OF_OTHERS for one in self._doubts.of(txn.key).get(group.nonce, ())
-        )
+        pending = self._doubts.of(txn.key).get(group.nonce, ())
+        is_written = any(one.reason in _MAY_HAVE_TASKS_OF_OTHERS for one in pending)
         txn.save_group(group)
         self._doubts.save(txn)
         with contextlib.suppress(NoSuchGroup, NotMounted):  # removed, so it has no CPUs

@@ -176,9 +176,9 @@ class Proofs:
             return workload
         # With the RMID of an earlier run, tasks there may have used it too.
         inodes = [home, inode] if is_again else [inode]
-        found, at_ns = self._moved_in(workload, self._witness.moves()), boot_ns()
+        found = self._moved_in(workload, self._witness.moves())
         seen = self._witness.look([home], [moved[-1].new[1] for moved in found.values()])
-        workload = _with_history(workload, found, seen, at_ns)
+        workload = _with_history(workload, found, seen)
         if before_ns is not None and is_first and last is not None:
             before_ns += _used_in_last_run(last, inode, workload, seen)
         # No task of a container that has run since before this run has entered.
@@ -201,7 +201,7 @@ class Proofs:
             workload = _with_cgroups(workload, now.at_paths)
             # The numbers of another watch began again.
             found = self._moved_in(workload, now.moves) if now.seen.watch == proof.watch else {}
-            found_now = _with_history(workload, found, now.seen, now.at_ns)
+            found_now = _with_history(workload, found, now.seen)
             found_now = weighed(found_now, now.seen, now.moves, now.at_ns, now.mover)
             if is_last and not proof.cgroups and not now.moves.is_whole:
                 return unknown(found_now, "the witness was still recording a move")
@@ -290,10 +290,10 @@ def _with_cgroups(workload: Workload, at_paths: Mapping[str, tuple[int, ...]]) -
     return replace(workload, proof=proof) if proof is not workload.proof else workload
 
 
-def _with_history(workload: Workload, found: Mapping[str, list[Move]], seen: Seen, at_ns: int) -> Workload:
+def _with_history(workload: Workload, found: Mapping[str, list[Move]], seen: Seen) -> Workload:
     for group in workload.groups:
         if moved := found.get(group.folder):
-            workload = workload.with_group(with_ids(group, moved, workload.proof, seen, at_ns))
+            workload = workload.with_group(with_ids(group, moved, workload.proof, seen))
     return workload
 
 

@@ -25,8 +25,6 @@ SLACK_NS = 1_000_000
 # The kernel gives RMIDs again, and charges the last use of a task when it frees it. So sums of former users of an
 # RMID can still grow if something was charged to them in this time before the group was created.
 _HISTORY_NS = 60 * 10**9
-# Only then is use since a group was created taken for that of former users.
-_JUST_NS = 10**9
 NOT_LOADED = "resctrlmond-witness had not been loaded when the run began"
 # A sandbox waits for its end, so it uses CPU time only at its start and its end.
 _IDLE_NS = 100_000_000
@@ -250,26 +248,20 @@ def _has_ids(group: Group, ids: Ids) -> bool:
     return group.ids == ids or (group.changed_class and group.ids is not None and group.ids[1] == ids[1])
 
 
-def with_ids(group: Group, moved: Sequence[Move], proof: Proof, seen: Seen, at_ns: int) -> Group:
-    """Return the group with the IDs of what was moved into it, and with what had been used with these until a look.
+def with_ids(group: Group, moved: Sequence[Move], proof: Proof, seen: Seen) -> Group:
+    """Return the group with the IDs of what was moved into it, and with what had been used with these before.
 
-    What others were charged since the group was created is history only if no task of theirs was moved into it, and
-    what the workload was charged only until its first task was moved.
+    No task was in it until the first one was moved. What was charged until then is history. No part of what was
+    charged later is known to be.
     """
     group, entered_ns = replace(group, ids=moved[-1].new), moved[0].at_ns
-    own = {*proof.cgroups, *(use.cgroups[0] for use in seen.of_cgroups(proof.cgroups))}
-    is_empty_of_others = at_ns - group.created_ns < _JUST_NS and own.issuperset(move.cgroup for move in moved)
-    until_ns = at_ns if is_empty_of_others else group.created_ns
+    own = {use.cgroups[0] for use in seen.of_cgroups(proof.cgroups)}
     # In any class, because the group may change to that.
-    uses = seen.of_rmid(moved[-1].new[1])
-    by_own = [use for use in uses if use.cgroups[0] in own and use.at_ns < 1 << 63]
-    by_others = [use for use in uses if use.cgroups[0] not in own]
-    newest = {(use.ids, use.cgroups): use.at_ns for use in _sums(by_others)}
-    by_others = [use for use in by_others if newest[use.ids, use.cgroups] > group.created_ns - _HISTORY_NS]
-    history = [use for use in by_others if min(use.at_ns, at_ns) <= until_ns]
-    history += [use for use in by_own if use.at_ns <= entered_ns]
-    is_mixed = any(use.at_ns > entered_ns for use in by_own)
-    return replace(group, history=tuple(_sums(history)), has_mixed_use=group.has_mixed_use or is_mixed)
+    uses, since_ns = seen.of_rmid(moved[-1].new[1]), group.created_ns - _HISTORY_NS
+    before = [use for use in uses if use.at_ns <= entered_ns]
+    history = _sums(use for use in before if use.cgroups[0] in own or use.at_ns > since_ns)
+    is_mixed = any(entered_ns < use.at_ns < 1 << 63 for use in uses if use.cgroups[0] in own)
+    return replace(group, history=tuple(history), has_mixed_use=group.has_mixed_use or is_mixed)
 
 
 def _strangers_ns(group: Group, proof: Proof, seen: Seen) -> int:

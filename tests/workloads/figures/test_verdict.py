@@ -102,35 +102,23 @@ def test_use_of_the_rmid_before_the_baseline_is_history() -> None:
 def test_rest_of_the_use_of_a_former_user_is_history() -> None:
     """The last use of a task is charged when the kernel frees it, which is some time after its end."""
     of = running()
-    long_ago, before, after = (200_000 * MS + ns * MS for ns in (-100_000, -1, 1))
+    long_ago, before, after = (200_000 * MS + ns * MS for ns in (-100_000, 1, 3))
     of = of.with_group(replace(of.first, ids=None, created_ns=200_000 * MS))
     former = [used(OWN, 900 * MS, OTHER, at_ns=before), used(OWN, 300 * MS, 14, at_ns=long_ago)]
-    former.append(used(OWN, 5 * MS, OTHER, at_ns=1 << 63))  # has ended, and waits for its parent
-    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, former), after))
-    assert [(use.cpu_ns, use.cgroups[0]) for use in of.first.history] == [(905 * MS, OTHER)]
-    for ns, quality in ((905, Quality.EXACT), (906, Quality.EXACT), (907, Quality.ESTIMATED)):
-        assert baseline_of(judged(of, used(OWN, ns * MS, OTHER, at_ns=after + MS))) is quality
-    assert baseline_of(judged(of, used(OWN, 301 * MS, 14, at_ns=after + MS))) is Quality.ESTIMATED
+    entry = [moved(1, CLASS_DEFAULT, OWN, at_ns=before + MS)]
+    of = of.with_group(with_ids(of.first, entry, of.proof, Seen(WATCH, former)))
+    assert [(use.cpu_ns, use.cgroups[0]) for use in of.first.history] == [(900 * MS, OTHER)]
+    for ns, quality in ((900, Quality.EXACT), (901, Quality.EXACT), (902, Quality.ESTIMATED)):
+        assert baseline_of(judged(of, used(OWN, ns * MS, OTHER, at_ns=after))) is quality
+    assert baseline_of(judged(of, used(OWN, 301 * MS, 14, at_ns=after))) is Quality.ESTIMATED
 
 
-def test_late_look_takes_use_of_others_for_that_of_strangers() -> None:
+def test_use_of_others_since_a_task_entered_is_that_of_strangers() -> None:
     of = running()
-    stranger = used(OWN, 20 * MS, OTHER, at_ns=BASELINE_NS + 2_000 * MS)
-    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [stranger]), BASELINE_NS + 3_000 * MS))
-    assert of.first.history == ()
-    assert baseline_of(judged(of, stranger)) is Quality.ESTIMATED
-
-
-def test_stranger_that_was_moved_into_a_new_group_has_no_history() -> None:
-    of = running()
-    uses = used(OWN, 20 * MS, OTHER, at_ns=BASELINE_NS + MS), used(CLASS_DEFAULT, MS, BELOW, HERE)
-    for entry, quality in (
-        ([*ENTRY, moved(2, CLASS_DEFAULT, OWN, cgroup=BELOW)], Quality.EXACT),
-        ([*ENTRY, moved(2, CLASS_DEFAULT, OWN, cgroup=OTHER)], Quality.ESTIMATED),
-    ):
-        seen = Seen(WATCH, uses)
-        new = of.with_group(with_ids(of.first, entry, of.proof, seen, BASELINE_NS + 2 * MS))
-        assert baseline_of(weighed(new, seen, Moves(), 2_000)) is quality
+    for at_ns, quality in ((ENTRY[0].at_ns, Quality.EXACT), (ENTRY[0].at_ns + 1, Quality.ESTIMATED)):
+        stranger = used(OWN, 20 * MS, OTHER, at_ns=at_ns)
+        new = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [stranger])))
+        assert baseline_of(judged(new, stranger)) is quality
 
 
 def test_use_of_others_elsewhere_does_not_matter() -> None:
@@ -301,13 +289,13 @@ def test_use_before_is_not_in_a_group_that_changes_its_class() -> None:
     """Its RMID was used in that class before."""
     of = running()
     before = used((3, OWN[1]), 5_000 * MS, HERE, at_ns=BASELINE_NS - 1)
-    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [before]), BASELINE_NS + MS))
+    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [before])))
     changed = of.with_group(replace(of.first, changed_class=True))
     for ns in (5_000 * MS, 5_020 * MS):
         now = judged(changed, used((3, OWN[1]), ns, HERE, at_ns=BASELINE_NS + 2 * MS))
         assert (cpu_time(now), baseline_of(now)) == ((ns - 5_000 * MS, 5_000 * MS), Quality.LATE)
     strange = used((3, OWN[1]), 300 * MS, OTHER, at_ns=BASELINE_NS - 1)
-    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [strange]), BASELINE_NS + MS))
+    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [strange])))
     changed = of.with_group(replace(of.first, changed_class=True))
     for ns, quality in ((300, Quality.EXACT), (320, Quality.ESTIMATED)):
         again = used((3, OWN[1]), ns * MS, OTHER, at_ns=BASELINE_NS + 2 * MS)
@@ -444,7 +432,7 @@ def test_former_use_of_a_control_group_hides_no_living_task_of_it() -> None:
     """The sum of what has ended grows only when the task ends."""
     of = running()
     ended = used(OWN, 905 * MS, OTHER, at_ns=BASELINE_NS - 1)
-    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [ended]), BASELINE_NS + MS))
+    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [ended])))
     assert baseline_of(judged(of, ended)) is Quality.EXACT
     assert baseline_of(judged(of, ended, used(OWN, 20 * MS, OTHER, at_ns=1 << 63))) is Quality.ESTIMATED
 
@@ -463,7 +451,7 @@ def test_cpu_time_has_no_use_of_earlier_runs() -> None:
     """A pod can get the RMID of its run before."""
     of = running()
     before = used(OWN, 700 * MS, HERE, at_ns=BASELINE_NS - 1)
-    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [before]), BASELINE_NS + MS))
+    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [before])))
     of = replace(of, proof=entered_now(of.proof, [HERE], of.groups, Seen(WATCH, [before])))
     now = used(OWN, 950 * MS, HERE, at_ns=BASELINE_NS + 2 * MS), used(OWN, 40 * MS, BELOW, HERE, at_ns=1 << 63)
     assert cpu_time(judged(of, *now, used(CLASS_DEFAULT, 3 * MS, HERE))) == (290 * MS, 3 * MS)
@@ -472,7 +460,7 @@ def test_cpu_time_has_no_use_of_earlier_runs() -> None:
 def test_cpu_time_is_not_known_if_it_may_have_that_of_an_earlier_run() -> None:
     of = running()
     late = used(OWN, 700 * MS, HERE, at_ns=BASELINE_NS + 5 * MS)
-    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [late]), BASELINE_NS + 9 * MS))
+    of = of.with_group(with_ids(of.first, ENTRY, of.proof, Seen(WATCH, [late])))
     assert cpu_time(judged(of, late)) is None
     assert baseline_of(judged(of, late)) is Quality.ESTIMATED
     assert cpu_time(running()) is not None
