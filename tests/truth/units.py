@@ -98,7 +98,8 @@ class _Play:
         self.before_ns: Counter[int] = Counter()
         # The services whose control groups have use outside that may be missing in the next run.
         self.strayed: set[str] = set()
-        # The runs of services that began with a call, those that may be late, and what was used outside in each.
+        # The runs of services that began with a call and in which no process ran on, those that may be late, and what
+        # was used outside in each.
         self.called: set[tuple[str, int]] = set()
         self.doubtful: set[tuple[str, int]] = set()
         self.missed: Counter[tuple[str, int]] = Counter()
@@ -112,8 +113,10 @@ class _Play:
     def finished(self, workload: Workload) -> None:
         """Keep the totals of a run that has ended."""
         self.outcome.runs += 1
-        self.outcome.taken += "higher priority" in workload.reason and bool(workload.first.inodes)
-        run = workload.key, workload.generation
+        run, is_taken = (workload.key, workload.generation), "higher priority" in workload.reason
+        self.outcome.taken += is_taken and bool(workload.first.inodes)
+        if is_taken and workload.key in self.pids:
+            self.called.discard(run)  # its process runs on
         totals = {total.event.name: total for total in self.host.ctx.quality.final_totals(workload)}
         self.reported[run] = {name: Decimal(total.number or 0) for name, total in totals.items()}
         self.qualities[run] = {totals[name].quality for name in (ENERGY, TRAFFIC) if name in totals}

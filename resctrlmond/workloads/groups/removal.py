@@ -17,7 +17,7 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.workloads.figures.checkpoint import readings_of
 from resctrlmond.workloads.figures.verdict import baseline_of, unknown
-from resctrlmond.workloads.groups import counters, location, nested
+from resctrlmond.workloads.groups import counters, location, nested, units
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.machine.pools import REMOVED_BY_OTHERS
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
@@ -36,12 +36,13 @@ def finish(
     change: Callable[[Workload], Workload] = lambda workload: workload,
     without_claims: Iterable[str] = (),
     take_out: Callable[[Workload], None] = lambda _workload: None,
+    has_ended: bool = True,
 ) -> Workload:
     """End the run: write the end values of each group, remove its directory, and so free its RMID.
 
     ``change`` returns the workload with what the first write records too. ``without_claims`` are the owners of the
     last claims, which are removed with the first write. ``take_out`` moves the tasks out of the groups, before the
-    end values are read. Can be called again for a workload that is ending: finished steps are not repeated.
+    end values are read. ``has_ended``: not only the watch of a unit has ended. Can be called again for a workload that is ending: finished steps are not repeated.
     """
     first = txn.workload.first
     if first.state is not GroupState.ENDING and _was_never_created(ctx, txn.key, first):
@@ -59,7 +60,9 @@ def finish(
         take_out(txn.workload)
         # Tasks that run on are counted in the workload around this one, from before the end values are read.
         left_tasks = nested.give_back(ctx, txn.workload)
-        txn.save(replace(txn.workload, left_tasks=left_tasks or workload.left_tasks))
+        # Only now, because a run whose end could not be recorded goes on.
+        ended = units.with_running_on(txn.workload) if has_ended else txn.workload
+        txn.save(replace(ended, left_tasks=left_tasks or workload.left_tasks))
     # The first group is the last to end, because its completed_at means that all end values are written.
     _end_others(ctx, txn, reason)
     _end_group(ctx, txn, txn.workload.first, reason)

@@ -24,7 +24,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import Elsewhere
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.figures.accounting import Total
-from resctrlmond.workloads.figures.reasons import Reason
+from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.errors import AlreadyMonitored
 from resctrlmond.workloads.model.owners import OF_UNITS, OVERFLOW
@@ -137,6 +137,14 @@ def check_not_a_member(ctx: Context, key: str, path: str) -> None:
         paths = [member.cgroup for member in other.living]
         if other.key != key and not is_unit(other) and path in (*paths, other.pod_cgroup):
             raise AlreadyMonitored(f"the control group {printable(path)} belongs to workload {other.key}")
+
+
+def with_running_on(workload: Workload) -> Workload:
+    """Return a workload that ends; if it is an exact service, estimated if its processes run on. Raises NotRead."""
+    for member in workload.members:
+        if member.commands and cgroups.is_populated(member.cgroup):
+            workload = workload.doubted(workload.group_of(member), doubt(Reason.RAN_ON, member=member.id))
+    return workload
 
 
 def drop_strays(ctx: Context, txn: Transaction) -> None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.groups import ends, placement, removal
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.model.errors import NoSuchClaim, NoSuchWorkload
-from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.validation import canonical_key, reason_text
 from resctrlmond.workloads.model.workload import State
 from resctrlmond.workloads.profiles.requests import Reconciled, Released
-from resctrlmond.workloads.records.store import Transaction
 from resctrlmond.workloads.records.totals import shown
 from resctrlmond.workloads.verbs.read import current_totals, nested_totals
 
@@ -47,17 +43,15 @@ def release(
         if commands is not None and member is not None and commands != frozenset(member.commands):
             pass  # processes of the next start are in the group
         elif workload.is_interrupted or (not is_over and workload.without_claim(owner).claims):
-            _mark_running_on(txn, owner, has_ended)
-            txn.save(removal.without_claim(txn.workload, owner))
+            txn.save(removal.without_claim(workload, owner))
         elif workload.state is State.ENDING:
             ends.finish_again(ctx, txn)
         elif not is_over:
-            _mark_running_on(txn, owner, has_ended)
             if txn.workload.part_of:
                 placement.sweep(ctx, txn)  # tasks in its groups return to the workload around it
             # The last claim is removed by the write that records the end: a daemon that is killed after it
             # completes this end, and one that is killed before it has not begun.
-            removal.finish(ctx, txn, reason_text(reason), without_claims=[owner])
+            removal.finish(ctx, txn, reason_text(reason), without_claims=[owner], has_ended=has_ended)
         workload = txn.workload
         totals = shown(workload, current_totals(ctx, workload))
         released = Released(workload, workload.state.is_over, totals, nested_totals(ctx, workload, totals))
@@ -92,12 +86,3 @@ def reconcile(ctx: Context, owner: str, keys: Iterable[str]) -> Reconciled:
         missing = NoSuchClaim if ctx.store.get(key) else NoSuchWorkload
         failures[key] = missing(f"{owner} has no claim on {key}", remedy="Create or assign it")
     return Reconciled(kept, released, failures)
-
-
-def _mark_running_on(txn: Transaction, owner: str, has_ended: bool) -> None:
-    """Make an exact service estimated if it has ended, and processes of it run on. Raises NotRead."""
-    workload, member = txn.workload, txn.workload.member(txn.key)
-    if owner != SYSTEMD or not has_ended or workload.state.is_over or member is None or not member.commands:
-        return
-    if cgroups.is_populated(member.cgroup):
-        txn.save(workload.doubted(workload.group_of(member), doubt(Reason.RAN_ON, member=member.id)))

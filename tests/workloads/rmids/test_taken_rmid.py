@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service that gives up its RMID has an exact run only if its tasks were in the group until the end values."""
+"""A service that gives up its RMID has an exact run only if its tasks were in the group until they ended."""
 
 from __future__ import annotations
 
@@ -95,8 +95,15 @@ def refuse(*_: object, **_more: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_run_of_a_service_whose_rmid_is_taken_is_exact(service: Service) -> None:
+@pytest.mark.parametrize(("runs_on", "quality"), [(False, "exact"), (True, "estimated")])
+def test_run_of_a_service_whose_rmid_is_taken_is_exact_if_no_process_runs_on(
+    service: Service, runs_on: bool, quality: str
+) -> None:
+    """No run counts what a process uses until the service has an RMID again."""
     service.start()
+    if not runs_on:
+        service.end()
+        service.host.manager.maintenance.record_ends(KEY)
     service.tick()
     service.tick()
     manager = service.host.manager
@@ -104,7 +111,7 @@ def test_run_of_a_service_whose_rmid_is_taken_is_exact(service: Service) -> None
         State.IDLE,
         State.PENDING,
     )
-    assert service.qualities(1) == {"exact"}
+    assert service.qualities(1) == {quality}
     assert manager.context.store.known(KEY).generation == 2
 
 
