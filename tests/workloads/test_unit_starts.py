@@ -505,6 +505,30 @@ def test_start_whose_control_group_came_and_went_unseen_makes_the_service_late(s
     run(test)
 
 
+@pytest.mark.parametrize("starts", [("a", "a missed", "b"), ("a", "b", "a missed", "b"), ("a", "b", "a")])
+def test_service_whose_slice_changes_is_late_by_a_start_that_did_not_call(
+    site: Services, starts: tuple[str, ...]
+) -> None:
+    async def test() -> None:
+        async with site.serving("*.service"):
+            for start in starts:
+                slice_, is_missed = f"{start[0]}.slice", start.endswith("missed")
+                words = ("/bin/sh", "-c", BURN) if is_missed else ("/bin/true",)
+                main = (site.spawn if is_missed else site.through)(slice_, *words, below=SHOP)
+                unit = Unit(site.inner(f"{slice_}/{SHOP}"), commands={"ExecStart": [started(main)]})
+                site.systemd.units[SHOP] = unit
+                go(main)
+                await ended(main)
+                site.host.manager.maintenance.record_ends(SHOP)
+                site.see()
+                os.rmdir(os.path.join(site.top, slice_, SHOP))
+                site.see()
+            assert site.host.get(SHOP).generation == 1
+            check_missed(site, is_missed="a missed" in starts)
+
+    run(test)
+
+
 def test_start_that_the_witness_dropped_before_the_daemon_looked_may_be_missing(site: Services) -> None:
     async def test() -> None:
         async with site.serving("*.service"):

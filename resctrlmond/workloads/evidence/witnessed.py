@@ -168,6 +168,8 @@ class Proofs:
         if is_first:
             # No look since the run began was at this control group: use in one below may have been dropped.
             proof = replace(proof, until_ns=workload.first.created_ns)
+        if member.commands:
+            proof = replace(proof, services={**proof.services, member.cgroup: member.id})
         if before_ns is not None and home not in proof.cgroups:
             proof = with_new_cgroup(proof, home, member.id)
         cgroups_now = proof.cgroups if home in proof.cgroups else (*proof.cgroups, home)
@@ -223,8 +225,8 @@ class Proofs:
         since_ns = {
             path: workload.first.created_ns
             for workload in workloads
-            for path in (workload.pod_cgroup, *(member.cgroup for member in workload.members))
-            if path and workload.proof.cgroups
+            for path in _paths(workload)
+            if workload.proof.cgroups
         }
         at_paths = self._witness.at_paths(since_ns) if since_ns else {}
         return Look(self._witness.look(), self._witness.moves(), at_ns, self._mover(), at_paths)
@@ -280,14 +282,18 @@ def _with_cgroups(workload: Workload, at_paths: Mapping[str, tuple[int, ...]]) -
     may be about to enter, those of a service have called.
     """
     proof = workload.proof
-    own = {path: "" for path in (workload.pod_cgroup,) if path}
-    own |= {member.cgroup: member.id if member.commands else "" for member in workload.members if member.cgroup}
-    for path, service in own.items():
+    for path, service in _paths(workload).items():
         for inode in at_paths.get(path, ()):
             if inode in proof.cgroups or inode in proof.entered:
                 continue
             proof = with_new_cgroup(proof, inode, service) if service else with_cgroup(proof, inode, path)
     return replace(workload, proof=proof) if proof is not workload.proof else workload
+
+
+def _paths(workload: Workload) -> dict[str, str]:
+    """Return the paths of all control groups of the workload, each with the service that it belongs to, or ""."""
+    found = (workload.pod_cgroup, *(member.cgroup for member in workload.members))
+    return dict.fromkeys(filter(None, found), "") | workload.proof.services
 
 
 def _with_history(workload: Workload, found: Mapping[str, list[Move]], seen: Seen) -> Workload:

@@ -42,7 +42,8 @@ def finish(
 
     ``change`` returns the workload with what the first write records too. ``without_claims`` are the owners of the
     last claims, which are removed with the first write. ``take_out`` moves the tasks out of the groups, before the
-    end values are read. ``has_ended``: not only the watch of a unit has ended. Can be called again for a workload that is ending: finished steps are not repeated.
+    end values are read. ``has_ended``: a unit has ended, not only the watch of it. Can be called again for a workload
+    that is ending: finished steps are not repeated.
     """
     first = txn.workload.first
     if first.state is not GroupState.ENDING and _was_never_created(ctx, txn.key, first):
