@@ -223,23 +223,22 @@ class Witness:
         except ValueError as error:
             raise self._not_understood("removed") from error
 
-    def at_paths(self, since_ns: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Return the inode numbers of all control groups that existed at each path since a time (ns since boot).
+    def at_paths(self, paths: Iterable[str]) -> dict[str, dict[int, int]]:
+        """Return the inode numbers of all control groups that existed at each path since the witness began.
 
-        Keys are absolute paths of control groups, which need not exist. The one that exists is the first. A path that
-        is not below the mount point of control groups, or of which no control group was removed, is left out. See
-        ``removed`` for what may be missing.
+        Each with the time of its removal (ns since boot), the one that exists with 1 << 63. Paths are absolute, and
+        need not exist. One that is not below the mount point of control groups, or of which no control group was
+        removed, is left out. See ``removed`` for what may be missing.
         """
         names = {cgroup.name for cgroup in self.removed()}
-        since_ns = {path: since for path, since in since_ns.items() if _kept_name(os.path.basename(path)) in names}
-        if not since_ns:
-            return {}
         # Read first: a control group that is removed after this look is in the file that is read then.
-        existing = {path: cgroups.inodes_to(path) for path in since_ns}
+        existing = {path: cgroups.inodes_to(path) for path in paths if _kept_name(os.path.basename(path)) in names}
+        if not existing:
+            return {}
         removed: dict[str, list[RemovedCgroup]] = {}
         for cgroup in self.removed():
             removed.setdefault(cgroup.name, []).append(cgroup)
-        return {path: _lead_to(existing[path], removed, since) for path, since in since_ns.items()}
+        return {path: _lead_to(levels, removed) for path, levels in existing.items()}
 
     def moves(self) -> Moves:
         """Return the moves that were read before, and those that the witness has seen since."""
@@ -345,20 +344,17 @@ def _parse_removed(text: bytes) -> list[RemovedCgroup]:
 
 
 def _lead_to(
-    existing: Sequence[tuple[str, int | None]], removed: Mapping[str, Sequence[RemovedCgroup]], since_ns: int
-) -> tuple[int, ...]:
-    """Return the control groups on the last level of a path, also below parents that were removed since a time.
+    existing: Iterable[tuple[str, int | None]], removed: Mapping[str, Sequence[RemovedCgroup]]
+) -> dict[int, int]:
+    """Return the control groups on the last level of a path, also below removed parents; see ``at_paths``.
 
     ``existing`` are the name and the inode number on each level from the root; ``removed`` is by name.
     """
-    found: tuple[int, ...] = ()
-    for level, (name, inode) in enumerate(existing):
-        here = [] if inode is None else [inode]
-        if level:
-            same_name = removed.get(_kept_name(name), ())
-            here += [each.inode for each in same_name if each.parent in found and each.at_ns >= since_ns]
+    found: dict[int, int] = {}
+    for name, inode in existing:
+        gone = {each.inode: each.at_ns for each in removed.get(_kept_name(name), ()) if each.parent in found}
         # A control group that was removed between the two looks is in both.
-        found = tuple(dict.fromkeys(here))
+        found = ({} if inode is None else {inode: 1 << 63}) | gone
     return found
 
 

@@ -850,16 +850,16 @@ MUTANTS = (
     ),
     Mutant(
         "control groups that were removed before the run began count as those of the run",
-        _RESCTRL + "witness.py",
-        "if each.parent in found and each.at_ns >= since_ns",
-        "if each.parent in found",
-        "tests/resctrl/test_witness.py",
+        _WORKLOADS + "evidence/witnessed.py",
+        "if removed_ns < workload.first.created_ns or inode in",
+        "if inode in",
+        "tests/truth/test_unseen_use.py::test_start_without_a_hook_is_late_though_another_run_begins_at_its_path",
     ),
     Mutant(
         "a removed control group of the same name below another parent counts as that of the path",
         _RESCTRL + "witness.py",
-        "if each.parent in found and each.at_ns >= since_ns",
-        "if each.at_ns >= since_ns",
+        " for each in removed.get(_kept_name(name), ()) if each.parent in found}",
+        " for each in removed.get(_kept_name(name), ())}",
         "tests/resctrl/test_witness.py",
     ),
     Mutant(

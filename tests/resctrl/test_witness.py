@@ -109,7 +109,10 @@ def test_removed_control_groups_that_are_not_understood_are_not_read(tmp_path: P
     with pytest.raises(NotRead, match="removed"):
         found.removed()
     with pytest.raises(NotRead, match="removed"):
-        found.at_paths({})
+        found.at_paths(())
+
+
+EXISTS = 1 << 63  # the time of the removal of a control group that exists
 
 
 class Slice:
@@ -127,9 +130,9 @@ class Slice:
         os.mkdir(self.service)
         return os.stat(self.service).st_ino
 
-    def at(self, path: str, *removed: tuple[int, int, int, str], since_ns: int = 10) -> tuple[int, ...]:
+    def at(self, path: str, *removed: tuple[int, int, int, str]) -> dict[int, int]:
         text = "".join(f"{inode} {at_ns} {parent} {name}\n" for inode, at_ns, parent, name in removed)
-        return witness(self._folder, removed=text).at_paths({path: since_ns}).get(path, ())
+        return witness(self._folder, removed=text).at_paths([path]).get(path, {})
 
 
 @pytest.fixture
@@ -141,20 +144,18 @@ def slice_(tmp_path: Path) -> Iterator[Slice]:
             os.rmdir(path)
 
 
-def test_control_groups_at_a_path_are_the_one_that_exists_and_those_removed_since(slice_: Slice) -> None:
+def test_control_groups_at_a_path_are_the_one_that_exists_and_the_removed_ones(slice_: Slice) -> None:
     above = slice_.inode
     removed = (
         (901, 20, above, "a.service"),
         (902, 10, above, "a.service"),
-        (903, 9, above, "a.service"),  # before
-        (904, 20, above, "b.service"),
-        (905, 20, slice_.top, "a.service"),
+        (903, 20, above, "b.service"),
+        (904, 20, slice_.top, "a.service"),
     )
-    assert slice_.at(slice_.service) == ()
-    assert slice_.at(slice_.service, *removed) == (901, 902)
+    assert slice_.at(slice_.service) == {}
+    assert slice_.at(slice_.service, *removed) == {901: 20, 902: 10}
     now = slice_.start()
-    assert slice_.at(slice_.service, *removed) == (now, 901, 902)
-    assert slice_.at(slice_.service, *removed, since_ns=21) == (now,)
+    assert slice_.at(slice_.service, *removed) == {now: EXISTS, 901: 20, 902: 10}
 
 
 def test_control_group_whose_parent_was_removed_and_created_again_is_found(slice_: Slice) -> None:
@@ -167,31 +168,31 @@ def test_control_group_whose_parent_was_removed_and_created_again_is_found(slice
         (802, 21, slice_.top, "other.slice"),
     )
     now = slice_.start()
-    assert slice_.at(slice_.service, *removed) == (now, 901, 902)
-    assert slice_.at(slice_.path, *removed) == (slice_.inode, 801)
+    assert slice_.at(slice_.service, *removed) == {now: EXISTS, 901: 20, 902: 20}
+    assert slice_.at(slice_.path, *removed) == {slice_.inode: EXISTS, 801: 21}
     os.rmdir(slice_.service)
     os.rmdir(slice_.path)
-    assert slice_.at(slice_.service, *removed) == (901,)
+    assert slice_.at(slice_.service, *removed) == {901: 20}
 
 
 def test_control_group_that_is_removed_between_the_looks_is_found_once(slice_: Slice) -> None:
     now = slice_.start()
-    assert slice_.at(slice_.service, (now, 20, slice_.inode, "a.service")) == (now,)
+    assert slice_.at(slice_.service, (now, 20, slice_.inode, "a.service")) == {now: 20}
 
 
 def test_control_group_with_a_name_that_the_witness_has_cut_is_found(slice_: Slice) -> None:
-    assert slice_.at(f"{slice_.path}/{'é' * 200}", (901, 20, slice_.inode, "é" * 127 + "\udcc3")) == (901,)
+    assert slice_.at(f"{slice_.path}/{'é' * 200}", (901, 20, slice_.inode, "é" * 127 + "\udcc3")) == {901: 20}
 
 
 def test_path_outside_control_groups_has_none(slice_: Slice) -> None:
     removed = (901, 20, slice_.top, "run")
-    assert slice_.at("/run", removed) == ()
+    assert slice_.at("/run", removed) == {}
 
 
 def test_path_of_which_no_control_group_was_removed_is_left_out(slice_: Slice) -> None:
     """It is the same one as before: it is not looked up for each container at each look."""
     slice_.start()
-    assert slice_.at(slice_.service, (901, 20, slice_.inode, "b.service")) == ()
+    assert slice_.at(slice_.service, (901, 20, slice_.inode, "b.service")) == {}
 
 
 def test_moves_have_the_writer_the_directory_and_the_ids(tmp_path: Path) -> None:

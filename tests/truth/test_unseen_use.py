@@ -125,6 +125,24 @@ def test_start_of_a_container_without_a_hook_is_late(machine: Machine, tick: boo
     machine.check("box", Quality.LATE, 2)
 
 
+@pytest.mark.parametrize("keys", [("a", "b"), ("b", "a")])
+def test_start_without_a_hook_is_late_though_another_run_begins_at_its_path(
+    machine: Machine, keys: tuple[str, str]
+) -> None:
+    """The other run has not had the control group that was removed before it began."""
+    for key in (keys[0], "", keys[1]):
+        cgroup = machine.cgroup("box")
+        if key:
+            machine.end(machine.container(key, "box", cgroup))
+        else:
+            machine.used(1, cgroup)
+        machine.remove(cgroup)
+    found = {usage.workload.key: total_of(usage.totals) for usage in machine.host.manager.usages.read_all()}
+    assert [found[key].quality for key in keys] == [Quality.LATE, Quality.EXACT]
+    for key, quality in zip(keys, (Quality.LATE, Quality.EXACT), strict=True):
+        machine.check(key, quality, 1)
+
+
 def test_pod_whose_control_group_was_made_again_without_a_hook_is_late(machine: Machine) -> None:
     for name in "abc":
         pod = machine.cgroup(f"pod{POD}")

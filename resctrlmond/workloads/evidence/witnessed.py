@@ -43,14 +43,14 @@ _MONITOR = "crio-conmon-"
 class Look(NamedTuple):
     """All that the witness had seen, the time before the look (``clock.boot_ns``), and the process of this daemon.
 
-    ``at_paths`` are the control groups that services have had since their runs began (``Witness.at_paths``).
+    ``at_paths`` are the control groups that there have been at the paths of the workloads (``Witness.at_paths``).
     """
 
     seen: Seen
     moves: Moves
     at_ns: int
     mover: int
-    at_paths: Mapping[str, tuple[int, ...]]
+    at_paths: Mapping[str, Mapping[int, int]]
 
 
 class Proofs:
@@ -222,13 +222,8 @@ class Proofs:
 
     def _look(self, workloads: Iterable[Workload]) -> Look:
         at_ns = boot_ns()
-        since_ns = {
-            path: workload.first.created_ns
-            for workload in workloads
-            for path in _paths(workload)
-            if workload.proof.cgroups
-        }
-        at_paths = self._witness.at_paths(since_ns) if since_ns else {}
+        paths = {path for workload in workloads if workload.proof.cgroups for path in _paths(workload)}
+        at_paths = self._witness.at_paths(paths) if paths else {}
         return Look(self._witness.look(), self._witness.moves(), at_ns, self._mover(), at_paths)
 
     def _look_at_moves(self) -> Look:
@@ -275,16 +270,16 @@ class Proofs:
         return found.inode if found is not None else None
 
 
-def _with_cgroups(workload: Workload, at_paths: Mapping[str, tuple[int, ...]]) -> Workload:
-    """Return the workload with each control group that its members, or its pod, have had since it began.
+def _with_cgroups(workload: Workload, at_paths: Mapping[str, Mapping[int, int]]) -> Workload:
+    """Return the workload with each control group that its members, or its pod, have had since its run began.
 
     A start that did not reach resctrlmond can have had one that was removed since. Tasks in a new one of a container
     may be about to enter, those of a service have called.
     """
     proof = workload.proof
     for path, service in _paths(workload).items():
-        for inode in at_paths.get(path, ()):
-            if inode in proof.cgroups or inode in proof.entered:
+        for inode, removed_ns in at_paths.get(path, {}).items():
+            if removed_ns < workload.first.created_ns or inode in proof.cgroups or inode in proof.entered:
                 continue
             proof = with_new_cgroup(proof, inode, service) if service else with_cgroup(proof, inode, path)
     return replace(workload, proof=proof) if proof is not workload.proof else workload
