@@ -86,8 +86,10 @@ class UnitStarts:
         lock = self._locks.setdefault(name, asyncio.Lock())
         async with lock:
             workload = self._ctx.store.get(name)
-            member = workload.member(name) if workload is not None and not workload.state.is_over else None
-            is_known = member is not None and _is_known(member.commands, caller.pid)
+            last = workload.member(name) if workload is not None else None
+            member = last if workload is not None and not workload.state.is_over else None
+            # A process can call again in the next run.
+            is_known = last is not None and _is_known(last.commands, caller.pid)
             if workload is not None and is_known and await self._is_inside(workload, caller.pid):
                 return workload
             self._check_refusals(name)

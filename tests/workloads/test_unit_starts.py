@@ -452,6 +452,38 @@ def test_process_that_calls_again_is_late_by_its_use_outside(site: Services, is_
     run(test)
 
 
+@pytest.mark.parametrize("missed", ["", "another command", "its own work"])
+def test_process_that_calls_again_in_the_next_run_is_late_by_use_since_the_last(site: Services, missed: str) -> None:
+    """Its use in the last run is not missing, and must not hide use since then."""
+
+    async def test() -> None:
+        async with site.serving("*.service"):
+            program = site.folder / "resctrlmon-unit-exec"
+            work = BURN if missed == "its own work" else ":"
+            script = f"{BURN}; {BURN}; echo; read _; {work}; exec {program} /bin/sleep 600"
+            main = site.through(SHOP, "/bin/sh", "-c", script)
+            site.state(SHOP, ExecStart=[started(main)])
+            go(main)
+            assert main.stdout is not None
+            assert await asyncio.to_thread(main.stdout.readline) == "\n"
+            active = site.systemd.units[SHOP]
+            site.systemd.set(SHOP, active="inactive")
+            await site.until(lambda: not site.claimed())
+            await site.looked()
+            if missed == "another command":
+                other = site.spawn(SHOP, "/bin/sh", "-c", BURN)
+                go(other)
+                await ended(other)
+            # Without a signal: the watch would put its process into the group before its call.
+            site.systemd.units[SHOP] = active
+            go(main)
+            await site.until(lambda: has_begun(main))
+            assert (site.in_group(main), site.host.get(SHOP).generation) == (SHOP, 2)
+            check_missed(site, is_missed=bool(missed))
+
+    run(test)
+
+
 def test_command_that_calls_in_the_group_hides_none_that_was_missed(site: Services) -> None:
     async def test() -> None:
         async with site.serving("*.service"):
