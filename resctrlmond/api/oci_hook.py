@@ -17,6 +17,7 @@ from resctrlmond.api.oci_state import (
     OciContainer,
     State,
     claimed_container,
+    claims_pod,
     container_without_pod,
     facts_of,
     parse_state,
@@ -30,7 +31,7 @@ from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model.errors import NotWatched
 from resctrlmond.workloads.model.owners import OCI
-from resctrlmond.workloads.model.validation import attribute_value, is_pod_uid
+from resctrlmond.workloads.model.validation import attribute_value
 from resctrlmond.workloads.model.workload import EndRule
 from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.verbs.assign import assign
@@ -114,7 +115,7 @@ def _assign(ctx: Context, state: State, caller: Caller) -> RunReply:
 def _end(ctx: Context, state: State) -> RunReply:
     container, _ = claimed_container(state)
     ctx.unwatched.remove(container.member)
-    if is_pod_uid(container.key) and not _is_member(ctx, container):
+    if claims_pod(state) and not _is_member(ctx, container):
         # At its start, the control group of the container was not in that pod.
         container = container_without_pod(state)
     try:
@@ -166,10 +167,10 @@ def _placement(state: State, leave_out: Callable[[str, str], None]) -> tuple[Oci
     """
     container, wrong = claimed_container(state)
     cgroup = cgroups.cgroup_of(state.pid)
-    pod, uid = pod_cgroup(cgroup)
+    pod, uid = pod_cgroup(cgroup, container.key if claims_pod(state) else "")
     if wrong:
         log.warning("%s: the container is counted as a workload of its own", wrong)
-    elif is_pod_uid(container.key) and uid != container.key:
+    elif claims_pod(state) and uid != container.key:
         where = f"in the control group of pod {uid}" if uid else "not in the control group of a pod"
         log.warning(
             "container %s claims to be of pod %s, but is %s (%s): it is counted as a workload of its own",

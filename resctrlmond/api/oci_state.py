@@ -11,7 +11,7 @@ from resctrlmond.api import podman
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.workloads.model.errors import InvalidKey
 from resctrlmond.workloads.model.reports import Facts
-from resctrlmond.workloads.model.validation import attribute_value, canonical_key, check_member_id, is_pod_uid
+from resctrlmond.workloads.model.validation import attribute_value, canonical_key, check_member_id
 from resctrlmond.workloads.profiles.profile import annotation_names
 
 # The limit of the hook, which shortens long strings: then all states of Kubernetes fit.
@@ -107,7 +107,7 @@ def used_part(text: str) -> str:
 def container_of(state: State) -> OciContainer:
     """Return the container. Its workload is its pod if it has one, otherwise the container itself.
 
-    Raises InvalidOciState, also if the annotation of the pod's UID is not a UID: if it were ignored, the container
+    Raises InvalidOciState, also if the annotation of the pod's UID is not a key: if it were ignored, the container
     would be counted separately from its pod, without an error.
     """
     name, uid = _first(state, _POD_UID)
@@ -138,12 +138,13 @@ def claimed_container(state: State) -> tuple[OciContainer, str]:
 def container_without_pod(state: State) -> OciContainer:
     """Return the container as a separate workload, without the pod of its annotations. Raises InvalidOciState."""
     container = container_of(msgspec.structs.replace(state, annotations=_without(state.annotations, _POD_UID)))
-    if is_pod_uid(container.key):
-        raise InvalidOciState(
-            f"the container's id {state.id} has the form of a pod's UID, and cannot be the key of a container"
-        )
     attributes = {name: value for name, value in container.attributes.items() if not name.startswith("pod.")}
     return msgspec.structs.replace(container, attributes=attributes)
+
+
+def claims_pod(state: State) -> bool:
+    """Return whether the container's annotations name a pod."""
+    return bool(_first(state, _POD_UID)[0])
 
 
 def facts_of(state: State, container: OciContainer) -> Facts:
@@ -157,10 +158,17 @@ def facts_of(state: State, container: OciContainer) -> Facts:
 
 
 def _wrong_uid(state: State) -> str:
-    """Return an error message if the annotation of the pod's UID is not a UID; "" if it is, or does not exist."""
+    """Return an error message if the annotation of the pod's UID is not a key; "" if it is, or does not exist.
+
+    The kubelet uses the UID in the manifest of a static pod, and a pod of crictl has any text as its UID.
+    """
     name, uid = _first(state, _POD_UID)
-    is_wrong = bool(name) and not is_pod_uid(uid)
-    return f"the annotation {name} of container {state.id} is not a pod UID: {uid[:64]!a}" if is_wrong else ""
+    try:
+        if name:
+            canonical_key(uid)
+    except InvalidKey:
+        return f"the annotation {name} of container {state.id} is not a pod UID: {uid[:64]!a}"
+    return ""
 
 
 def _without(annotations: dict[str, str], names: tuple[str, ...]) -> dict[str, str]:

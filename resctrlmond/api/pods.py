@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from resctrlmond.api import types
 from resctrlmond.workloads.model.pods import ContainerState, ReportedContainer, ReportedSandbox, Sandbox
-from resctrlmond.workloads.model.validation import canonical_key, is_pod_uid
+from resctrlmond.workloads.model.validation import canonical_key, is_own_key, is_pod_uid
 from resctrlmond.workloads.model.workload import State
 
 # Prefixes of a pod's labels and annotations among the attributes of its workload.
@@ -29,8 +29,8 @@ def pods_of(reports: Iterable[ReportedSandbox], workloads: Iterable[types.Worklo
     for workload in workloads:
         if not _is_apart(workload):
             found[workload.key] = workload
-        elif is_pod_uid(pod := workload.attributes.get("pod.uid", "")) and not workload.state.is_over:
-            apart.setdefault(canonical_key(pod), {})[workload.key] = workload
+        elif (pod := workload.attributes.get("pod.uid", "")) and not workload.state.is_over:
+            apart.setdefault(canonical_key(pod) if is_pod_uid(pod) else pod, {})[workload.key] = workload
     reported = [_reported_pod(key, of_pod, found.get(key), apart.get(key, {})) for key, of_pod in by_key.items()]
     others = [
         _unreported_pod(workload, apart.get(key, {}))
@@ -47,7 +47,8 @@ def _is_apart(workload: types.Workload) -> bool:
 
 
 def _is_pod(workload: types.Workload) -> bool:
-    return "pod.uid" in workload.attributes or is_pod_uid(workload.key)
+    is_container = any(is_own_key(workload.key, member.id) for member in workload.members)
+    return "pod.uid" in workload.attributes or (is_pod_uid(workload.key) and not is_container)
 
 
 def _reported_pod(

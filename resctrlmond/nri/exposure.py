@@ -132,7 +132,7 @@ class Exposure:
         inner = place.inner_path(container.cgroups_path)
         try:
             key = canonical_key(pod.uid or pod.id)
-            if choice.watch is Watch.CONTAINER and is_pod_uid(key) and not is_pod_uid(container.id):
+            if choice.watch is Watch.CONTAINER and not is_pod_uid(container.id):
                 key = container.id
             async with self._turn:
                 cgroup = f"/{inner}" if inner else None

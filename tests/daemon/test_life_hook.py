@@ -144,6 +144,48 @@ def test_container_in_the_control_group_of_its_pod_is_in_the_pods_group(
 
 
 @pytest.mark.parametrize(
+    ("name", "is_in_pod"),
+    [
+        ("podetcd-master-0", True),
+        ("kubepods-burstable-podetcd_master_0.slice", True),
+        ("podetcd-master-00", False),
+        ("pods.slice", False),
+    ],
+)
+def test_pod_whose_uid_is_not_a_uuid(
+    machine: Machine, init: StartProcess, move_to_cgroup: MoveToCgroup, name: str, is_in_pod: bool
+) -> None:
+    machine.start()
+    child = init()
+    move_to_cgroup(f"hook-{os.getpid()}/{name}/{CONTAINER}", child.pid)
+    claiming = {"io__kubernetes__pod__uid": "etcd-master-0"}
+    assert hook(machine, "createRuntime", state(child.pid, **claiming), "--strict") == (0, "")
+    assert machine.groups() == ["etcd-master-0" if is_in_pod else CONTAINER]
+    claims = f"container {CONTAINER} claims to be of pod etcd-master-0, but is not in the control group of a pod"
+    assert (claims in machine.log.read_text()) is not is_in_pod
+    end(child)
+    assert hook(machine, "poststop", state(0, **claiming), "--strict") == (0, "")
+    if not is_in_pod:
+        assert machine.group(CONTAINER)["state"] == "completed"
+
+
+@pytest.mark.parametrize("id_", [UID, UID.replace("-", ""), f"{UID.replace('-', '')}-2531612879"])
+def test_container_without_pod_whose_id_has_the_form_of_a_pod_uid_is_counted(
+    machine: Machine, init: StartProcess, id_: str
+) -> None:
+    """Garden of Cloud Foundry uses such ids. It was refused, and the log stated that it was counted."""
+    machine.start()
+    child = init()
+    assert hook(machine, "createRuntime", state(child.pid, id_), "--strict") == (0, "")
+    assert machine.group(id_)["state"] == "active"
+    assert "is counted as a workload of its own" not in machine.log.read_text()
+    assert machine.call("ListPods")["pods"] == []
+    end(child)
+    assert hook(machine, "poststop", state(0, id_), "--strict") == (0, "")
+    assert machine.group(id_)["state"] == "completed"
+
+
+@pytest.mark.parametrize(
     "other_uid", ["", "0a8fad5b-d9cb-469f-a165-70867728950e", "0A8FAD5B-D9CB-469F-A165-70867728950E"]
 )
 def test_annotation_alone_does_not_add_a_container_to_a_pod(
@@ -455,6 +497,22 @@ def test_control_group_of_a_pod_is_found(cgroup: str, pod: str) -> None:
     ],
 )
 def test_control_group_outside_a_pod_is_not_of_a_pod(cgroup: str) -> None:
+    assert pod_cgroup(cgroup) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "pod"),
+    [
+        (f"/cg/kubepods/podetcd-0/{CONTAINER}", "/cg/kubepods/podetcd-0"),
+        (f"/cg/my-kubepods-podetcd_0.slice/crio-{CONTAINER}.scope", "/cg/my-kubepods-podetcd_0.slice"),
+        (f"/cg/machine-libpod_podetcd_0.slice/crio-{CONTAINER}.scope", ""),
+        (f"/cg/kubepods/podetcd_0/{CONTAINER}", ""),
+        (f"/cg/kubepods/podetcd-0.slice/{CONTAINER}", ""),
+    ],
+)
+def test_control_group_of_a_pod_whose_uid_is_not_a_uuid_is_found_by_this_uid(cgroup: str, pod: str) -> None:
+    assert pod_cgroup(cgroup, "etcd-0") == (pod, "etcd-0" if pod else "")
+    assert pod_cgroup(cgroup, "etcd") == ("", "")
     assert pod_cgroup(cgroup) == ("", "")
 
 

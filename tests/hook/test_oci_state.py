@@ -128,10 +128,22 @@ def test_the_first_runtimes_annotation_counts() -> None:
 
 
 @pytest.mark.parametrize("name", ["io.kubernetes.pod.uid", "io.kubernetes.cri.sandbox-uid"])
-@pytest.mark.parametrize("uid", ["", "..", "../../x", "web-0", ID, UID + "\n", "tasks"])
+@pytest.mark.parametrize("uid", ["", "..", "../../x", UID + "\n", "tasks", "x" * 201])
 def test_an_annotation_that_holds_no_uid_is_refused_by_name(name: str, uid: str) -> None:
     with pytest.raises(oci_state.InvalidOciState, match=name):
         container(**{name: uid})
+
+
+def test_a_uid_can_be_any_key() -> None:
+    """A pod of crictl can have any UID, and so can a static pod."""
+    assert container(**{"io.kubernetes.pod.uid": "etcd-master-0"}).key == "etcd-master-0"
+
+
+@pytest.mark.parametrize("id_", [UID, UID.replace("-", ""), UID.upper()])
+def test_a_container_id_in_the_form_of_a_uid_is_a_key(id_: str) -> None:
+    read = oci_state.parse_state(state(id=id_))
+    found, wrong = oci_state.claimed_container(read)
+    assert (found.key, found.member, wrong, oci_state.claims_pod(read)) == (UID, id_, "", False)
 
 
 @pytest.mark.parametrize(

@@ -1389,14 +1389,14 @@ MUTANTS = (
     Mutant(
         "a container that runs apart is forgotten at a restart of the daemon",
         _WORKLOADS + "verbs/excluded.py",
-        "    elif workload.profile and not is_pod_uid(workload.key):\n",
+        "    elif workload.profile and pod != workload.key:\n",
         "    elif False:\n",
         "tests/daemon/test_profiles_hook.py",
     ),
     Mutant(
         "a container that is assigned again gets another profile",
         _WORKLOADS + "verbs/profiled.py",
-        " or _runs_in(ctx, assignment, canonical_key(assignment.key))",
+        " or _runs_in(ctx, assignment, key)",
         "",
         "tests/daemon/test_profiles_hook.py",
     ),
@@ -1602,8 +1602,8 @@ MUTANTS = (
     Mutant(
         "an annotation that holds no UID is passed over",
         _API + "oci_state.py",
-        "is_wrong = bool(name) and not is_pod_uid(uid)",
-        "is_wrong = bool(name) and not uid",
+        "        if name:\n            canonical_key(uid)\n",
+        "        if name and not uid:\n            canonical_key(uid)\n",
         "tests/hook/test_oci_state.py",
     ),
     Mutant(

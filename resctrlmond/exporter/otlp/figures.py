@@ -15,7 +15,7 @@ from resctrlmond.exporter.metrics import EVENT_METRICS
 from resctrlmond.workloads.model.changes import ChangeKind
 from resctrlmond.workloads.model.names import names_of
 from resctrlmond.workloads.model.states import Quality, State
-from resctrlmond.workloads.model.validation import is_pod_uid
+from resctrlmond.workloads.model.validation import is_own_key, is_pod_uid
 
 # The values of attributes of a resource and of a point.
 Attributes = Mapping[str, str | int]
@@ -96,8 +96,8 @@ def _attributes(workload: Workload) -> Attributes:
     """Return the attributes of the resource that the workload is, by the semantic conventions of OpenTelemetry."""
     key, given = workload.key, workload.attributes
     known = names_of(given, (member.cgroup for member in workload.members))
-    pod_uid = key if is_pod_uid(key) else given.get("pod.uid", "")
-    is_container = any(member.id == key and member.kind == "container" for member in workload.members)
+    is_container = any(is_own_key(key, member.id) and member.kind == "container" for member in workload.members)
+    pod_uid = key if is_pod_uid(key) and not is_container else given.get("pod.uid", "")
     names = {
         "k8s.pod.uid": pod_uid,
         "k8s.pod.name": known.pod,

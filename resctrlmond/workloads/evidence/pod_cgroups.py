@@ -14,19 +14,27 @@ from resctrlmond.workloads.model.validation import canonical_key
 # The kubelet names the control group of a pod "pod<uid>" (cgroupfs driver) or "kubepods-burstable-pod<uid>.slice"
 # with underscores for dashes (systemd driver). UIDs of static pods have neither. A UID may have capital letters.
 _POD = re.compile(r"(?:.*[^0-9A-Za-z])?pod([0-9A-Fa-f]{8}(?:[-_]?[0-9A-Fa-f]{4}){3}[-_]?[0-9A-Fa-f]{12})(?:\.slice)?")
+# The same for one UID that need not be a UUID, without and with the systemd driver.
+_CLAIMED = r"pod{}|(?:.*-)?kubepods(?:-besteffort|-burstable)?-pod{}\.slice"
 # Ids of containers and sandboxes, as of containerd, CRI-O and Podman.
 _CONTAINER = re.compile(r"(?:.*-)?([0-9a-f]{64})(?:\.scope)?")
 # CRI-O runs a monitor for each container, in a control group next to the container's.
 _MONITOR = "crio-conmon-"
 
 
-def pod_cgroup(cgroup: str) -> tuple[str, str]:
-    """Return the parent or ancestor of a control group that is a pod's, and the pod's UID; ("", "") if none is."""
+def pod_cgroup(cgroup: str, claimed: str = "") -> tuple[str, str]:
+    """Return the parent or ancestor of a control group that is a pod's, and the pod's UID; ("", "") if none is.
+
+    A name shows the UID of a pod only if this has the form of a UUID. ``claimed`` is another UID to look for.
+    """
+    of_claimed = re.compile(_CLAIMED.format(re.escape(claimed), re.escape(claimed.replace("-", "_"))))
     parent = cgroup.rpartition("/")[0]
     while parent:
         above, _, name = parent.rpartition("/")
         if named := _POD.fullmatch(name):
             return parent, canonical_key(re.sub("[-_]", "", named[1]))
+        if claimed and of_claimed.fullmatch(name):
+            return parent, claimed
         parent = above
     return "", ""
 

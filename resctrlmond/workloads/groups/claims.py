@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from resctrlmond.workloads.model.clock import seconds_since_ns
-from resctrlmond.workloads.model.validation import is_pod_uid
+from resctrlmond.workloads.model.validation import is_own_key, is_pod_uid
 from resctrlmond.workloads.model.workload import Claim, EndRule, Workload
 
 # How long a claim outlives the last member if it ends with the members: its owner saw the end too, and has this long
@@ -29,10 +29,12 @@ def claims_over(
             case EndRule.MEMBERS:
                 return bool(workload.members) and idle >= MEMBERS_LINGER_S
             case EndRule.CONTAINER:
-                if is_pod_uid(workload.key) and workload.pod_cgroup:
+                if workload.pod_cgroup:
                     return pod_is_gone and not _holds_pod(workload, claim)
                 has_brought = any(member.owner == claim.owner for member in workload.members)
-                return has_brought and idle >= (pod_linger_s if is_pod_uid(workload.key) else linger_s)
+                is_container = any(is_own_key(workload.key, member.id) for member in workload.members)
+                is_pod = is_pod_uid(workload.key) and not is_container
+                return has_brought and idle >= (pod_linger_s if is_pod else linger_s)
             case EndRule.RELEASE:
                 return False
 

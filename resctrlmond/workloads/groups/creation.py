@@ -31,7 +31,7 @@ from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.queue_order import served_before
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.errors import ForeignGroup
-from resctrlmond.workloads.model.validation import valid_class
+from resctrlmond.workloads.model.validation import is_pod_uid, valid_class
 from resctrlmond.workloads.model.workload import ROOT_FOLDER, Group, GroupState, State, Workload, replace
 from resctrlmond.workloads.records.store import Limit, Transaction
 
@@ -245,6 +245,8 @@ def with_baseline(ctx: Context, workload: Workload, group: Group, *, has_begin: 
         group = group.doubted(not_included)
     live = ctx.tree.full_path(group.ref)
     ctx.snapshots.begin(workload.subfolder(group), group.created_at, live, readings, workload.shows)
+    if not is_pod_uid(workload.key):
+        ctx.memory.excluded.pop(workload.key, None)  # another pod can have the same key
     return group
 
 

@@ -89,6 +89,11 @@ def canonical_key(text: str) -> str:
     return text
 
 
+def is_own_key(key: str, container: str) -> bool:
+    """Return whether the key of a container's workload is the container's own id, and not that of its pod."""
+    return container == key or (is_pod_uid(container) and canonical_key(container) == key)
+
+
 def valid_class(name: str) -> str:
     """Return the canonical name of a class: ``""`` for the root class (``""`` or ``"/"``), otherwise the name itself.
 

@@ -16,7 +16,8 @@ from resctrlmond.resctrl.cgroups import NoSuchCgroup
 from resctrlmond.resctrl.errors import NoSuchProcess, ProcessChanged, ResctrlError
 from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.groups.context import Context
-from resctrlmond.workloads.model.validation import canonical_key, is_pod_uid
+from resctrlmond.workloads.model.errors import InvalidKey
+from resctrlmond.workloads.model.validation import canonical_key, is_own_key, is_pod_uid
 from resctrlmond.workloads.model.workload import CONTAINERS, Doubt, Workload
 from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.records.store import Transaction
@@ -31,11 +32,14 @@ _MAX_PODS = 10_000
 
 def note_pod(ctx: Context, workload: Workload) -> None:
     """Remember the pod of a container that is a workload of its own."""
+    try:
+        pod = canonical_key(workload.attributes.get(POD_UID, ""))
+    except InvalidKey:
+        return
     if workload.is_observed:
-        _remember(ctx, workload.attributes.get(POD_UID, ""), apart(workload.key))
-    elif workload.profile and not is_pod_uid(workload.key):
-        why = by_profile(workload.key, workload.profile)
-        _remember(ctx, workload.attributes.get(POD_UID, ""), why)
+        _remember(ctx, pod, apart(workload.key))
+    elif workload.profile and pod != workload.key:
+        _remember(ctx, pod, by_profile(workload.key, workload.profile))
 
 
 def mark_excluded(ctx: Context, txn: Transaction, why: Doubt) -> None:
@@ -70,9 +74,9 @@ def mark_rejected(ctx: Context, pod: str, id_: str, target: int | str | None, er
 
     Not if the container, with ``target`` as its process or control group, is in the group since an earlier Assign.
     """
-    if not is_pod_uid(pod):
+    if is_own_key(pod := canonical_key(pod), id_):
         return
-    with suppress(ResctrlError, OSError), ctx.store.transaction(canonical_key(pod)) as txn:
+    with suppress(ResctrlError, OSError), ctx.store.transaction(pod) as txn:
         workload = txn.find()
         known = workload.member(id_) if workload is not None else None
         if known is None or not known.is_living or target not in (known.pid, known.cgroup):
@@ -101,9 +105,10 @@ def _not_included(member: str, cause: str) -> Doubt:
 
 
 def _remember(ctx: Context, pod: str, why: Doubt) -> None:
-    if not is_pod_uid(pod):
-        return
-    excluded, pod = ctx.memory.excluded, canonical_key(pod)
+    workload = ctx.store.get(pod)
+    if not is_pod_uid(pod) and workload is not None and not workload.state.is_over:
+        return  # its next run, which may be another pod with the same key, does not lack the container
+    excluded = ctx.memory.excluded
     excluded[pod] = why
     if len(excluded) > _MAX_PODS:
         living = {workload.attributes.get(POD_UID) for workload in ctx.store.unfinished()}

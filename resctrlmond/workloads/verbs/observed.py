@@ -20,7 +20,7 @@ from resctrlmond.workloads.groups.target import Target, already_monitored
 from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.errors import InvalidKey
 from resctrlmond.workloads.model.owners import OCI
-from resctrlmond.workloads.model.validation import canonical_key, is_pod_uid, reason_text
+from resctrlmond.workloads.model.validation import canonical_key, is_own_key, is_pod_uid, reason_text
 from resctrlmond.workloads.model.workload import EndRule, Group, Workload, replace
 from resctrlmond.workloads.profiles.requests import Assigned, Assignment
 from resctrlmond.workloads.records.store import Limit, Transaction
@@ -111,7 +111,8 @@ def _late(workload: Workload) -> Workload:
 def _claimed(workload: Workload, assignment: Assignment) -> Workload:
     """Return the workload with its claim and the attributes of a caller."""
     attributes = dict(assignment.attributes)
-    if is_pod_uid(pod := canonical_key(assignment.key)):
+    pod = canonical_key(assignment.key)
+    if not is_own_key(pod, assignment.member or ""):
         # First, because the last ones are left out if there are too many.
         attributes = {POD_UID: pod, **attributes} | {POD_UID: pod}
     workload = claimed(workload, OCI, EndRule.CONTAINER, attributes, assignment.priority, fitting=True)

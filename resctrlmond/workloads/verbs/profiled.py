@@ -15,7 +15,7 @@ from resctrlmond.workloads.model.errors import NotWatched
 from resctrlmond.workloads.model.owners import OCI, SYSTEMD
 from resctrlmond.workloads.model.reports import Facts
 from resctrlmond.workloads.model.states import FOLLOW
-from resctrlmond.workloads.model.validation import attribute_value, canonical_key, is_pod_uid
+from resctrlmond.workloads.model.validation import attribute_value, canonical_key, is_own_key, is_pod_uid
 from resctrlmond.workloads.model.workload import EndRule, Workload
 from resctrlmond.workloads.profiles.profile import Choice, Watch, select, select_for_pod, select_for_unit, user_of
 from resctrlmond.workloads.profiles.requests import Assignment
@@ -87,10 +87,11 @@ def with_profile(ctx: Context, assignment: Assignment) -> Assignment:
     facts, profiles, member = assignment.facts, ctx.config.profiles, assignment.member
     if facts is None or member is None:
         return assignment
-    pod = canonical_key(assignment.key) if is_pod_uid(assignment.key) else ""
+    key = canonical_key(assignment.key)
+    pod = "" if is_own_key(key, member) else key
     if pod and _runs_in(ctx, assignment, member):
         return _with_own_group(assignment, facts)
-    if not profiles.by_name or _runs_in(ctx, assignment, canonical_key(assignment.key)):
+    if not profiles.by_name or _runs_in(ctx, assignment, key):
         return assignment
     choice = of_pod = select(profiles, facts, owner=assignment.owner, cgroup=_cgroup(assignment))
     if pod:

@@ -57,10 +57,10 @@ def container(cgroup: str, process: Start) -> Iterator[Callable[[str], int]]:
         path.rmdir()
 
 
-def start(host: Host, pid: int, member: str) -> None:
+def start(host: Host, pid: int, member: str, pod: str = UID) -> None:
     own = cgroups.cgroup_of(pid)
     assign(
-        host.ctx, assignment(UID, pid, "oci", member=member, kind="container", is_from_runtime=True, own_cgroup=own)
+        host.ctx, assignment(pod, pid, "oci", member=member, kind="container", is_from_runtime=True, own_cgroup=own)
     )
 
 
@@ -109,28 +109,32 @@ def test_full_disk_does_not_keep_other_members_from_being_searched(
     assert {FIRST, SECOND} <= set(searched)
 
 
+@pytest.mark.parametrize("pod", [UID, "etcd-master-0"])
 @pytest.mark.parametrize("has_begun", [True, False])
 def test_container_whose_assign_failed(
-    host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch, has_begun: bool
+    host: Host, container: Callable[[str], int], monkeypatch: pytest.MonkeyPatch, has_begun: bool, pod: str
 ) -> None:
-    """It runs outside, and may have ended when the next sweep searches. ``has_begun``: the pod has another one."""
+    """It runs outside, and may have ended when the next sweep searches. ``has_begun``: the pod has another one.
+
+    A pod of crictl, or a static pod, can have any text as its UID.
+    """
 
     def fill(*_: object, **__: object) -> None:
         raise NotWritten("no space left on device")
 
     if has_begun:
-        start(host, container(FIRST), FIRST)
+        start(host, container(FIRST), FIRST, pod)
     rejected = container(SECOND)
     with monkeypatch.context() as patch, pytest.raises(NotWritten):
         patch.setattr("resctrlmond.workloads.records.store.write_file", fill)
-        start(host, rejected, SECOND)
+        start(host, rejected, SECOND, pod)
     if not has_begun:
-        start(host, container(FIRST), FIRST)
+        start(host, container(FIRST), FIRST, pod)
     why = (f"{SECOND} is not included: its Assign failed, so it may run outside the group (no space left on device)",)
-    assert verdict(host.get(UID)).reasons == why
+    assert verdict(host.get(pod)).reasons == why
     host.manager.tick()
     host.restart()
-    assert verdict(host.get(UID)).reasons[:1] == why
+    assert verdict(host.get(pod)).reasons[:1] == why
 
 
 def test_container_whose_control_group_cannot_be_read(
