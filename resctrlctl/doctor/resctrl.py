@@ -15,7 +15,7 @@ from resctrlctl.doctor.finding import Finding, Severity
 from resctrlctl.doctor.host import Host
 from resctrlmond.configuration import config
 from resctrlmond.configuration.config_file import ConfigError
-from resctrlmond.resctrl.bandwidth import Mode, by_domain, can_assign, mode_of
+from resctrlmond.resctrl.bandwidth import Mode, by_domain, can_assign, kernel_mode_of, mode_of
 from resctrlmond.resctrl.tree import MODALIAS, Tree
 
 # Flags of /proc/cpuinfo for monitoring; the first is required.
@@ -172,8 +172,28 @@ def check_events(host: Host) -> Iterator[Finding]:
 
 
 def _bandwidth(host: Host) -> Iterator[Finding]:
-    assign_mode, features = info(host, "L3_MON/mbm_assign_mode"), info(host, "L3_MON/mon_features")
-    file = f"{place(host)}/info/L3_MON/mbm_assign_mode"
+    resources = host.names(f"{place(host)}/info", "*_MON")
+    counting = [resource for resource in resources if "mbm_" in info(host, f"{resource}/mon_features")]
+    for resource in counting or ["L3_MON"]:
+        yield from _bandwidth_of(host, resource)
+
+
+def check_kernel_mode(host: Host) -> Iterator[Finding]:
+    """Check that the kernel counts its work for a task in the group of the task."""
+    if mode := kernel_mode_of(info(host, "kernel_mode")):
+        yield Finding(
+            Severity.WARNING,
+            "kernel-mode",
+            f"the kernel may count its work for tasks in another group than theirs (info/kernel_mode: {mode})",
+            "No total is exact: what the kernel does for a workload, such as its system calls, may be missing or be "
+            "that of others.",
+            (f"echo inherit_ctrl_and_mon >{place(host)}/info/kernel_mode",),
+        )
+
+
+def _bandwidth_of(host: Host, resource: str) -> Iterator[Finding]:
+    assign_mode, features = info(host, f"{resource}/mbm_assign_mode"), info(host, f"{resource}/mon_features")
+    file = f"{place(host)}/info/{resource}/mbm_assign_mode"
     match mode_of(assign_mode, features, host.read(MODALIAS)):
         case Mode.REALLOCATED:
             fix = (f"echo mbm_event >{file}",) if can_assign(assign_mode) else ()
@@ -187,11 +207,11 @@ def _bandwidth(host: Host) -> Iterator[Finding]:
                 fix,
             )
         case Mode.ASSIGNED:
-            counters = by_domain(info(host, "L3_MON/num_mbm_cntrs"))
-            available = by_domain(info(host, "L3_MON/available_mbm_cntrs"))
+            name = resource.removesuffix("_MON")
+            counters = by_domain(name, info(host, f"{resource}/num_mbm_cntrs"))
+            available = by_domain(name, info(host, f"{resource}/available_mbm_cntrs"))
             left = ", ".join(
-                f"{available.get(domain, 0)} of {counters[domain]} in mon_L3_{domain:02}"
-                for domain in sorted(counters)
+                f"{available.get(domain, 0)} of {counters[domain]} in {domain}" for domain in sorted(counters)
             )
             is_short = any(not available.get(domain, 0) for domain in counters)
             yield Finding(
@@ -201,13 +221,13 @@ def _bandwidth(host: Host) -> Iterator[Finding]:
                 "Groups without a counter have no figure of bandwidth (Unassigned)." if is_short else "",
                 ("resctrlctl list  # and release the workloads that are no longer needed",) if is_short else (),
             )
-            if info(host, "L3_MON/mbm_assign_on_mkdir").strip() == "0":
+            if info(host, f"{resource}/mbm_assign_on_mkdir").strip() == "0":
                 yield Finding(
                     Severity.NOTE,
                     "bandwidth",
                     "new groups get no bandwidth counter from the kernel (mbm_assign_on_mkdir is 0)",
                     "The daemon assigns counters to its own groups; those of other programs stay without.",
-                    (f"echo 1 >{place(host)}/info/L3_MON/mbm_assign_on_mkdir",),
+                    (f"echo 1 >{place(host)}/info/{resource}/mbm_assign_on_mkdir",),
                 )
         case Mode.DEDICATED:
             yield Finding(Severity.OK, "bandwidth", "each RMID has its own bandwidth counters")

@@ -26,6 +26,7 @@ CHECKS: tuple[tuple[str, Callable[[Host], Iterator[Finding]]], ...] = (
     ("kernel-parameter", kernel.check_rdt_parameter),
     ("mount", resctrl.check_mount),
     ("events", resctrl.check_events),
+    ("kernel-mode", resctrl.check_kernel_mode),
     ("energy", energy.check),
     ("rmids", resctrl.check_rmids),
     ("configuration", service.check_configuration),

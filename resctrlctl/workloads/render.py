@@ -359,7 +359,7 @@ def _bandwidth_lines(bandwidth: Bandwidth) -> tuple[str, ...]:
     match bandwidth.mode:
         case Mode.REALLOCATED:
             text = "reallocated by the processor: no total of bandwidth is exact"
-            remedy = "; write mbm_event to info/L3_MON/mbm_assign_mode" if bandwidth.can_assign else ""
+            remedy = "; write mbm_event to the file mbm_assign_mode below info" if bandwidth.can_assign else ""
             return (text + remedy,)
         case Mode.ASSIGNED:
             return tuple(

@@ -16,6 +16,7 @@ from resctrlmond.api.text import text
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.figures.caveats import lacking_sentence
+from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.groups import queue_order
 from resctrlmond.workloads.manager import Manager
@@ -283,7 +284,9 @@ def run_status(manager: Manager, _request: types.NoParameters, _caller: Caller) 
     unmounted = str(seen.unmounted) if seen.unmounted else ""
     lacking = lacking_sentence(lacking.workload.key for lacking in queue_order.lacking_counters(workloads))
     inexact = f"no figure of this simulation is exact: {seen.inexact}" if seen.inexact else ""
-    alerts = (*manager.alerts.values(), seen.hangs, unmounted, lacking, inexact, seen.unwitnessed)
+    mode = seen.bandwidth.kernel_mode if seen.bandwidth else ""
+    of_kernel = f"no total is exact: {Reason.KERNEL_WORK.text(cause=f'info/kernel_mode is {mode}')}" if mode else ""
+    alerts = (*manager.alerts.values(), seen.hangs, unmounted, lacking, inexact, of_kernel, seen.unwitnessed)
     problems = [*manager.problems, *filter(None, alerts)]
     return types.StatusReply(
         version=__version__,

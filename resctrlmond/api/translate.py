@@ -129,7 +129,7 @@ def reading(of: counters.Reading) -> types.Reading:
 def bandwidth(of: Bandwidth) -> types.Bandwidth:
     """Convert the bandwidth mode and the assignable counters."""
     counters = [
-        types.Counters(domain=f"mon_L3_{domain:02d}", counters=number, available=of.available.get(domain))
+        types.Counters(domain=domain, counters=number, available=of.available.get(domain))
         for domain, number in sorted(of.counters.items())
     ]
     return types.Bandwidth(mode=of.mode, can_assign=of.can_assign, counters=tuple(counters))
@@ -213,11 +213,13 @@ def domain_uses(totals: Iterable[accounting.Total], readings: Iterable[counters.
                     reason=reason,
                 )
             )
+    readings = list(readings)
+    repeated = counters.repeated((one.domain, one.event) for one in readings)
     # The gauge of a domain includes those of its sub-domains.
     found += [
         types.DomainUse(domain=one.domain, event=one.event, kind=one.kind, unit=one.unit, value=one.value)
         for one in map(reading, readings)
-        if one.kind is counters.Kind.GAUGE and not one.nested
+        if one.kind is counters.Kind.GAUGE and not one.nested and (one.domain, one.event) not in repeated
     ]
     return sorted(found, key=lambda use: (use.domain, use.event))
 

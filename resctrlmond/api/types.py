@@ -493,12 +493,12 @@ class Capacity(Reply, frozen=True, kw_only=True):
 
 
 class Counters(Reply, frozen=True, kw_only=True):
-    """The assignable bandwidth counters of one L3 cache."""
+    """The assignable bandwidth counters of one domain."""
 
     domain: str
-    """The L3 cache, such as _mon_L3_00_."""
+    """The domain, such as the L3 cache _mon_L3_00_."""
     counters: int
-    """The number of counters of the cache, for all groups."""
+    """The number of counters of the domain, for all groups."""
     available: int | None = None
     """The number of free counters. Absent unless the mode is _assigned_."""
 
@@ -511,7 +511,7 @@ class Bandwidth(Reply, frozen=True, kw_only=True):
     can_assign: bool
     """Whether the kernel offers the mode _mbm_event_."""
     counters: tuple[Counters, ...]
-    """The L3 caches that have assignable counters."""
+    """The domains that have assignable counters."""
 
 
 class Container(Reply, frozen=True, kw_only=True):

@@ -64,10 +64,13 @@ def _add_status(families: Families, status: StatusReply) -> None:
         families.gauge(metrics.RMIDS_FREE, status.rmids - status.rmids_used)
     if status.bandwidth is not None:
         families.gauge(metrics.BANDWIDTH_MODE, 1, status.bandwidth.mode)
-        for cache in status.bandwidth.counters:
-            families.gauge(metrics.ASSIGNABLE, cache.counters, domain_number(cache.domain))
-            if cache.available is not None:
-                families.gauge(metrics.ASSIGNABLE_FREE, cache.available, domain_number(cache.domain))
+        numbers = [domain_number(of.domain) for of in status.bandwidth.counters]
+        for of_domain, number in zip(status.bandwidth.counters, numbers, strict=True):
+            # Domains of two resources can have the same number.
+            label = number if numbers.count(number) == 1 else of_domain.domain
+            families.gauge(metrics.ASSIGNABLE, of_domain.counters, label)
+            if of_domain.available is not None:
+                families.gauge(metrics.ASSIGNABLE_FREE, of_domain.available, label)
 
 
 def _add_latency(families: Families, of: Latency) -> None:

@@ -18,7 +18,7 @@ from decimal import Decimal, localcontext
 import msgspec
 
 from resctrlmond.resctrl import kernel_files
-from resctrlmond.resctrl.counters import EXACTLY, Kind, Value, added_values, event, parse_value
+from resctrlmond.resctrl.counters import EXACTLY, Kind, Value, added_values, event, parse_value, repeated
 from resctrlmond.resctrl.errors import LACKS, NoSuchGroup, not_read
 
 # A domain and an event, such as ("mon_L3_00", "llc_occupancy").
@@ -93,6 +93,8 @@ def read_class(tree: str, class_: str) -> ClassCounters:
         for domain, inodes, names in _domains(path):
             found.domains |= inodes
             counters += [(domain, name) for name in names]
+        again = repeated(counters)
+        counters = deque(counter for counter in counters if counter not in again)
         _read_counters(path, found, counters)
         if os.stat(path).st_ino != found.inode:
             raise NoSuchGroup("was replaced while it was read", path=path)

@@ -8,7 +8,7 @@ import errno
 import operator
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Context, Decimal, localcontext
 
 import msgspec
@@ -141,6 +141,28 @@ def added_values(values: Sequence[Value]) -> Value:
     with localcontext(EXACTLY):
         number = sum((value.number for value in values if value.number is not None), start=0)
     return Value(Status.OK, f"{number:f}" if isinstance(number, Decimal) else str(number), number)
+
+
+def repeated(counters: Iterable[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+    """Return those of these domains and events that may count again what the domains of another resource count.
+
+    The resource of ``mon_L3_00`` is "mon_L3". Of several resources with the same event, the first one in alphabetical
+    order counts: no file states how they relate, and a sum of both may count the same use twice.
+    """
+    found: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for domain, name in counters:
+        found.setdefault(name, {}).setdefault(resource_of(domain), []).append((domain, name))
+    return frozenset(
+        counter
+        for by_resource in found.values()
+        for other in sorted(by_resource)[1:]
+        for counter in by_resource[other]
+    )
+
+
+def resource_of(domain: str) -> str:
+    """Return the name of a domain, or of one in it, without its number."""
+    return domain.partition("/")[0].rpartition("_")[0]
 
 
 class Reading(msgspec.Struct, frozen=True, eq=False):

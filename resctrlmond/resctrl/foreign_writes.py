@@ -2,12 +2,13 @@
 """Detect changes that other programs make in resctrl, with inotify(7).
 
 These are new directories and removed ones, and writes: to the cpus files of groups, and to the files that reset
-bandwidth counters, which are those of the counters of one group (mbm_L3_assignments), and of all groups
-(mbm_assign_mode, and what an event counts). resctrlmond-witness reports writes to the tasks files.
+bandwidth counters, which are those of the counters of one group (such as mbm_L3_assignments), and of all groups
+(mbm_assign_mode, what an event counts, and kernel_mode). resctrlmond-witness reports writes to the tasks files.
 
 A write to a file of kernfs raises IN_MODIFY, in every mount namespace. The event does not name the process that
-wrote, so the daemon counts its own writes to mbm_L3_assignments: if there are more events than these, another program
-wrote to it. A write that the kernel refuses raises no event, but opening a file with O_TRUNC raises one.
+wrote, so the daemon counts its own writes to mbm_L3_assignments and the like: if there are more events than these,
+another program wrote to the file. A write that the kernel refuses raises no event, but opening a file with O_TRUNC
+raises one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -38,10 +40,14 @@ from resctrlmond.resctrl.inotify import (
 )
 from resctrlmond.resctrl.mounts import Mounting
 
-COUNTERS = "mbm_L3_assignments"
-# Only the files of bandwidth events are in these; each event has a directory in the second.
-_CONFIGURATION = os.path.join("info", "L3_MON")
-_EVENT_CONFIGURATIONS = os.path.join(_CONFIGURATION, "event_configs")
+# The file of a group that assigns counters of one resource.
+_COUNTERS = re.compile(r"mbm_.+_assignments")
+_INFO = "info"
+# Only the files of bandwidth events are in the directories of resources, such as L3_MON. In it, each event has a
+# directory in this one.
+_EVENT_CONFIGURATIONS = "event_configs"
+# The files that select the group in which the kernel counts its work for a task.
+KERNEL_MODES = frozenset({os.path.join(_INFO, name) for name in ("kernel_mode", "kernel_mode_assignment")})
 _MODE, _FILTER, _CONFIG = "mbm_assign_mode", "event_filter", "_config"
 _MON_GROUPS = "mon_groups"
 _NOT_CLASSES = frozenset({"info", "mon_data", _MON_GROUPS})
@@ -56,7 +62,7 @@ _MAX_GONE = 10_000
 
 
 class OwnWrites:
-    """Counts the daemon's own writes to the file COUNTERS, by directory relative to the tree. Thread-safe."""
+    """Counts the daemon's own writes to files that assign counters, by path relative to the tree. Thread-safe."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -65,17 +71,17 @@ class OwnWrites:
         self._sequence = 0
 
     @contextlib.contextmanager
-    def counted(self, directory: str) -> Iterator[None]:
+    def counted(self, file: str) -> Iterator[None]:
         """Count one write, unless it raises: a write that the kernel refuses raises no event."""
         with self._guard:
-            self._begun[directory] = self._begun.get(directory, 0) + 1
+            self._begun[file] = self._begun.get(file, 0) + 1
             self._sequence += 1
             self._running += 1
         try:
             yield
         except BaseException:
             with self._guard:
-                self._begun[directory] -= 1
+                self._begun[file] -= 1
                 self._running -= 1
             raise
         with self._guard:
@@ -87,7 +93,7 @@ class OwnWrites:
             return None if self._running else self._sequence
 
     def pop(self, checkpoint: int | None) -> tuple[dict[str, int], bool]:
-        """Return the writes begun since the count was last reset, by directory, and whether it is reset now.
+        """Return the writes begun since the count was last reset, by file, and whether it is reset now.
 
         The count is reset if no write has begun since ``checkpoint`` was taken: then all their events have been read.
         """
@@ -99,11 +105,11 @@ class OwnWrites:
 
 
 class Written(msgspec.Struct):
-    """The changes that other programs have made, by directory relative to the tree.
+    """The changes that other programs have made, by path relative to the tree.
 
-    ``cpus``, ``counters``: the directories whose cpus files, or file COUNTERS, were written to. ``configuration``:
-    the files of bandwidth events, below ``info``, that were written to. ``created``: new directories, also those that
-    were removed again, and new names of directories.
+    ``cpus``: the directories whose cpus files were written to. ``counters``: the files that assign counters of a
+    group, and ``configuration``: those below ``info``, that were written to. ``created``: new directories, also
+    those that were removed again, and new names of directories.
     ``is_lost``: events are missing, because the queue overflowed, it could not be read, or it could not be filled.
     """
 
@@ -259,11 +265,11 @@ class ForeignWrites:
         else:
             checkpoint = None  # events of the daemon's own writes may be among those that are not read yet
         begun, is_reset = self._own.pop(checkpoint)
-        for directory, number in self._modified.items():
-            own = begun.get(directory, 0)
+        for file, number in self._modified.items():
+            own = begun.get(file, 0)
             if number > own:
-                self._written.counters.add(directory)
-                self._modified[directory] = own
+                self._written.counters.add(file)
+                self._modified[file] = own
         if is_reset:
             self._modified.clear()
 
@@ -280,8 +286,8 @@ class ForeignWrites:
             self._process_directory(event, os.path.join(directory, event.name))
         elif event.mask & IN_MODIFY and event.name in _CPUS:
             self._written.cpus.add(directory)
-        elif event.mask & IN_MODIFY and event.name == COUNTERS:
-            self._modified[directory] += 1
+        elif event.mask & IN_MODIFY and _COUNTERS.fullmatch(event.name):
+            self._modified[os.path.join(directory, event.name)] += 1
         elif event.mask & IN_MODIFY and _is_configuration(directory, event.name):
             self._written.configuration.add(os.path.join(directory, event.name))
 
@@ -314,9 +320,12 @@ class ForeignWrites:
     def _watch_all(self) -> None:
         if self._add(""):
             self._watch_groups("")
-            if self._add(_CONFIGURATION):
-                for name in self._names(_EVENT_CONFIGURATIONS):
-                    self._add(os.path.join(_EVENT_CONFIGURATIONS, name))
+            self._add(_INFO)
+            for resource in self._names(_INFO):
+                configurations = os.path.join(_INFO, resource, _EVENT_CONFIGURATIONS)
+                if resource.endswith("_MON") and self._add(os.path.join(_INFO, resource)):
+                    for name in self._names(configurations):
+                        self._add(os.path.join(configurations, name))
             for name in self._names(""):
                 self._watch_new(name)
 
@@ -360,7 +369,8 @@ class ForeignWrites:
         if wd is None:
             return
         self._add_gone(directory)
-        self._modified.pop(directory, None)
+        for file in [file for file in self._modified if os.path.dirname(file) == directory]:
+            del self._modified[file]
         if self._paths.get(wd) == directory:
             del self._paths[wd]
             assert self._inotify is not None
@@ -378,10 +388,13 @@ class ForeignWrites:
 
 
 def _is_configuration(directory: str, name: str) -> bool:
-    """Whether a file has the mode of the bandwidth counters, or what a bandwidth event counts."""
-    if directory == _CONFIGURATION:
-        return name == _MODE or name.endswith(_CONFIG)
-    return os.path.dirname(directory) == _EVENT_CONFIGURATIONS and name == _FILTER
+    """Whether a file has the mode of the counters or of the kernel, or states what a bandwidth event counts."""
+    above, last = os.path.split(directory)
+    if above == _INFO:
+        return last.endswith("_MON") and (name == _MODE or name.endswith(_CONFIG))
+    if directory == _INFO:
+        return os.path.join(directory, name) in KERNEL_MODES
+    return os.path.basename(above) == _EVENT_CONFIGURATIONS and name == _FILTER
 
 
 def _has_tasks_file(path: str) -> bool:

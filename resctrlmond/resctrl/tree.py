@@ -14,7 +14,7 @@ from typing import Self
 import msgspec
 
 from resctrlmond.resctrl import bandwidth, counters, errors, kernel_files
-from resctrlmond.resctrl.foreign_writes import COUNTERS, OwnWrites
+from resctrlmond.resctrl.foreign_writes import OwnWrites
 from resctrlmond.resctrl.membership import KernelMembership, Membership, MembershipReader, SimulatedMembership
 from resctrlmond.resctrl.mounts import Mounting, mount_of, mounting_at
 from resctrlmond.resctrl.undo import undoing
@@ -28,7 +28,8 @@ MODALIAS = "/sys/devices/system/cpu/modalias"
 # Extended attributes of a simulated machine: why its figures are not exact, and its modalias.
 INEXACT_ATTRIBUTE = "user.resctrlmond.inexact"
 MODALIAS_ATTRIBUTE = "user.resctrlmond.modalias"
-_L3 = "info/L3_MON"
+_MON = "_MON"
+_KERNEL_MODE = "info/kernel_mode"
 
 _MON_GROUPS = "mon_groups"
 # Directories of a control group that are not control groups themselves.
@@ -204,7 +205,8 @@ class Tree:
         """
         path = directory if isinstance(directory, str) else directory.path
         text = self._read_text(f"{path}/tasks" if path else "tasks", "list the tasks of the group")
-        return [int(line) for line in text.split()]
+        # Kernels with resctrl for devices list groups of these, as "iommu_group:4".
+        return [int(line) for line in text.split() if line.isdecimal()]
 
     def cpus(self, ref: GroupRef) -> str:
         """Return the CPUs whose tasks without a group are counted in this one, such as "0-3"; "" for none."""
@@ -222,7 +224,7 @@ class Tree:
 
     def capacity(self) -> list[Capacity]:
         """Return the capacity of each monitoring resource. Raises MonitoringUnavailable if there is none."""
-        resources = [name for name in self._directories("info") if name.endswith("_MON")]
+        resources = [name for name in self._directories("info") if name.endswith(_MON)]
         if not resources:
             raise errors.MonitoringUnavailable(
                 "offers no monitoring",
@@ -256,35 +258,60 @@ class Tree:
         mounting = mounting or self.mounting()
         if self._fixed_configuration is not None and self._fixed_configuration[0] == mounting:
             return self._fixed_configuration[1]
-        features = self._read_text_if_there(f"{_L3}/mon_features")
-        assign_mode = self._read_text_if_there(f"{_L3}/mbm_assign_mode")
-        mode = bandwidth.mode_of(assign_mode, features, self._read_modalias())
-        # AMD's BMEC has one file for each event in mon_features; mbm_event has one in each event's directory.
-        files = [f"L3_MON/{name}" for name in features.split() if name.endswith("_config")]
-        if mode is bandwidth.Mode.ASSIGNED:
-            files = [f"L3_MON/event_configs/{name}/event_filter" for name in features.split()]
+        modes, files, is_fixed = list[bandwidth.Mode](), list[str](), any(mounting)
+        resources, modalias = self._bandwidth_resources(), self._read_modalias()
+        for resource, features in resources.items():
+            assign_mode = self._read_text_if_there(f"info/{resource}/mbm_assign_mode")
+            modes.append(bandwidth.mode_of(assign_mode, features, modalias))
+            # AMD's BMEC has one file for each event in mon_features; mbm_event has one in each event's directory.
+            of_resource = [f"{resource}/{name}" for name in features.split() if name.endswith("_config")]
+            if modes[-1] is bandwidth.Mode.ASSIGNED:
+                of_resource = [f"{resource}/event_configs/{name}/event_filter" for name in features.split()]
+            files += of_resource
+            is_fixed = is_fixed and bool(features) and not (assign_mode or of_resource)
         with self._command_lock:  # reading event_filter clears last_cmd_status
             texts = {file: self._read_text_if_there(f"info/{file}").strip() for file in files}
-        found = bandwidth.Configuration(mode, {file: text for file, text in texts.items() if text})
+        kernel_mode = self._read_text_if_there(_KERNEL_MODE)
+        found = bandwidth.Configuration(
+            bandwidth.worst_mode(modes),
+            {file: text for file, text in texts.items() if text},
+            bandwidth.kernel_mode_of(kernel_mode),
+        )
         # The kernel creates the files of info with the mount, and mon_features changes with the mode only.
-        if features and not (assign_mode or files) and any(mounting):
+        if is_fixed and not kernel_mode:
             self._fixed_configuration = mounting, found
         return found
 
+    def _bandwidth_resources(self) -> dict[str, str]:
+        """Return the text of mon_features of each resource with bandwidth events; of ``L3_MON`` if none has any."""
+        found = {}
+        for resource in self._directories("info"):
+            if resource.endswith(_MON):
+                features = self._read_text_if_there(f"info/{resource}/mon_features")
+                if any(counters.event(name).restarts for name in features.split()):
+                    found[resource] = features
+        return found or {f"L3{_MON}": self._read_text_if_there(f"info/L3{_MON}/mon_features")}
+
     def bandwidth(self) -> bandwidth.Bandwidth:
         """Return how memory bandwidth is counted now, with the assignable counters. Raises NotRead, NotMounted."""
-        assign_mode = self._read_text_if_there(f"{_L3}/mbm_assign_mode")
-        features = self._read_text_if_there(f"{_L3}/mon_features")
-        mode = bandwidth.mode_of(assign_mode, features, self._read_modalias())
-        available = ""
-        if mode is bandwidth.Mode.ASSIGNED:
-            with self._command_lock:  # reading it clears last_cmd_status
-                available = self._read_text_if_there(f"{_L3}/available_mbm_cntrs")
+        modes, can_assign, modalias = list[bandwidth.Mode](), False, self._read_modalias()
+        number, available = dict[str, int](), dict[str, int]()
+        for resource, features in self._bandwidth_resources().items():
+            name = resource.removesuffix(_MON)
+            assign_mode = self._read_text_if_there(f"info/{resource}/mbm_assign_mode")
+            modes.append(bandwidth.mode_of(assign_mode, features, modalias))
+            can_assign |= bandwidth.can_assign(assign_mode)
+            number |= bandwidth.by_domain(name, self._read_text_if_there(f"info/{resource}/num_mbm_cntrs"))
+            if modes[-1] is bandwidth.Mode.ASSIGNED:
+                with self._command_lock:  # reading it clears last_cmd_status
+                    text = self._read_text_if_there(f"info/{resource}/available_mbm_cntrs")
+                available |= bandwidth.by_domain(name, text)
         return bandwidth.Bandwidth(
-            mode,
-            bandwidth.can_assign(assign_mode),
-            bandwidth.by_domain(self._read_text_if_there(f"{_L3}/num_mbm_cntrs")),
-            bandwidth.by_domain(available),
+            bandwidth.worst_mode(modes),
+            can_assign,
+            number,
+            available,
+            bandwidth.kernel_mode_of(self._read_text_if_there(_KERNEL_MODE)),
         )
 
     def inexact(self) -> str:
@@ -428,18 +455,26 @@ class Tree:
         if self._writes % _WRITES_BETWEEN_READS == 0:
             self.on_many_writes()
 
-    def assign_counter(self, ref: GroupRef, event: str, domain: int) -> bool:
-        """Assign a bandwidth counter of one L3 to the group; False if all counters there are in use.
+    def assign_counter(self, ref: GroupRef, event: str, domain: str) -> bool:
+        """Assign a bandwidth counter of one domain to the group; False if all counters there are in use.
 
-        Raises NoSuchGroup, NotMounted, KernelRefused (``mbm_event`` is not the mode).
+        False also if the group has no file that assigns them. Raises NoSuchGroup, NotMounted, KernelRefused
+        (``mbm_event`` is not the mode).
         """
-        path = os.path.join(self.full_path(ref), COUNTERS)
+        file, number = bandwidth.assignments_file(domain)
+        if not file:
+            return False
+        path = os.path.join(self.full_path(ref), file)
         try:
             with (
-                self._command(f"assign a counter for {event} in L3 {domain}", path),
-                self.own_writes.counted(ref.path),
+                self._command(f"assign a counter for {event} in {domain}", path),
+                self.own_writes.counted(os.path.join(ref.path, file)),
             ):
-                _write(path, f"{event}:{domain}=e\n".encode())
+                _write(path, f"{event}:{number}=e\n".encode())
+        except errors.NoSuchGroup:
+            if self.find(ref) is None:
+                raise
+            return False
         except errors.KernelRefused as error:
             if error.errno == errno.ENOSPC:
                 return False

@@ -293,6 +293,29 @@ def test_assignable_bandwidth_counters_are_counted(machine: MachineTree) -> None
     assert fault(machine, "bandwidth").severity is Severity.NOTE
 
 
+def test_counters_of_a_resource_other_than_l3_are_examined(machine: MachineTree) -> None:
+    folder = f"{RESCTRL}/info/MB_MON"
+    machine.write(f"{RESCTRL}/info/L3_MON/mon_features", "llc_occupancy\n")
+    machine.write(f"{folder}/num_rmids", "94\n")
+    machine.write(f"{folder}/mon_features", "mbm_total_bytes\n")
+    machine.write(f"{folder}/mbm_assign_mode", "[mbm_event]\ndefault\n")
+    machine.write(f"{folder}/num_mbm_cntrs", "0=9\n")
+    machine.write(f"{folder}/available_mbm_cntrs", "0=0\n")
+    assert "available: 0 of 9 in mon_MB_00" in fault(machine, "bandwidth").what
+
+
+def test_work_of_the_kernel_that_is_counted_elsewhere_is_found(machine: MachineTree) -> None:
+    machine.write(f"{RESCTRL}/info/kernel_mode", "[inherit_ctrl_and_mon]\nglobal_assign_ctrl_assign_mon\n")
+    assert faults(machine) == []
+    machine.write(f"{RESCTRL}/info/kernel_mode", "inherit_ctrl_and_mon\n[global_assign_ctrl_assign_mon]\n")
+    found = fault(machine, "kernel-mode")
+    assert (found.severity, found.fix) == (
+        Severity.WARNING,
+        (f"echo inherit_ctrl_and_mon >{RESCTRL}/info/kernel_mode",),
+    )
+    assert "info/kernel_mode: global_assign_ctrl_assign_mon" in found.what
+
+
 # -- RMIDs
 
 

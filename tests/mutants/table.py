@@ -798,7 +798,7 @@ MUTANTS = (
         "a write that the kernel refuses hides one of another program",
         _RESCTRL + "foreign_writes.py",
         """\
-                self._begun[directory] -= 1
+                self._begun[file] -= 1
                 self._running -= 1
 """,
         """\

@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 
-from resctrlmond.resctrl.counters import EVENTS
+from resctrlmond.resctrl.counters import EVENTS, Kind
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
-from resctrlmond.resctrl.foreign_writes import COUNTERS, ForeignWrites, Written
+from resctrlmond.resctrl.foreign_writes import KERNEL_MODES, ForeignWrites, Written
 from resctrlmond.resctrl.membership import membership_of
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.evidence.group_owner import owner_of
@@ -52,6 +52,7 @@ _MAX_REST_S = 0.25
 _MAY_HAVE_TASKS_OF_OTHERS = frozenset({Reason.HAS_CPUS.name, Reason.CHANGES_UNKNOWN.name})
 # The events whose counters can be reset.
 _RESTARTING = tuple(name for name, event in EVENTS.items() if event.restarts)
+_CUMULATIVE = tuple(name for name, event in EVENTS.items() if event.kind is Kind.CUMULATIVE)
 # A reading waits so long for a thread that processes events: it may hang in the kernel.
 _EVENTS_WAIT_S = 2.0
 _EVENTS_LOST = (
@@ -297,13 +298,19 @@ class Interference:
 
         A counter that is reset and then counts more than before is not found by its readings.
         """
-        for directory in sorted(written.counters):
-            path = os.path.join(self._tree.path, directory, COUNTERS)
-            reset, owner = doubt(Reason.RESET_BY_WRITE, events=_RESTARTING, file=path), self._owner(directory)
-            if owner is not None:
+        for file in sorted(written.counters):
+            path = os.path.join(self._tree.path, file)
+            reset = doubt(Reason.RESET_BY_WRITE, events=_RESTARTING, file=path)
+            if (owner := self._owner(os.path.dirname(file))) is not None:
                 self._doubts.add({owner[0]: frozenset({owner[1]})}, reset)
             self.on_counters_reset(_RESTARTING, text_of(reset))
-        for file in sorted(written.configuration):
+        for file in sorted(written.configuration & KERNEL_MODES):
+            changed = doubt(
+                Reason.KERNEL_WORK, cause=f"another program wrote to {os.path.join(self._tree.path, file)}"
+            )
+            self._doubts.add(self._all_groups(), changed)
+            self.on_counters_reset(_CUMULATIVE, text_of(changed))
+        for file in sorted(written.configuration - KERNEL_MODES):
             name = caveats.event_of(file.removeprefix("info/"))
             events = (name,) if name in _RESTARTING else _RESTARTING
             reset = doubt(Reason.RESET_BY_WRITE, events=events, file=os.path.join(self._tree.path, file))

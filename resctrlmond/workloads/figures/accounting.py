@@ -12,7 +12,7 @@ from decimal import Decimal, localcontext
 
 import msgspec
 
-from resctrlmond.resctrl.counters import EXACTLY, Event, Kind, Reading, Status, Value, event
+from resctrlmond.resctrl.counters import EXACTLY, Event, Kind, Reading, Status, Value, event, repeated
 from resctrlmond.workloads.figures.checkpoint import CounterHistory
 from resctrlmond.workloads.figures.reasons import Reason
 from resctrlmond.workloads.model.states import Quality, worst
@@ -81,6 +81,8 @@ _NOT_ONLINE = Value(Status.ERROR, "not online")
 _NOTHING = CounterHistory()
 # A reset counter restarts from 0. A decrease by at most this fraction is noise, not a reset.
 _NOISE = Decimal("0.01")
+_AT_BEGIN = "at the beginning"
+_GAP = "use at that time may be missing"
 _TOO_SMALL = "the use was too small to be counted"
 _RESTARTED = "it was reset or had no counter for a time, so some use is missing"
 
@@ -104,16 +106,17 @@ def totals(
     """Return the total of each cumulative event between two readings of one group, in order of the event's name.
 
     Gauges have no total and are left out. Sub-domains are counted instead of their domain, which is their sum,
-    because each of them goes offline and restarts from 0 separately. ``baseline`` is the quality of the begin
-    readings; no total is better. ``missed`` has, by domain, the reason for which its end values are missing or older
-    than those of other domains. ``past`` is the history of counters between the two readings, by domain and event.
-    ``caveats`` has, by event, the reason for which its total cannot be exact. ``is_reallocated``: the hardware gives
-    the group's bandwidth counters to other RMIDs too.
+    because each of them goes offline and restarts from 0 separately. Those of ``repeated`` are not counted.
+    ``baseline`` is the quality of the begin readings; no total is better. ``missed`` has, by domain, the reason for
+    which its end values are missing or older than those of other domains. ``past`` is the history of counters between
+    the two readings, by domain and event. ``caveats`` has, by event, the reason for which its total cannot be exact.
+    ``is_reallocated``: the hardware gives the group's bandwidth counters to other RMIDs too.
     """
     missed, past, caveats = missed or {}, past or {}, caveats or {}
     before = {(reading.domain, reading.event): reading.value for reading in begin}
     after = {(reading.domain, reading.event): reading.value for reading in end}
     counters = before.keys() | after.keys()
+    counters -= repeated(counters)
     sums = {(domain.partition("/")[0], name) for domain, name in counters if "/" in domain}
     active_at_begin, active_at_end = (
         {domain for (domain, name), value in at.items() if value.is_active(event(name))} for at in (before, after)
@@ -200,14 +203,20 @@ def _counted(run: _Run) -> _Delta:
     base = _base(run)
     if base is None:
         assert begin is not None
-        return _Delta(None, Quality.UNKNOWN, Reason.NO_BEGIN.text(domain=domain, word=repr(begin.text)))
+        return _Delta(
+            None, Quality.UNKNOWN, Reason.NO_NUMBER.text(domain=domain, when=_AT_BEGIN, cause=repr(begin.text))
+        )
     if past.carried is not None:
         number = max(0, past.carried + end.number - base)
         return _Delta(number, Quality.ESTIMATED, Reason.WENT_BACK.text(domain=domain, cause=_RESTARTED))
     if begin is None:
-        return _Delta(end.number, Quality.ESTIMATED, Reason.NO_BEGIN.text(domain=domain, word="it came online later"))
+        return _Delta(
+            end.number,
+            Quality.ESTIMATED,
+            Reason.NO_NUMBER.text(domain=domain, when=_AT_BEGIN, cause="it came online later"),
+        )
     if begin.number is None:
-        reason = Reason.NO_BEGIN.text(domain=domain, word=repr(begin.text))
+        reason = Reason.NO_NUMBER.text(domain=domain, when=_AT_BEGIN, cause=repr(begin.text))
         return _Delta(end.number, Quality.ESTIMATED, reason)
     if end.number < base:
         if base - end.number <= base * _NOISE:
@@ -216,7 +225,11 @@ def _counted(run: _Run) -> _Delta:
         return _Delta(end.number, Quality.ESTIMATED, Reason.WENT_BACK.text(domain=domain, cause=_RESTARTED))
     if past.has_gap:
         # The hardware may have reset the counter meanwhile (see ``Unavailable``).
-        return _Delta(end.number - base, Quality.ESTIMATED, Reason.GAP.text(domain=domain))
+        return _Delta(
+            end.number - base,
+            Quality.ESTIMATED,
+            Reason.NO_NUMBER.text(domain=domain, when="at a reading during the run", cause=_GAP),
+        )
     return _Delta(end.number - base, Quality.EXACT)
 
 
@@ -240,13 +253,13 @@ def _without_end(run: _Run, end: Value) -> _Delta:
     was_never_active = run.begin is not None and run.begin.is_never_active(run.of) and not run.was_active
     if was_never_active and end.is_never_active(run.of) and run.past == _NOTHING:
         return _Delta(0, Quality.EXACT)
-    base = _base(run)
+    base, at_end = _base(run), f"at the end ({end.text!r})"
     number = 0 if base is None else (run.past.carried or 0) + (run.past.known or 0) - base
     if number > 0:
         cause = "the total is what was counted before"
-        reason = Reason.NO_END.text(domain=run.domain, word=repr(end.text), cause=cause)
+        reason = Reason.NO_NUMBER.text(domain=run.domain, when=at_end, cause=cause)
         return _Delta(number, Quality.ESTIMATED, reason)
-    reason = Reason.NO_END.text(domain=run.domain, word=repr(end.text), cause="no use was counted before")
+    reason = Reason.NO_NUMBER.text(domain=run.domain, when=at_end, cause="no use was counted before")
     return _Delta(None, Quality.UNKNOWN, reason)
 
 

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 
 from resctrlmond.resctrl.bandwidth import Mode
-from resctrlmond.resctrl.counters import Kind, Reading, Status, event
+from resctrlmond.resctrl.counters import Kind, Reading, Status, event, resource_of
 from resctrlmond.workloads.figures.reasons import Reason, doubt, text_of
 from resctrlmond.workloads.model.workload import Doubt, Group
 
@@ -23,18 +23,29 @@ def by_event(group: Group) -> dict[str, str]:
     return found
 
 
-def of_readings(readings: Iterable[Reading], mode: Mode | None, inexact: str) -> Iterator[Doubt]:
+def of_readings(
+    readings: Iterable[Reading], mode: Mode | None, inexact: str, kernel_mode: str = ""
+) -> Iterator[Doubt]:
     """Yield the caveats of readings in that mode of the bandwidth counters; None without such counters.
 
     ``inexact`` is the reason for which the readings of a simulation are inexact (``Tree.inexact``), "" if they are
-    exact.
+    exact. ``kernel_mode``: as in ``Configuration``.
     """
-    for name in sorted({reading.event for reading in readings}) if inexact or mode is Mode.REALLOCATED else ():
+    resources: dict[str, set[str]] = {}
+    for reading in readings:
+        resources.setdefault(reading.event, set()).add(resource_of(reading.domain))
+    for name, (first, *others) in ((name, sorted(of)) for name, of in sorted(resources.items())):
         of = event(name)
+        if of.kind is not Kind.CUMULATIVE:
+            continue
         if mode is Mode.REALLOCATED and of.restarts:
             yield doubt(Reason.REALLOCATED, events=[name])
-        elif inexact and of.kind is Kind.CUMULATIVE:
+        elif inexact:
             yield doubt(Reason.SIMULATION_INEXACT, events=[name], cause=inexact)
+        if kernel_mode:
+            yield doubt(Reason.KERNEL_WORK, events=[name], cause=f"info/kernel_mode is {kernel_mode}")
+        if others:
+            yield doubt(Reason.REPEATED, events=[name], resource=first, others=", ".join(others))
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Doubt]:
@@ -56,7 +67,10 @@ def _by_l3(text: str) -> dict[str, str]:
 
 
 def event_of(file: str) -> str:
-    """Return EVENT of the path ``L3_MON/EVENT_config`` or ``L3_MON/event_configs/EVENT/event_filter``."""
+    """Return EVENT of the path ``L3_MON/EVENT_config`` or ``L3_MON/event_configs/EVENT/event_filter``.
+
+    The directory of another resource can be in the place of L3_MON.
+    """
     parts = file.split("/")
     return parts[-1].removesuffix("_config") if len(parts) == 2 else parts[-2]
 
@@ -88,5 +102,5 @@ def lacking_sentence(keys: Iterable[str]) -> str:
     more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     return (
         f"no bandwidth counter is free for {', '.join(named[:_MOST_NAMED])}{more}: end other workloads, or unassign "
-        "counters of groups that do not need them (mbm_L3_assignments)"
+        "counters of groups that do not need them (such as mbm_L3_assignments)"
     )

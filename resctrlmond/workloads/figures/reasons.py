@@ -75,13 +75,13 @@ class Reason(enum.Enum):
     REALLOCATED = (
         Quality.ESTIMATED,
         "this processor takes bandwidth counters from one RMID for another and resets them, so some use may be "
-        "missing (the mode mbm_event prevents this, if info/L3_MON/mbm_assign_mode offers it)",
+        "missing (the mode mbm_event prevents this, if a file mbm_assign_mode below info offers it)",
     )
     UNASSIGNED = (
         Quality.ESTIMATED,
         "no counter was free in {domains} when its group was created, and its use until it gets one is not "
-        "counted: end other workloads, or unassign counters of groups that do not need them (mbm_L3_assignments);"
-        " the workload with the highest priority gets the next free one",
+        "counted: end other workloads, or unassign counters of groups that do not need them (such as "
+        "mbm_L3_assignments); the workload with the highest priority gets the next free one",
     )
     CHANGED = (
         Quality.ESTIMATED,
@@ -91,16 +91,16 @@ class Reason(enum.Enum):
         Quality.ESTIMATED,
         "another program wrote to {file}, which may have reset the counter: some use may be missing",
     )
+    KERNEL_WORK = Quality.ESTIMATED, "the kernel may have counted its work for the tasks in another group: {cause}"
+    REPEATED = (
+        Quality.ESTIMATED,
+        "the domains of {others} count it too, perhaps the same use, so only those of {resource} are included",
+    )
     SIMULATION_INEXACT = Quality.ESTIMATED, "the simulation is inexact: {cause}"
 
     # One counter.
     WENT_BACK = Quality.ESTIMATED, "{domain} went back: {cause}"
-    NO_BEGIN = Quality.ESTIMATED, Quality.UNKNOWN, "{domain} had no number at the beginning: {word}"
-    GAP = (
-        Quality.ESTIMATED,
-        "{domain} had no number at a reading during the run: use at that time may be missing",
-    )
-    NO_END = Quality.ESTIMATED, Quality.UNKNOWN, "{domain} had no number at the end ({word}): {cause}"
+    NO_NUMBER = Quality.ESTIMATED, Quality.UNKNOWN, "{domain} had no number {when}: {cause}"
     OFFLINE = Quality.ESTIMATED, Quality.UNKNOWN, "{domain} went offline{since}"
 
     # A group was lost, or could not be created.

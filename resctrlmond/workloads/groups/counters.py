@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-from resctrlmond.resctrl.bandwidth import Mode, domain_number
+from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.counters import Reading, event
 from resctrlmond.resctrl.errors import (
     ResctrlError,
@@ -73,16 +73,14 @@ def is_first(ctx: Context, workload: Workload) -> bool:
 
 def assign(ctx: Context, ref: GroupRef, lacking: Lacking) -> Lacking:
     """Assign these counters to a group, if they are free. Return those that it still lacks."""
-    return tuple(
-        (domain, name) for domain, name in lacking if not ctx.tree.assign_counter(ref, name, domain_number(domain))
-    )
+    return tuple((domain, name) for domain, name in lacking if not ctx.tree.assign_counter(ref, name, domain))
 
 
 def with_caveats(ctx: Context, group: Group, readings: Sequence[Reading]) -> Group:
     """Return the group with the caveats of these readings. Raises NotRead."""
     inexact, configuration = ctx.tree.inexact(), ctx.tree.bandwidth_configuration()
     mode = configuration.mode if any(event(reading.event).restarts for reading in readings) else None
-    group = group.doubted(*caveats.of_readings(readings, mode, inexact))
+    group = group.doubted(*caveats.of_readings(readings, mode, inexact, configuration.kernel_mode))
     if group.transactions:
         group = group.doubted(*caveats.changed(group.transactions, configuration.transactions))
     return replace(group, is_reallocated=True) if mode is Mode.REALLOCATED else group

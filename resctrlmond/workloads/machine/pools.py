@@ -25,14 +25,14 @@ import msgspec
 from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.class_counters import ClassCounters, Counter, GroupCounters, read_class
-from resctrlmond.resctrl.counters import EVENTS, EXACTLY, Event, Kind, Reading, Value, event
+from resctrlmond.resctrl.counters import EVENTS, EXACTLY, Event, Kind, Reading, Value, event, repeated
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, NotRead, ResctrlError, printable
 from resctrlmond.resctrl.mounts import Mounting, superblock_at
 from resctrlmond.resctrl.package_energy import PackageEnergy
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.figures import accounting, caveats, checkpoint
 from resctrlmond.workloads.figures.checkpoint import Checkpoint, CounterHistory
-from resctrlmond.workloads.figures.reasons import text_of
+from resctrlmond.workloads.figures.reasons import Reason, text_of
 from resctrlmond.workloads.machine.state import (
     ClassUse,
     MachineFile,
@@ -391,12 +391,12 @@ class Machine:
         read_at = utc_now()
         moved = "" if is_whole else "a group moved during the reading"
         inexact = self._tree.inexact()
-        of_traffic = self._traffic_caveat()
+        of_traffic, of_kernel = self._traffic_caveat(), self._kernel_caveat()
         # A counter that another program has reset during the reading may look like one that has counted less.
         has_events = has_events and self.read_events()
         # No later reading finds one that is gone already.
         unseen |= {one: None for one in self._state.unseen.copy() if not os.path.lexists(f"{self._tree.path}/{one}")}
-        caveat = "; ".join(filter(None, (inexact, moved, "" if has_events else _NOT_PROCESSED)))
+        caveat = "; ".join(filter(None, (inexact, moved, of_kernel, "" if has_events else _NOT_PROCESSED)))
         # An end of a workload waits for the guard, so it is held only while sums are added.
         live = self._live(classes)
         cores: dict[int, PoolUse] = {}
@@ -754,6 +754,14 @@ class Machine:
             self._state.event_flaws |= dict.fromkeys(changed.events, text_of(changed))
         return "the processor takes counters from one RMID for another" if now.mode is Mode.REALLOCATED else ""
 
+    def _kernel_caveat(self) -> str:
+        """Return why the use of no group is exact now; "" if the kernel counts its work in the group of the task."""
+        try:
+            mode = self._tree.bandwidth_configuration().kernel_mode
+        except ResctrlError as error:
+            return f"it is unknown in which group the kernel counts its work: {error}"
+        return Reason.KERNEL_WORK.text(cause=f"info/kernel_mode is {mode}") if mode else ""
+
     def _uncore(self, cores: dict[int, PoolUse], meanwhile: dict[int, Decimal]) -> Iterable[PoolUse]:
         """Yield what the packages used beyond their cores. They used ``meanwhile`` while the cores were read."""
         missed = self._energy.missed
@@ -825,7 +833,9 @@ def _copy(sums: Sums) -> Sums:
 
 
 def _values(readings: Iterable[Reading]) -> dict[Counter, Value]:
-    return {(reading.domain, reading.event): reading.value for reading in readings if not reading.is_part}
+    found = {(reading.domain, reading.event): reading.value for reading in readings if not reading.is_part}
+    again = repeated(found)
+    return {counter: value for counter, value in found.items() if counter not in again}
 
 
 def _histories(last_read: Checkpoint, *, is_of_run: bool) -> dict[Counter, CounterHistory]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
-from resctrlmond.resctrl.bandwidth import Mode, domain_number
+from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.workloads.groups import counters
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.queue_order import lacking_counters
@@ -42,6 +42,6 @@ def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) ->
                         free -= _domains(own.unassigned) - _domains(served.unassigned)
 
 
-def _domains(unassigned: Iterable[tuple[str, str]]) -> Counter[int]:
-    """Return how many counters are lacking in each L3, by its number."""
-    return Counter(domain_number(domain) for domain, _ in unassigned)
+def _domains(unassigned: Iterable[tuple[str, str]]) -> Counter[str]:
+    """Return how many counters are lacking in each domain, by its name."""
+    return Counter(domain for domain, _ in unassigned)

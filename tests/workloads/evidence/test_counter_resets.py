@@ -135,7 +135,7 @@ def test_refused_write_of_the_daemon_hides_none_of_another_program(tmp_path: Pat
         create(host.ctx, "first", owner="test")
         create(host.ctx, "k", owner="test")
         react(host)
-        assert not host.tree.assign_counter(host.get("k").first.ref, TRAFFIC, 0)
+        assert not host.tree.assign_counter(host.get("k").first.ref, TRAFFIC, "mon_L3_00")
         assert "another program" not in "".join(by_event(host.get("k").first).values())
         (Path(host.mountpoint) / GROUP).write_text(f"{TRAFFIC}:*=_\n")
         react(host)

@@ -168,6 +168,30 @@ def test_only_events_with_reallocated_counters_have_a_caveat() -> None:
     assert not [*of_readings(readings, Mode.DEDICATED, ""), *of_readings(readings, Mode.ASSIGNED, "")]
 
 
+def test_event_of_two_resources_is_not_added_up() -> None:
+    """The sum of both counted the same use twice, and was exact."""
+    begin, end = (
+        [Reading(domain, TRAFFIC, parse_value(text)) for domain, text in values.items()]
+        for values in ({"mon_L3_00": "1", "mon_MB_00": "2"}, {"mon_L3_00": "4", "mon_MB_00": "9"})
+    )
+    caveats = of_readings(end, Mode.ASSIGNED, "")
+    assert "the domains of mon_MB count it too" in caveats[TRAFFIC]
+    (found,) = totals(begin, end, caveats=caveats)
+    assert (found.number, found.quality, list(found.domains)) == (3, Quality.ESTIMATED, ["mon_L3_00"])
+    assert of_readings(end[1:], Mode.ASSIGNED, "") == {}
+    (found,) = totals(begin[1:], end[1:])
+    assert (found.number, found.quality) == (7, Quality.EXACT)
+
+
+def test_all_caveats_of_an_event_are_stated() -> None:
+    readings = [Reading("d", name, parse_value("0")) for name in EVENTS]
+    found = of_readings(readings, Mode.REALLOCATED, "", "global_assign_ctrl_assign_mon")
+    assert set(found) == {name for name, event in EVENTS.items() if event.kind is Kind.CUMULATIVE}
+    why = "the kernel may have counted its work for the tasks in another group"
+    assert all(f"{why}: info/kernel_mode is global_assign_ctrl_assign_mon" in text for text in found.values())
+    assert found[TRAFFIC].startswith("this processor takes bandwidth counters from one RMID for another")
+
+
 def test_unavailable_means_no_use_only_for_registers_of_packages() -> None:
     for name, event in EVENTS.items():
         is_register = event.kind is Kind.CUMULATIVE and not name.startswith("mbm_")

@@ -74,12 +74,15 @@ def test_a_group_without_a_counter_marks_its_baseline_with_reason_and_remedy(
     assert second.caveats[TRAFFIC] in total.reason
 
 
+L3S = ("mon_L3_00", "mon_L3_01")
+
+
 def test_status_has_the_counters_of_each_l3(host: Host, start: Callable[..., int]) -> None:
     start("first")
     seen = host.manager.watcher.look().bandwidth
     assert seen is not None
     assert (seen.mode, seen.can_assign) == (Mode.ASSIGNED, True)
-    assert (seen.counters, seen.available) == ({0: 4, 1: 4}, {0: 0, 1: 0})
+    assert (seen.counters, seen.available) == (dict.fromkeys(L3S, 4), dict.fromkeys(L3S, 0))
     info(host, "mbm_assign_mode").write_text("default\n")
     seen = host.manager.watcher.look().bandwidth
     assert seen is not None
@@ -120,7 +123,7 @@ def test_counters_that_are_used_up_are_not_asked_for(
     tree = host.ctx.tree
     assign, given = tree.assign_counter, list[bool]()
 
-    def assign_and_note(ref: GroupRef, name: str, domain: int) -> bool:
+    def assign_and_note(ref: GroupRef, name: str, domain: str) -> bool:
         given.append(assign(ref, name, domain))
         return given[-1]
 
