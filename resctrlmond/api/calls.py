@@ -285,7 +285,8 @@ def run_status(manager: Manager, _request: types.NoParameters, _caller: Caller) 
     lacking = lacking_sentence(lacking.workload.key for lacking in queue_order.lacking_counters(workloads))
     inexact = f"no figure of this simulation is exact: {seen.inexact}" if seen.inexact else ""
     mode = seen.bandwidth.kernel_mode if seen.bandwidth else ""
-    of_kernel = f"no total is exact: {Reason.KERNEL_WORK.text(cause=f'info/kernel_mode is {mode}')}" if mode else ""
+    why = Reason.KERNEL_WORK.text(cause=f"info/kernel_mode is {mode}")
+    of_kernel = f"no total is exact: {why}" if mode else ""
     alerts = (*manager.alerts.values(), seen.hangs, unmounted, lacking, inexact, of_kernel, seen.unwitnessed)
     problems = [*manager.problems, *filter(None, alerts)]
     return types.StatusReply(

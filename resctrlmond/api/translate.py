@@ -43,7 +43,7 @@ def workload_of(
     """
     caveats: dict[str, str] = {}
     for one in workload.groups:
-        caveats = {name: why for name, why in by_event(one).items() if workload.shows(name)} | caveats
+        caveats = {name: why for name, why in by_event(one.doubts).items() if workload.shows(name)} | caveats
     first = workload.first
     baseline, used = baseline_of(workload), cpu_time(workload)
     return types.Workload(

@@ -72,15 +72,15 @@ MUTANTS = (
     Mutant(
         "a workload without members ends exact while tasks of others run in its group",
         _WORKLOADS + "groups/removal.py",
-        "    if reported.baseline not in (Quality.EXACT, Quality.LATE):\n",
+        "    if quality not in (Quality.EXACT, Quality.LATE):\n",
         "    if is_written:\n",
         "tests/workloads/machine/test_machine.py",
     ),
     Mutant(
         "a group whose removal failed ends exact while tasks of others run in it",
         _WORKLOADS + "groups/removal.py",
-        "name=found.ref.name, baseline=Quality.UNKNOWN)",
-        "name=found.ref.name)",
+        "ctx.machine.ending(txn.workload, now, Quality.UNKNOWN)",
+        "ctx.machine.ending(txn.workload, now, Quality.EXACT)",
         "tests/workloads/machine/test_machine_file.py",
     ),
     Mutant(
@@ -448,8 +448,8 @@ MUTANTS = (
     Mutant(
         "an observed group is cleared of tasks",
         _WORKLOADS + "groups/creation.py",
-        "if quality is not Quality.UNKNOWN and not group.observed:",
-        "if quality is not Quality.UNKNOWN:",
+        "if has_begin and not group.observed:",
+        "if has_begin:",
         "tests/workloads/verbs/test_observed.py",
     ),
     Mutant(
@@ -462,14 +462,14 @@ MUTANTS = (
     Mutant(
         "a total of an observed group is exact",
         _WORKLOADS + "groups/creation.py",
-        "group = group.downgraded(Quality.ESTIMATED, Reason.OBSERVED.text())",
+        "group = group.doubted(doubt(Reason.OBSERVED))",
         "pass",
         "tests/workloads/verbs/test_observed.py",
     ),
     Mutant(
         "the pod of an observed container says nothing about it",
         _WORKLOADS + "verbs/excluded.py",
-        "        txn.save(workload.downgraded(workload.first, Quality.LATE, why))\n",
+        "        txn.save(workload.doubted(workload.first, why))\n",
         "        del why\n",
         "tests/workloads/verbs/test_observed.py",
     ),
@@ -539,8 +539,36 @@ MUTANTS = (
     Mutant(
         "a run of which the witness has shown nothing is exact",
         _WORKLOADS + "figures/verdict.py",
-        "if now.baseline is Quality.EXACT and (cause := unseen(workload, now)):",
-        "if False and (cause := unseen(workload, now)):",
+        "if not found and (cause := next(",
+        "if False and (cause := next(",
+        "tests/workloads/figures/test_verdict.py::test_run_whose_entry_the_witness_has_not_shown_is_not_exact",
+    ),
+    Mutant(
+        "a member that is late is exact after it was assigned again",
+        _WORKLOADS + "model/workload.py",
+        "if known is not None and known.late and known.has_tasks and not member.late:",
+        "if False:",
+        "tests/workloads/test_unit_starts.py::test_service_is_late_by_what_each_command_used_that_did_not_call",
+    ),
+    Mutant(
+        "a late member that could not be saved is exact after a start",
+        _WORKLOADS + "records/store.py",
+        "if known is not None and member.late and not known.late:",
+        "if False:",
+        "tests/workloads/records/test_store.py::test_a_late_member_that_could_not_be_saved_is_kept",
+    ),
+    Mutant(
+        "late members are forgotten first",
+        _WORKLOADS + "model/workload.py",
+        "ended.sort(key=lambda other: other.late and other.has_tasks)",
+        "ended.sort(key=lambda other: not other.late)",
+        "tests/workloads/records/test_store.py::test_a_workload_stays_late_when_its_late_members_are_forgotten",
+    ),
+    Mutant(
+        "a container without a control group of its own is exact",
+        _WORKLOADS + "figures/verdict.py",
+        "if member.kind in CONTAINERS and not member.cgroup and member.pid",
+        "if False",
         "tests/workloads/figures/test_verdict.py::test_run_whose_entry_the_witness_has_not_shown_is_not_exact",
     ),
     # -- workloads: exact services
@@ -893,14 +921,14 @@ MUTANTS = (
     Mutant(
         "a reading is exact while a write of another program is not processed",
         _WORKLOADS + "evidence/interference.py",
-        "        found = self._downgrades.of(key)\n",
-        "        found = dict[int, frozenset[tuple[Quality, str, tuple[str, ...]]]]()\n",
+        "        found = self._doubts.of(key)\n",
+        "        found: Doubts = {}\n",
         "tests/truth/test_unseen_use.py::test_cpu_that_a_group_had_before_it_is_read_makes_it_estimated",
     ),
     Mutant(
-        "a downgrade that could not be written is lost",
+        "a doubt that could not be written is lost",
         _WORKLOADS + "records/store.py",
-        " else _with_downgrades(before, _by_nonce(workload)))\n",
+        " else _with_doubts(before, workload))\n",
         " else before)\n",
         "tests/workloads/groups/test_cut.py tests/workloads",
     ),
@@ -1047,9 +1075,9 @@ MUTANTS = (
     ),
     Mutant(
         "a group that waited has an exact baseline",
-        _WORKLOADS + "groups/queue_order.py",
-        "        if workload.group_of(member).folder == group.folder\n",
-        "        if workload.group_of(member).folder != group.folder\n",
+        _WORKLOADS + "verbs/assign.py",
+        "late=member.late or waits,",
+        "late=member.late,",
         "tests/workloads/rmids/test_rmid_queue.py tests/workloads",
     ),
     # -- workloads: recovery
@@ -1077,8 +1105,8 @@ MUTANTS = (
     Mutant(
         "a member that was joining at a kill is exact",
         _WORKLOADS + "groups/placement.py",
-        "if member.joining else workload)",
-        "if False else workload)",
+        "joined = replace(joined, joining=False, late=True, may_have_run=_KILLED)",
+        "joined = replace(joined, joining=False)",
         "tests/workloads/groups/test_ran_before.py tests/workloads",
     ),
     Mutant(
@@ -1120,8 +1148,8 @@ MUTANTS = (
     Mutant(
         "a task that stayed outside does not make its group late",
         _WORKLOADS + "verbs/assign.py",
-        "if member.late or member.tasks_outside or why:",
-        "if member.late or why:",
+        "return replace(member, late=True) if member.tasks_outside else member",
+        "return member",
         "tests/workloads/test_manager.py tests/workloads/groups/test_follow.py tests/workloads",
     ),
     Mutant(
@@ -1130,27 +1158,6 @@ MUTANTS = (
         "        if group.nonce in used:\n",
         "        if group.nonce not in used:\n",
         "tests/workloads/verbs/test_undo.py tests/workloads",
-    ),
-    Mutant(
-        "a rejected Assign gives a group that was created again the quality of the old one",
-        _WORKLOADS + "verbs/assign.py",
-        "    if old is None or old.created_ns != group.created_ns:\n",
-        "    if old is None:\n",
-        "tests/workloads/evidence/test_strangers.py tests/workloads",
-    ),
-    Mutant(
-        "an error of the last sweep leaves the totals exact",
-        _WORKLOADS + "groups/placement.py",
-        "        txn.save(workload.with_late(member, Reason.NOT_SWEPT_AT_END.text(member=member.id, error=error)))\n",
-        "        txn.save(workload)\n",
-        "tests/workloads/groups/test_ran_before.py",
-    ),
-    Mutant(
-        "a member that ended while its group waited leaves the totals exact",
-        _WORKLOADS + "groups/queue_order.py",
-        "members = [member for member in workload.members if member.has_tasks]",
-        "members = [member for member in workload.living if member.has_tasks]",
-        "tests/workloads/rmids/test_rmid_queue.py tests/workloads",
     ),
     Mutant(
         "a new group that cannot be removed is forgotten",
@@ -1212,8 +1219,8 @@ MUTANTS = (
     Mutant(
         "a counter that went back is not called estimated",
         _WORKLOADS + "figures/accounting.py",
-        "return _Delta(end.number, Quality.ESTIMATED, Reason.RESET.text(domain=domain))",
-        "return _Delta(end.number, Quality.EXACT)",
+        "        return _Delta(end.number, Quality.ESTIMATED, Reason.WENT_BACK.text(",
+        "        return _Delta(end.number, Quality.EXACT, Reason.WENT_BACK.text(",
         "tests/workloads/figures/test_accounting.py tests/workloads",
     ),
     Mutant(
@@ -1247,8 +1254,8 @@ MUTANTS = (
     Mutant(
         "the workload that lost a task to a take-over is exact",
         _WORKLOADS + "evidence/takeover.py",
-        "group.downgraded(Quality.LATE, Reason.TAKEN_OVER.text(key=key))",
-        "group",
+        'workload.doubted(group, doubt(Reason.MOVED_OUT, by=f"workload {key} took them over"))',
+        "workload",
         "tests/workloads/groups/test_cut.py tests/workloads",
     ),
     Mutant(
@@ -1382,7 +1389,7 @@ MUTANTS = (
     Mutant(
         "a pod stays exact without a container that its profile excludes",
         _WORKLOADS + "verbs/profiled.py",
-        "            mark_excluded(ctx, txn, Reason.EXCLUDED.text(member=member, profile=choice.name))\n",
+        "            mark_excluded(ctx, txn, by_profile(member, choice.name))\n",
         "            pass\n",
         "tests/daemon/test_profiles_hook.py",
     ),

@@ -305,9 +305,8 @@ class Interference:
                 self._doubts.add({owner[0]: frozenset({owner[1]})}, reset)
             self.on_counters_reset(_RESTARTING, text_of(reset))
         for file in sorted(written.configuration & KERNEL_MODES):
-            changed = doubt(
-                Reason.KERNEL_WORK, cause=f"another program wrote to {os.path.join(self._tree.path, file)}"
-            )
+            path = os.path.join(self._tree.path, file)
+            changed = doubt(Reason.KERNEL_WORK, cause=f"another program wrote to {path}")
             self._doubts.add(self._all_groups(), changed)
             self.on_counters_reset(_CUMULATIVE, text_of(changed))
         for file in sorted(written.configuration - KERNEL_MODES):

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.counters import Kind, Reading, Status, event, resource_of
 from resctrlmond.workloads.figures.reasons import Reason, doubt, text_of
-from resctrlmond.workloads.model.workload import Doubt, Group
+from resctrlmond.workloads.model.workload import Doubt
 
 _MOST_NAMED = 5
 
 
-def by_event(group: Group) -> dict[str, str]:
+def by_event(doubts: Iterable[Doubt]) -> dict[str, str]:
     """Return the reasons for which totals of some events only are not exact, by event."""
     found: dict[str, str] = {}
-    for one in group.doubts:
+    for one in doubts:
         for name in one.events:
             found[name] = "; ".join(filter(None, (found.get(name, ""), text_of(one))))
     return found

@@ -122,7 +122,7 @@ _MOST_AT_BASELINE = 64
 def _at_baseline(group: Group, begin: Sequence[Reading]) -> list[Total]:
     key = (
         tuple((one.domain, one.event, one.value if one.value.number is None else None) for one in begin),
-        (group.has_begin, group.is_reallocated, tuple(sorted(caveats.by_event(group).items()))),
+        (group.has_begin, group.is_reallocated, tuple(sorted(caveats.by_event(group.doubts).items()))),
     )
     known = _AT_BASELINE.get(key)
     if known is None:
@@ -185,7 +185,7 @@ def _totals(
         Quality.EXACT if group.has_begin else Quality.UNKNOWN,
         missed=missed,
         past=checkpoint.histories(last_read) if last_read else None,
-        caveats=caveats.by_event(group),
+        caveats=caveats.by_event(group.doubts),
         is_reallocated=group.is_reallocated,
     )
 

@@ -105,7 +105,7 @@ def with_profile(ctx: Context, assignment: Assignment) -> Assignment:
     if pod and (has_own_group or choice.watch is Watch.NONE):
         # First, so that a daemon that is killed in between leaves no exact pod that lacks the container.
         with ctx.store.transaction(pod) as txn:
-            mark_excluded(ctx, txn, by_profile(member, profile=choice.name))
+            mark_excluded(ctx, txn, by_profile(member, choice.name))
     if choice.watch is Watch.NONE or (has_own_group and assignment.kind == "sandbox"):
         _leave_out(ctx, assignment, choice, facts, pod)
     if has_own_group:

@@ -127,7 +127,7 @@ def test_counters_that_the_daemon_assigns_are_not_reset(tmp_path: Path, process:
         release(host.ctx, "first", owner="test")
         assert not host.get("k").first.unassigned
         react(host)
-        assert "another program" not in "".join(by_event(host.get("k").first).values())
+        assert "another program" not in "".join(by_event(host.get("k").first.doubts).values())
 
 
 def test_refused_write_of_the_daemon_hides_none_of_another_program(tmp_path: Path) -> None:
@@ -136,10 +136,10 @@ def test_refused_write_of_the_daemon_hides_none_of_another_program(tmp_path: Pat
         create(host.ctx, "k", owner="test")
         react(host)
         assert not host.tree.assign_counter(host.get("k").first.ref, TRAFFIC, "mon_L3_00")
-        assert "another program" not in "".join(by_event(host.get("k").first).values())
+        assert "another program" not in "".join(by_event(host.get("k").first.doubts).values())
         (Path(host.mountpoint) / GROUP).write_text(f"{TRAFFIC}:*=_\n")
         react(host)
-        assert f"another program wrote to {host.mountpoint}/{GROUP}" in by_event(host.get("k").first)[TRAFFIC]
+        assert f"another program wrote to {host.mountpoint}/{GROUP}" in by_event(host.get("k").first.doubts)[TRAFFIC]
 
 
 def test_use_of_the_machine_is_not_exact_after_a_reset(abmc: tuple[Host, Control]) -> None:

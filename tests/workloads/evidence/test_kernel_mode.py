@@ -20,7 +20,8 @@ from tests.workloads.evidence.test_interference import react
 from tests.workloads.known_reasons import check_reasons
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
-WHY = "the kernel may have counted its work for the tasks in another group: info/kernel_mode is global_assign_ctrl_assign_mon"
+WORK = "the kernel may have counted its work for the tasks in another group"
+WHY = f"{WORK}: info/kernel_mode is global_assign_ctrl_assign_mon"
 
 
 @pytest.fixture
@@ -64,8 +65,5 @@ def test_change_between_two_readings(host: Host, process: Start) -> None:
     react(host)
     for total in read(host.ctx, "k")[2]:
         assert total.quality is Quality.ESTIMATED
-        assert (
-            "the kernel may have counted its work for the tasks in another group: another program wrote to"
-            in total.reason
-        )
+        assert f"{WORK}: another program wrote to" in total.reason
         check_reasons(total)

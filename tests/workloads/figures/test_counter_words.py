@@ -16,7 +16,7 @@ from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Fault
 from resctrlmond.workloads.figures import checkpoint
 from resctrlmond.workloads.figures.accounting import Total, totals
-from resctrlmond.workloads.figures.caveats import changed, of_readings
+from resctrlmond.workloads.figures.caveats import by_event, changed, of_readings
 from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.verbs.assign import assign
@@ -174,18 +174,18 @@ def test_event_of_two_resources_is_not_added_up() -> None:
         [Reading(domain, TRAFFIC, parse_value(text)) for domain, text in values.items()]
         for values in ({"mon_L3_00": "1", "mon_MB_00": "2"}, {"mon_L3_00": "4", "mon_MB_00": "9"})
     )
-    caveats = of_readings(end, Mode.ASSIGNED, "")
+    caveats = by_event(of_readings(end, Mode.ASSIGNED, ""))
     assert "the domains of mon_MB count it too" in caveats[TRAFFIC]
     (found,) = totals(begin, end, caveats=caveats)
     assert (found.number, found.quality, list(found.domains)) == (3, Quality.ESTIMATED, ["mon_L3_00"])
-    assert of_readings(end[1:], Mode.ASSIGNED, "") == {}
+    assert not list(of_readings(end[1:], Mode.ASSIGNED, ""))
     (found,) = totals(begin[1:], end[1:])
     assert (found.number, found.quality) == (7, Quality.EXACT)
 
 
 def test_all_caveats_of_an_event_are_stated() -> None:
     readings = [Reading("d", name, parse_value("0")) for name in EVENTS]
-    found = of_readings(readings, Mode.REALLOCATED, "", "global_assign_ctrl_assign_mon")
+    found = by_event(of_readings(readings, Mode.REALLOCATED, "", "global_assign_ctrl_assign_mon"))
     assert set(found) == {name for name, event in EVENTS.items() if event.kind is Kind.CUMULATIVE}
     why = "the kernel may have counted its work for the tasks in another group"
     assert all(f"{why}: info/kernel_mode is global_assign_ctrl_assign_mon" in text for text in found.values())
