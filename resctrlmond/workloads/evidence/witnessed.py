@@ -159,6 +159,8 @@ class Proofs:
         is_known = inode in proof.entered or any(other in proof.entered for _, other in above)
         if inode is None or home is None or (is_known and before_ns is None):
             return replace(workload, proof=proof)
+        if not (pod or member.pid or member.commands) and self._has_replaced(proof, member.cgroup):
+            return replace(workload, proof=with_new_cgroup(proof, inode, member.id))
         of_runtime, sandboxes = _helpers(workload, pod, member, sandbox) if pod else ([], [])
         helpers = dict.fromkeys((*proof.helpers, *of_runtime))
         idle = dict.fromkeys(sandboxes, 0) | proof.idle
@@ -259,6 +261,10 @@ class Proofs:
                 elif proof.cgroups and moves.since_ns > group.created_ns:
                     raise NotRead("the witness has overwritten the moves into the group", path=self._witness.folder)
         return found
+
+    def _has_replaced(self, proof: Proof, path: str) -> bool:
+        """Return whether a control group at the path has entered in this run, and was removed. Raises NotRead."""
+        return any(inode in proof.entered for inode in self._witness.at_paths([path]).get(path, ()))
 
     def _directory(self, group: Group) -> int | None:
         try:

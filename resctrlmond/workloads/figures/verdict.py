@@ -47,7 +47,8 @@ def with_new_cgroup(proof: Proof, inode: int, member: str) -> Proof:
     """Return the proof with a control group that has replaced one of a member. All that it has used counts."""
     if len(proof.entered) >= _MAX_CGROUPS:
         return with_cause(proof, f"the control group of {member} was created too many times")
-    return replace(proof, cgroups=(*proof.cgroups, inode), entered={**proof.entered, inode: 0})
+    cgroups = tuple(dict.fromkeys((*proof.cgroups, inode)))
+    return replace(proof, cgroups=cgroups, entered={**proof.entered, inode: 0})
 
 
 def with_cgroup(proof: Proof, inode: int, path: str) -> Proof:

@@ -47,8 +47,9 @@ def release(
         elif workload.state is State.ENDING:
             ends.finish_again(ctx, txn)
         elif not is_over:
-            if txn.workload.part_of:
-                placement.sweep(ctx, txn)  # tasks in its groups return to the workload around it
+            if txn.workload.part_of or not txn.workload.proof.cgroups:
+                # Tasks in its groups return to the workload around it, and others are not seen by the witness.
+                placement.sweep(ctx, txn)
             # The last claim is removed by the write that records the end: a daemon that is killed after it
             # completes this end, and one that is killed before it has not begun.
             removal.finish(ctx, txn, reason_text(reason), without_claims=[owner], has_ended=has_ended)

@@ -241,6 +241,17 @@ def test_a_removed_control_group_in_which_tasks_may_have_run_is_late(
     assert {total.quality for total in release(host.ctx, KEY, owner="admin").totals} == {Quality.LATE}
 
 
+def test_use_in_a_control_group_that_replaced_one_counts_after_the_next_assign(host: Host, cgroup: str) -> None:
+    """It was taken for use before the run."""
+    service(host, cgroup)
+    os.rmdir(cgroup)
+    os.mkdir(cgroup)
+    run_in(cgroup)
+    Path(host.mountpoint, SIMULATED_FOLDER, "tasks").read_bytes()
+    service(host, cgroup)
+    assert {total.quality for total in release(host.ctx, KEY, owner="admin").totals} == {Quality.LATE}
+
+
 def test_a_task_that_ran_and_ended_in_an_empty_control_group_after_a_wait_for_an_rmid(
     tmp_path: Path, cgroup: str
 ) -> None:
