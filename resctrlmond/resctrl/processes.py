@@ -18,6 +18,8 @@ from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, not_read
 _PF_KTHREAD = 0x00200000
 # The task is exiting, or a zombie.
 _PF_EXITING = 0x00000004
+# The states of a task that a signal wakes, or that a signal or a tracer has stopped (proc_pid_stat(5)).
+_SLEEPS = (b"S", b"T", b"t")
 # The errnos of /proc for a thread that does not exist or has ended.
 _GONE = (errno.ENOENT, errno.ESRCH)
 # Clock ticks in a second, the unit of start times.
@@ -68,6 +70,15 @@ def is_running(tid: int, start_time: int | None = None) -> bool:
     """Return whether the thread can execute user code; with ``start_time``, only this very thread. Raises NotRead."""
     found = stat(tid)
     return found is not None and not found.is_exiting and start_time in (None, found.start_time)
+
+
+def may_be_forking(tid: int) -> bool:
+    """Return whether a child may not be in the list of tasks yet whose fork by the thread has begun. Raises NotRead.
+
+    Until it is, a fork does not sleep so that a signal wakes it (copy_process() in kernel/fork.c).
+    """
+    fields = stat_fields(tid)
+    return bool(fields) and fields[0] not in _SLEEPS and not int(fields[6]) & _PF_EXITING
 
 
 def stat_fields(tid: int) -> list[bytes]:

@@ -7,6 +7,7 @@ import contextlib
 import enum
 import functools
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,6 +32,8 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 # The next pass finds a thread that was started between the listing and the write. After this many passes, a process
 # that starts threads faster than they can be moved is given up, and the result has the threads that are left.
 MAX_PASSES = 10
+# How long to wait for the end of a fork, before each of MAX_PASSES.
+_FORK_S = 0.001
 # The start time of each thread that was moved, and where it was before, by its number: for put_back().
 Origins = dict[int, tuple[int, Membership]]
 
@@ -49,15 +52,18 @@ def take_out(tree: Tree, ref: GroupRef, tids: Iterable[int]) -> int:
 
 
 def empty(tree: Tree, ref: GroupRef) -> tuple[int, int]:
-    """Move all threads out of a group, until none is left. Return how many were moved, and how many are left.
+    """Move all threads out of a group, until none is left. Return how many were moved, and how many may be left.
 
-    A thread that forks while it is moved leaves its child in the group.
+    A thread that forks while it is moved leaves its child in the group, and the child is in no list at first.
     """
-    moved, left, passes = 0, tree.tasks(ref), 0
-    while left and passes < MAX_PASSES:
+    moved, left, forking, passes = 0, tree.tasks(ref), set[int](), 0
+    while (left or forking) and passes < MAX_PASSES:
         moved += take_out(tree, ref, left)
+        if not left:
+            time.sleep(_FORK_S)
+        forking = {tid for tid in (*left, *forking) if processes.may_be_forking(tid)}
         left, passes = tree.tasks(ref), passes + 1
-    return moved, len(left)
+    return moved, len(left) + len(forking)
 
 
 class Elsewhere(enum.Enum):

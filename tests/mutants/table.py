@@ -1266,6 +1266,22 @@ MUTANTS = (
         "tests/truth/test_unseen_use.py::test_take_over_from_a_group_that_another_program_has_just_renamed_is_late",
     ),
     Mutant(
+        "a task that is being forked at the end of a nested run is missing",
+        _WORKLOADS + "groups/nested.py",
+        "        moved.update(tids)\n",
+        "",
+        "tests/truth/test_unseen_use.py"
+        "::test_task_that_is_being_forked_while_a_nested_workload_gives_back_its_tasks_may_be_missing",
+    ),
+    Mutant(
+        "a task that is being forked in a new group is counted there",
+        _RESCTRL + "tasks.py",
+        "    return moved, len(left) + len(forking)\n",
+        "    return moved, len(left)\n",
+        "tests/truth/test_unseen_use.py"
+        "::test_task_that_is_being_forked_while_its_parent_is_moved_out_of_a_new_group_may_stay",
+    ),
+    Mutant(
         "tasks of a nested run are counted nowhere after its end",
         _WORKLOADS + "groups/removal.py",
         "        left_tasks = nested.give_back(ctx, txn.workload)\n",

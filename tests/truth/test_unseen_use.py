@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.resctrl import processes
+from resctrlmond.resctrl.tree import Tree
 from resctrlmond.resctrl.witness import SIMULATED_FOLDER
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
@@ -21,6 +23,7 @@ from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.members import add_member
+from resctrlmond.workloads.verbs.move import move
 from resctrlmond.workloads.verbs.read import nested_totals, read
 from resctrlmond.workloads.verbs.release import release
 from tests.truth.crew import Crew, remove_cgroup
@@ -344,3 +347,72 @@ def test_task_that_was_in_a_new_group_and_left_its_control_group_is_a_stranger(m
     machine.end(foreign)
     machine.container("box", "box", cgroup)
     machine.check("box", Quality.ESTIMATED, 6)
+
+
+def show_state(monkeypatch: pytest.MonkeyPatch, task: int, state: bytes) -> None:
+    """Show a state of a virtual task: its real process sleeps."""
+    fields = processes.stat_fields
+
+    def show(tid: int) -> list[bytes]:
+        found = fields(tid)
+        return [state, *found[1:]] if found and tid == task else found
+
+    monkeypatch.setattr(processes, "stat_fields", show)
+
+
+@pytest.mark.parametrize(("state", "quality"), [(b"S", Quality.EXACT), (b"R", Quality.LATE)])
+def test_task_that_is_being_forked_while_a_nested_workload_gives_back_its_tasks_may_be_missing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, state: bytes, quality: Quality
+) -> None:
+    """It is in no list of tasks yet, and keeps the RMID that its parent had. A task that sleeps forks none."""
+    outer = machine.process()
+    assign(machine.host.ctx, assignment("outer", outer, "test"))
+    machine.control.run(outer, S, 0)
+    inner = machine.process(by=outer)
+    assign(machine.host.ctx, assignment("inner", inner, "test", nested=True))
+    child = machine.process(by=inner)
+    if state == b"R":
+        machine.control.overlook(child)
+        listed = Tree.tasks
+        monkeypatch.setattr(Tree, "tasks", lambda *of: [tid for tid in listed(*of) if tid != child])
+    show_state(monkeypatch, inner, state)
+    release(machine.host.ctx, "inner", owner="test")
+    machine.control.run(child, 5 * S, 0)
+    machine.check("outer", quality, 6 if quality is Quality.EXACT else 1)
+
+
+@pytest.mark.parametrize(("state", "quality"), [(b"S", Quality.EXACT), (b"R", Quality.ESTIMATED)])
+def test_task_that_is_being_forked_while_its_parent_is_moved_out_of_a_new_group_may_stay(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, state: bytes, quality: Quality
+) -> None:
+    """The parent, and so the child, has the RMID of a removed group (rdt_move_group_tasks())."""
+    theirs = "mon_groups/theirs"
+    machine.control.make_group(theirs)
+    parent = machine.process()
+    machine.control.steal(parent, theirs)
+    child = machine.process(by=parent)
+    for task in (parent, child):
+        machine.control.overlook(task)
+    fill(machine, theirs)
+    listed = Tree.tasks
+    if state == b"R":
+        monkeypatch.setattr(Tree, "tasks", lambda *of: [tid for tid in listed(*of) if tid != child])
+    show_state(monkeypatch, parent, state)
+    pid = machine.process()
+    assign(machine.host.ctx, assignment("job", pid, "test"))
+    machine.control.run(child, 5 * S, 0)
+    machine.control.run(pid, S, 0)
+    machine.check("job", quality, 1 if quality is Quality.EXACT else 6)
+
+
+def test_task_that_is_being_forked_while_its_group_changes_its_class_is_counted(machine: Machine) -> None:
+    """It has the CLOSID of the old class, and the RMID of the group."""
+    machine.control.make_group("class")
+    pid = machine.process()
+    assign(machine.host.ctx, assignment("job", pid, "test"))
+    machine.control.run(pid, S, 0)
+    child = machine.process(by=pid)
+    machine.control.overlook(child)
+    move(machine.host.ctx, "job", "class")
+    machine.control.run(child, 5 * S, 0)
+    machine.check("job", Quality.EXACT, 6)

@@ -258,7 +258,7 @@ def _cleared(ctx: Context, key: str, group: Group) -> Group:
     """
     moved, left = tasks.empty(ctx.tree, group.ref)
     if left:
-        by = f"{left} were in it at its baseline, and could not be moved out"
+        by = f"{left} were in it at its baseline, and some may have stayed"
         return group.doubted(doubt(Reason.MOVED_IN, by=by))
     if moved:
         time.sleep(counters.REPORTING_LAG_S)  # what they used until now is not of the group

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 # A task that forks while it is moved leaves its child behind; the next pass finds it.
 _MAX_PASSES = 10
-# A child that is being forked is in no list yet: it is looked for once more after this time.
+# How long to wait for the end of a fork, before each of these passes.
 _FORK_S = 0.004
 # A nested workload that ends while it is read is read again.
 _MAX_TRIES = 5
@@ -178,11 +178,16 @@ def _home(outer: Workload, group: Group) -> Group | None:
 
 
 def _move_all(ctx: Context, group: Group, homes: list[Group], *, is_nearest: bool) -> bool:
-    """Move all tasks of a group, until none is left. Return whether none is left, and all are in the nearest home."""
-    here = Membership(group.class_, group.name)
+    """Move all tasks of a group, until none is left. Return whether none is left, and all are in the nearest home.
+
+    A child that is being forked has the RMID of its parent, and is in no list yet. So a task that was moved must have
+    been seen while it does not fork, before the last list.
+    """
+    here, moved = Membership(group.class_, group.name), set[int]()
     for number in range(_MAX_PASSES):
+        moved = {tid for tid in moved if processes.may_be_forking(tid)}
         tids = [tid for tid in ctx.tree.tasks(group.ref) if processes.is_running(tid)]
-        if not tids:
+        if not tids and not moved:
             return is_nearest or number == 0
         if not homes:
             return False
@@ -192,6 +197,7 @@ def _move_all(ctx: Context, group: Group, homes: list[Group], *, is_nearest: boo
                 with suppress(NoSuchProcess, ClassMismatch, PermissionDenied, KernelRefused):
                     # Not one that a container's hook has moved since it was listed: it is counted there.
                     ctx.tree.write_task_from(here, homes[0].ref.path, tid)
+        moved.update(tids)
         time.sleep(_FORK_S)
         log.debug("moved %d tasks out of the ending group %s in pass %d", len(tids), group.name, number + 1)
     return False
