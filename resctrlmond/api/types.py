@@ -616,6 +616,7 @@ class AssignRequest(Request, frozen=True, kw_only=True):
     takes the process out of that group, and both can be _exact_: the outer workload is not _late_, and *Read* and
     *Release* return for it what its nested workloads used too. When the nested workload ends, tasks of it that run
     on are moved into the group of the outer one. The nested workload does not wait for an RMID. Not with *takeOver*.
+    With *ownCgroup*, neither is _exact_: a task that leaves both that control group and the group is in no workload.
     """
     claim: str | None = None
     end_rule: EndRule | None = None

@@ -416,3 +416,20 @@ def test_task_that_is_being_forked_while_its_group_changes_its_class_is_counted(
     move(machine.host.ctx, "job", "class")
     machine.control.run(child, 5 * S, 0)
     machine.check("job", Quality.EXACT, 6)
+
+
+def test_task_that_left_a_nested_container_and_its_group_may_be_missing_in_both(machine: Machine) -> None:
+    """Neither the control group of the container nor the group of the outer workload has the task then."""
+    outer = machine.process()
+    assign(machine.host.ctx, assignment("outer", outer, "test"))
+    cgroup, elsewhere = machine.cgroup("box"), machine.cgroup("elsewhere")
+    inner = machine.process(cgroup, by=outer)
+    assign(machine.host.ctx, assignment("inner", inner, "test", own_cgroup=cgroup, kind="container", nested=True))
+    child = machine.process(cgroup, by=inner)
+    Path(elsewhere, "cgroup.procs").write_text(str(child))
+    machine.control.steal(child)
+    machine.control.run(inner, S, 0)
+    machine.end(inner)
+    machine.check("inner", Quality.ESTIMATED, 1)
+    machine.control.run(child, 5 * S, 0)
+    machine.check("outer", Quality.ESTIMATED, 0)

@@ -146,8 +146,9 @@ class Proofs:
         home = inode if not pod else cgroups.inode(pod)
         if proof.watch is None:
             proof = with_cause(proof, NOT_LOADED)
-        elif workload.nested.count:
-            proof = with_cause(proof, "workloads are nested in it")
+        elif workload.nested.count or workload.part_of:
+            # A task that leaves the control group and the group is in neither workload. Moves are not looked up.
+            proof = with_cause(proof, "it has a control group, and is nested or has nested workloads")
         elif not proof.cgroups and any(group.ids is not None for group in workload.groups):
             proof = with_cause(proof, f"the control group of {member.id} was not known from the beginning")
         elif inode is None or home is None:

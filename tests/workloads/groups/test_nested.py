@@ -845,13 +845,12 @@ def test_release_that_cannot_be_recorded_leaves_the_tasks_in_the_inner_run(
 
 
 def test_inner_run_whose_tasks_returned_before_the_end_values_were_read_is_estimated(
-    family: Family, cgroup: str, monkeypatch: pytest.MonkeyPatch
+    family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outer = family.start()
     family.assign("outer", outer, nested=False)
     inner = family.start(by=outer)
-    join(cgroup, inner)
-    family.assign("inner", inner, own_cgroup=cgroup)
+    family.assign("inner", inner)
     family.run(inner)
     with monkeypatch.context() as patch:
         patch.setattr(type(family.host.ctx.snapshots), "end", refuse)
@@ -865,7 +864,7 @@ def test_inner_run_whose_tasks_returned_before_the_end_values_were_read_is_estim
     os.waitpid(inner, 0)
     own, _ = family.release("inner")
     assert own.quality is Quality.ESTIMATED
-    assert own.reason.startswith("tasks in its control groups used 0.250 s of CPU time")
+    assert "its tasks may have been moved out of the group before" in own.reason
     total, inside = family.release("outer")
     assert inside is not None
     assert Decimal(str(total.number)) + Decimal(str(inside.number)) == used
