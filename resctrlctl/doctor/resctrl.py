@@ -97,7 +97,10 @@ def _no_monitoring(host: Host, name: str) -> Finding:
 
 
 def check_mount(host: Host) -> Iterator[Finding]:
-    """Check that resctrl is mounted once, where the daemon expects it, and that no other mount hides it."""
+    """Check that resctrl is mounted where the daemon expects it, and that no other mount hides it.
+
+    All mounts show the same groups, and the kernel reports what programs write to any of them.
+    """
     expected = place(host)
     all_mounts = host.mounts()
     found = [mount for mount in all_mounts if mount.fstype == "resctrl"]
@@ -130,17 +133,6 @@ def check_mount(host: Host) -> Iterator[Finding]:
             f"resctrl is mounted at {points}, and the daemon expects it at {expected}",
             "The daemon does not start, and no workload is monitored.",
             (f"umount {points} && {_MOUNT}", f"or {config.DEFAULT_PATH}: resctrl: {others[0].point}"),
-        )
-        return
-    if others or len(at) > 1:
-        points = ", ".join(mount.point for mount in found)
-        yield Finding(
-            Severity.WARNING,
-            "mount",
-            f"resctrl is mounted {len(found)} times: {points}",
-            "All mounts show the same groups. Programs that use another path are not seen as owners of groups, and "
-            "umount of one path does not remove the groups.",
-            tuple(f"umount {mount.point}" for mount in [*others, *at[1:]]),
         )
         return
     options = ", ".join(sorted(at[-1].options - {"rw"})) or "no options"

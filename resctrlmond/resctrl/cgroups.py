@@ -12,6 +12,7 @@ import msgspec
 from resctrlmond.resctrl import kernel_files
 from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, PermissionDenied, ResctrlError, not_read
 from resctrlmond.resctrl.mounts import Mount, mounts
+from resctrlmond.resctrl.processes import check_visible
 
 
 class NoSuchCgroup(ResctrlError):
@@ -170,6 +171,7 @@ def _where(tid: int) -> dict[str, str]:
         text = os.fsdecode(kernel_files.read(path))
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESRCH):
+            check_visible(tid)
             raise NoSuchProcess(f"no process {tid}", path=path, errno=error.errno) from error
         raise not_read(error, f"find the control group of thread {tid}", path) from error
     # A control group's name may contain any byte except a newline, so do not split at a carriage return.
@@ -212,6 +214,11 @@ def check(path: str) -> str:
     if not found or not os.path.exists(os.path.join(real, "cgroup.procs")):
         raise NoSuchCgroup("is not a control group", path=path, remedy="Give a path below /sys/fs/cgroup")
     return real
+
+
+def has_version_2() -> bool:
+    """Whether a hierarchy of version 2 is mounted. Raises NotRead."""
+    return any("" in hierarchy.names for hierarchy in _mounted())
 
 
 def is_there(path: str) -> bool:

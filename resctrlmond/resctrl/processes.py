@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from resctrlmond.resctrl import kernel_files
-from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, not_read
+from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, not_read
 
 # include/linux/sched.h: the task is a kernel thread.
 _PF_KTHREAD = 0x00200000
@@ -92,10 +92,38 @@ def stat_fields(tid: int) -> list[bytes]:
             os.close(fd)
     except OSError as error:
         if error.errno in _GONE:
+            check_visible(tid)
             return []
         raise not_read(error, f"read thread {tid}", path) from error
     # The name in parentheses may contain parentheses, so split at the last one.
     return text[text.rindex(b")") + 2 :].split()
+
+
+def is_hidden(tid: int) -> bool:
+    """Whether a thread exists that /proc does not show, or not let read (hidepid= in proc(5))."""
+    try:
+        # /proc/TID/stat is not shown by hidepid=2, and cannot be opened with hidepid=1.
+        with open(f"/proc/{tid}/stat", "rb"):
+            return False
+    except OSError as error:
+        if error.errno in LACKS:
+            return False
+    if not 0 < tid < 2**31:
+        return False  # kill(2) sends to a process group then
+    try:
+        os.kill(tid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # it is not permitted to get a signal, so it exists
+    return True
+
+
+def check_visible(tid: int) -> None:
+    """Raise NotRead if /proc hides a thread that exists, which must not pass for one that has ended."""
+    if is_hidden(tid):
+        remedy = "'resctrlctl status' explains how to let resctrlmond see it"
+        raise NotRead("exists, and /proc hides it from resctrlmond (hidepid=)", path=f"/proc/{tid}", remedy=remedy)
 
 
 def cpu_time_ns(pid: int) -> int | None:

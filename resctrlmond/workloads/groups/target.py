@@ -154,8 +154,10 @@ class _Process(msgspec.Struct, frozen=True):
         return None if set(used) == {None} else sum(time or 0 for time in used)
 
     def children(self) -> list[int]:
-        # This list may lack a child if another one ends, so it only shows that there are some.
-        return processes.certain_children(self.process.pid) if processes.children(self.process.pid) else []
+        # This list, which not every kernel has, may lack a child if another one ends, so it only shows that there are
+        # some.
+        has_none = processes.children(self.process.pid) == []
+        return [] if has_none else processes.certain_children(self.process.pid)
 
     def descendants(self) -> list[int]:
         # Descendants in the process's own control group are found by that control group.

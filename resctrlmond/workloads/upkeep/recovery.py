@@ -24,6 +24,7 @@ from resctrlmond.workloads.model.workload import ROOT_FOLDER, Claim, EndRule, Gr
 from resctrlmond.workloads.records.record_format import UnreadableRecord
 from resctrlmond.workloads.records.store import Transaction
 from resctrlmond.workloads.rmids import rmid_queue
+from resctrlmond.workloads.upkeep import host_conditions
 from resctrlmond.workloads.verbs import excluded
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,10 @@ class Problem(msgspec.Struct, frozen=True):
 
     text: str
     lasts: Callable[[], bool]
+
+
+def _lasts(condition: Callable[[], str]) -> bool:
+    return bool(condition())
 
 
 def _until_the_first_tick() -> bool:
@@ -57,6 +62,9 @@ class Recovery:
         ctx = self._ctx
         self.unreadable = ctx.store.load()
         problems = [Problem(str(item), functools.partial(self._is_kept, item)) for item in self.unreadable]
+        with self._reported(ctx.tree.path, problems):
+            conditions = host_conditions.found(ctx.tree)
+            problems += [Problem(condition(), functools.partial(_lasts, condition)) for condition in conditions]
         if (sums := ctx.store.sums) is not None:
             if reset := sums.load():
                 problems.append(Problem(reset, functools.partial(os.path.lexists, sums.set_aside_path)))

@@ -234,6 +234,15 @@ def test_descendants_are_found_by_a_kernel_that_does_not_list_children(
     assert assign(host.ctx, assignment("k", reaper, late=None)).descendants_outside == 2
 
 
+def test_child_shows_that_a_process_ran_also_if_the_kernel_does_not_list_children(
+    host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The statement of its caller that it had not run was believed, and the use of the child was missing."""
+    puppet.do("fork")
+    monkeypatch.setattr(processes, "children", lambda *_: None)
+    assert assign(host.ctx, assignment("k", puppet.pid, late=False)).workload.first.baseline is Quality.LATE
+
+
 def test_a_descendant_whose_parent_ends_during_the_assign_is_counted(
     host: Host, family: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
