@@ -88,7 +88,8 @@ def pod_path(cgroup_parent: str, uid: str) -> str:
 
 
 def _is_named_for(container: str, name: str) -> bool:
-    return name == container or name.endswith((f"-{container}", f"-{container}.scope"))
+    # If the kubelet has the systemd driver and the runtime has not, "slice:prefix:name" is the name of the directory.
+    return name == container or name.endswith((f"-{container}", f"-{container}.scope", f":{container}"))
 
 
 def _is_named_for_pod(uid: str, name: str) -> bool:

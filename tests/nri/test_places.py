@@ -233,6 +233,14 @@ def test_invalid_paths_are_empty(given: str) -> None:
     assert place.declared_cgroup(given, "x") == ""
 
 
+def test_control_group_of_a_runtime_without_the_systemd_driver_of_its_kubelet(node: Node, pod_cgroup: str) -> None:
+    """Its name is the text that is meant for systemd. The pod was late: "has no control group of its own"."""
+    pid, name = node.process(), an_id()
+    own = settled(f"{pod_cgroup}/kubepods-pod1.slice:cri-containerd:{name}", pid)
+    assert place.own_cgroup(pid, name) == own
+    assert place.own_cgroup(pid, an_id()) == ""
+
+
 def test_own_control_group_without_the_process_is_refused(node: Node, pod_cgroup: str) -> None:
     other = settled(f"{pod_cgroup}/other", node.process())
     with pytest.raises(VarlinkError, match="InvalidRequest"):
