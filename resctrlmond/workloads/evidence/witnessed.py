@@ -144,17 +144,8 @@ class Proofs:
             return replace(workload, proof=with_cause(proof, f"{without[0]} has no control group of its own"))
         inode, pod = cgroups.inode(member.cgroup), _pod_of(workload, member)
         home = inode if not pod else cgroups.inode(pod)
-        if proof.watch is None:
-            proof = with_cause(proof, NOT_LOADED)
-        elif workload.nested.count or workload.part_of:
-            # A task that leaves the control group and the group is in neither workload. Moves are not looked up.
-            proof = with_cause(proof, "it has a control group, and is nested or has nested workloads")
-        elif not proof.cgroups and any(group.ids is not None for group in workload.groups):
-            proof = with_cause(proof, f"the control group of {member.id} was not known from the beginning")
-        elif inode is None or home is None:
-            proof = with_cause(proof, f"the control group of {member.id} was removed")
-        elif cgroups.cpu_time_ns(member.cgroup) is None:
-            proof = with_cause(proof, f"the control group of {member.id} does not count CPU time, as in version 1")
+        if cause := _why_not_known(workload, member, has_cgroups=inode is not None and home is not None):
+            proof = with_cause(proof, cause)
         # Assigned again, or below a member that has entered: what it used before was outside.
         above = () if pod else cgroups.inodes_to(member.cgroup)
         is_known = inode in proof.entered or any(other in proof.entered for _, other in above)
@@ -275,6 +266,26 @@ class Proofs:
         except ResctrlError as error:
             raise NotRead(error.message, path=error.path, errno=error.errno) from error
         return found.inode if found is not None else None
+
+
+def _why_not_known(workload: Workload, member: Member, *, has_cgroups: bool) -> str:
+    """Return why the tasks of the workload cannot be known by control groups, as those of the member; "" if they can.
+
+    ``has_cgroups``: its control group exists, and that of its pod.
+    """
+    proof = workload.proof
+    if proof.watch is None:
+        return NOT_LOADED
+    if workload.nested.count or workload.part_of:
+        # A task that leaves the control group and the group is in neither workload. Moves are not looked up.
+        return "it has a control group, and is nested or has nested workloads"
+    if not proof.cgroups and any(group.ids is not None for group in workload.groups):
+        return f"the control group of {member.id} was not known from the beginning"
+    if not has_cgroups:
+        return f"the control group of {member.id} was removed"
+    if cgroups.cpu_time_ns(member.cgroup) is None:
+        return f"the control group of {member.id} does not count CPU time, as in version 1"
+    return ""
 
 
 def _with_cgroups(workload: Workload, at_paths: Mapping[str, Mapping[int, int]]) -> Workload:

@@ -240,7 +240,7 @@ def test_child_shows_that_a_process_ran_also_if_the_kernel_does_not_list_childre
     """The statement of its caller that it had not run was believed, and the use of the child was missing."""
     puppet.do("fork")
     monkeypatch.setattr(processes, "children", lambda *_: None)
-    assert assign(host.ctx, assignment("k", puppet.pid, late=False)).workload.first.baseline is Quality.LATE
+    assert baseline_of(assign(host.ctx, assignment("k", puppet.pid, late=False)).workload) is Quality.LATE
 
 
 def test_a_descendant_whose_parent_ends_during_the_assign_is_counted(
