@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.api.monotone import Monotone
-from resctrlmond.api.types import MachineReply, Member, SumsReply, Unwatched, Usage
+from resctrlmond.api.types import MachineReply, Member, StatusReply, SumsReply, Unwatched, Usage
+from resctrlmond.exporter import metrics
 from resctrlmond.exporter.collector import Exporter
+from resctrlmond.exporter.health import health
 from resctrlmond.exporter.source import Observation, Source
 
 START, LATER = "2026-11-24T08:00:00Z", "2026-11-24T09:00:00Z"
@@ -194,3 +196,30 @@ def test_units_in_no_group_are_not_counted_as_containers() -> None:
     scraped = samples(Exporter(Told(observation)))
     assert scraped["resctrlmond_unwatched_containers", ""] == 1
     assert scraped["resctrlmond_unwatched_units", ""] == 2
+
+
+@pytest.mark.parametrize(
+    ("domains", "labels"),
+    [
+        (("mon_L3_00", "mon_L3_01"), ["0", "1"]),
+        (("mon_MB_00", "mon_MB_01"), ["0", "1"]),
+        (("mon_L3_00", "mon_MB_00", "mon_MB_01"), ["mon_L3_00", "mon_MB_00", "1"]),
+    ],
+)
+def test_domains_of_two_resources_have_different_labels(domains: tuple[str, ...], labels: list[str]) -> None:
+    """Prometheus refuses a scrape with the same series twice."""
+    status: dict[str, Any] = {
+        "version": "1", "mount": "/", "mounted": True, "rmids": 9, "rmidsUsed": 1, "pending": 0, "groups": 0,
+        "foreign": [], "classes": [], "capacity": [], "problems": [],
+        "bandwidth": {
+            "mode": "assigned",
+            "canAssign": True,
+            "counters": [{"domain": domain, "counters": 9, "available": 1} for domain in domains],
+        },
+    }
+    found = [
+        (metric, *of.values()) for metric, of, _ in health(Observation(status=msgspec.convert(status, StatusReply)))
+    ]
+    for metric in (metrics.ASSIGNABLE, metrics.ASSIGNABLE_FREE):
+        assert [one[1] for one in found if one[0] is metric] == labels
+    assert len(found) == len(set(found))
