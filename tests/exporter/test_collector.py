@@ -209,8 +209,17 @@ def test_units_in_no_group_are_not_counted_as_containers() -> None:
 def test_domains_of_two_resources_have_different_labels(domains: tuple[str, ...], labels: list[str]) -> None:
     """Prometheus refuses a scrape with the same series twice."""
     status: dict[str, Any] = {
-        "version": "1", "mount": "/", "mounted": True, "rmids": 9, "rmidsUsed": 1, "pending": 0, "groups": 0,
-        "foreign": [], "classes": [], "capacity": [], "problems": [],
+        "version": "1",
+        "mount": "/",
+        "mounted": True,
+        "rmids": 9,
+        "rmidsUsed": 1,
+        "pending": 0,
+        "groups": 0,
+        "foreign": [],
+        "classes": [],
+        "capacity": [],
+        "problems": [],
         "bandwidth": {
             "mode": "assigned",
             "canAssign": True,

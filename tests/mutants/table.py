@@ -632,7 +632,7 @@ MUTANTS = (
     Mutant(
         "use in a control group that has replaced one of a service is not missing",
         _WORKLOADS + "figures/verdict.py",
-        "cgroups=(*proof.cgroups, inode), entered={**proof.entered, inode: 0}",
+        "cgroups=cgroups, entered={**proof.entered, inode: 0}",
         "entered={**proof.entered, inode: 0}",
         "tests/workloads/figures/test_verdict.py::test_use_in_a_control_group_that_has_replaced_one_is_missing",
     ),

@@ -513,7 +513,7 @@ def check_missed(site: Services, *, is_missed: bool) -> None:
     assert site.quality() is Quality.LATE
     found = re.findall(r"used .*?([0-9.]+) s of CPU time (?:outside|before)", " ".join(site.reasons()))
     assert found, site.reasons()
-    assert all(0.02 < float(seconds) < 5 for seconds in found), found
+    assert 0.02 < max(map(float, found)) < 5, found
 
 
 @pytest.mark.parametrize("stop", ["a start", "two starts"])

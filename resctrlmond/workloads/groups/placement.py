@@ -214,7 +214,7 @@ def _with_outside(txn: Transaction, member: Member, moved: Moved) -> Workload | 
     # This clears the previous error.
     swept = replace(_without_assign_options(swept), reason=why_outside(workload, moved), tasks_outside=moved.outside)
     if swept.tasks_outside and not workload.proof.cgroups:
-        swept = replace(swept, late=True)
+        swept = _found_outside(swept)
     return replace(workload.with_member(swept), is_active=True)
 
 
@@ -253,7 +253,7 @@ def _move_into(
 ) -> Moved:
     def make_late() -> None:
         # The tasks ran outside until now. This is on disk before the first of them is counted.
-        txn.save(txn.workload.with_member(replace(_saved(txn, member), late=True)))
+        txn.save(txn.workload.with_member(_found_outside(_saved(txn, member))))
 
     here: Origins = {}
     if origins is not None:
@@ -300,6 +300,11 @@ def why_outside(workload: Workload, moved: Moved) -> str:
 def _saved(txn: Transaction, member: Member) -> Member:
     """Return the member as it was saved last: a sweep that failed may have made it late."""
     return txn.workload.member(member.id) or member
+
+
+def _found_outside(member: Member) -> Member:
+    """Return the member, late because a task of it was found outside the group."""
+    return member if member.late else replace(member, late=True, may_have_run="a task of it was found outside")
 
 
 def _without_assign_options(member: Member) -> Member:

@@ -72,7 +72,7 @@ def finish(
 
 def _end_others(ctx: Context, txn: Transaction, reason: str) -> None:
     for folder in [group.folder for group in txn.workload.groups[1:]]:
-        # The end of another group may have saved a downgrade of this one.
+        # The end of another group may have saved a doubt about this one.
         group = txn.workload.group(folder)
         if group is not None and not group.state.is_over:
             _end_group(ctx, txn, group, reason)

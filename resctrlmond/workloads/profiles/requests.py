@@ -45,7 +45,7 @@ class Assignment:
     EndRule.RELEASE for a new claim, unchanged for an existing one). ``is_from_runtime``: the caller is a hook, which
     cannot repeat the request with less: attributes over the limit are left out, and the reserve of records is used.
     Its ``own_cgroup`` is what the kernel states for the process. ``nested``: if the process is in the group of
-    another workload, the new workload begins inside that one, which is then not downgraded.
+    another workload, the new workload begins inside that one, which does not become late by that.
     ``unit_command``: the process is held before a command of a service, and the member is the control group of the
     service, which ``own_cgroup`` names. ``facts`` are those by which a profile is selected,
     None for no selection; ``choice`` is then the profile of the container, and ``choice_of_workload`` that of its

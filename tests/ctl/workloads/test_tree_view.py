@@ -25,6 +25,7 @@ from resctrlctl.workloads.tree_view import TreeView, _records
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.resctrl.witness import Watch
+from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import Claim, EndRule, Proof, State, Workload, replace
 from resctrlmond.workloads.records.snapshot import Snapshots
@@ -70,14 +71,24 @@ def run(tmp_path: Path, root: Path) -> Path:
     web = workload(
         "web",
         nonce=nonce,
-        baseline=Quality.EXACT,
+        has_begin=True,
         claims=(Claim("oci", NOW, EndRule.CONTAINER),),
         attributes={"pod.name": "cart-0"},
         created_at=NOW,
         proof=Proof(watch=Watch(0, 0), until_ns=1),
     )
     save(records, web)
-    save(records, workload("gone", State.COMPLETED, baseline=Quality.LATE, completed_at=NOW))
+    save(
+        records,
+        workload(
+            "gone",
+            State.COMPLETED,
+            has_begin=True,
+            doubts=(doubt(Reason.NOT_INCLUDED, member="x", cause="why"),),
+            completed_at=NOW,
+            proof=Proof(watch=Watch(0, 0), until_ns=1),
+        ),
+    )
     snapshots = Snapshots(str(run / "groups"), str(run / "completed"))
     snapshots.begin("web", NOW, str(root / "mon_groups/web"), [Reading(*ENERGY, parse_value("20.000000"))])
     snapshots.begin("gone", NOW, "/none", [Reading(*TRAFFIC, parse_value("9007199254740993"))])
@@ -128,7 +139,9 @@ def test_group_without_the_mark_is_foreign_under_any_name(root: Path, run: Path)
 def test_observed_group_is_read_and_not_listed_as_foreign(root: Path, run: Path, is_there: bool) -> None:
     path = root / "mon_groups" / "web"
     inode = os.stat(path).st_ino + (not is_there)
-    seen = workload("web", nonce=inode, observed=True, baseline=Quality.ESTIMATED, created_at=NOW)
+    seen = workload(
+        "web", nonce=inode, observed=True, has_begin=True, doubts=(doubt(Reason.OBSERVED),), created_at=NOW
+    )
     save(Store(str(run / "records")), seen)
     (run / "records" / "gone.json").unlink()
     shutil.rmtree(root / "gold")
@@ -179,7 +192,7 @@ def test_nothing_is_exact_that_only_the_daemon_can_know(root: Path, run: Path) -
     web = next(one for one in records.read_all() if isinstance(one, Workload) and one.key == "web")
     proof = replace(web.proof, cgroups=(11,), entered={11: 0}, inside={11: 10**9})
     save(records, replace(web.with_group(replace(web.first, inodes={"mon_L3_00": 12})), proof=proof))
-    save(records, workload("done", State.COMPLETED, baseline=Quality.EXACT, completed_at=NOW, proof=proof))
+    save(records, workload("done", State.COMPLETED, has_begin=True, completed_at=NOW, proof=proof))
     here = view(root, run)
     reply = here.read("web")
     assert {total.quality for total in reply.totals} <= {Quality.ESTIMATED, Quality.UNKNOWN}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.workloads.figures.verdict import baseline_of
+from resctrlmond.workloads.figures.verdict import verdict
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
@@ -53,7 +53,7 @@ class Service:
                 unit_command=UnitCommand(commands=(f"ExecStart={child.pid}",)),
             ),
         )
-        assert baseline_of(self.host.get(KEY)) is Quality.EXACT
+        assert verdict(self.host.get(KEY)) == (Quality.EXACT, ())
         assert create(self.host.ctx, "box", owner="oci").state is State.PENDING
 
     def tick(self) -> None:
