@@ -135,6 +135,19 @@ def doubt(reason: Reason, *, events: Iterable[str] = (), **values: object) -> Do
     return Doubt(reason.name, texts, tuple(events))
 
 
+class InvalidDoubt(Exception):
+    """A doubt whose reason is not declared, or whose values are not those of the reason."""
+
+
+def check_doubts(doubts: Iterable[Doubt]) -> None:
+    """Raise InvalidDoubt for a doubt that has no text."""
+    for doubted in doubts:
+        try:
+            text_of(doubted)
+        except KeyError as error:
+            raise InvalidDoubt(f"a doubt of the reason {doubted.reason!r} lacks {error}") from error
+
+
 def text_of(doubted: Doubt) -> str:
     """Return the text of a doubt."""
     return Reason[doubted.reason].text(**doubted.values)

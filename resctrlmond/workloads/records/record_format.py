@@ -7,6 +7,7 @@ import os
 
 import msgspec
 
+from resctrlmond.workloads.figures.reasons import InvalidDoubt, check_doubts
 from resctrlmond.workloads.model.errors import InvalidClass, InvalidKey
 from resctrlmond.workloads.model.validation import canonical_key, valid_class
 from resctrlmond.workloads.model.workload import ROOT_FOLDER, Workload
@@ -50,7 +51,9 @@ def decode(data: bytes, path: str) -> Workload:
             )
         workload = _DECODER.decode(data)
         _check_names(workload)
-    except (msgspec.DecodeError, UnicodeError, RecursionError, InvalidKey, InvalidClass) as error:
+        for group in workload.groups:
+            check_doubts(group.doubts)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, InvalidKey, InvalidClass, InvalidDoubt) as error:
         raise UnreadableRecord(path, f"not a valid record: {error}") from error
     return workload
 

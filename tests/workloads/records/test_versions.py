@@ -26,7 +26,7 @@ from resctrlmond.workloads.model.workload import (
     Workload,
     replace,
 )
-from resctrlmond.workloads.records.record_format import VERSION, decode
+from resctrlmond.workloads.records.record_format import VERSION, UnreadableRecord, decode
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
 from tests.workloads.builders import workload
@@ -79,6 +79,15 @@ WHOLE = """\
 }
 """
 LEAST = '{"version": 1, "key": "k", "groups": [{"name": "k"}]}\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"CHANGED"', '"changed"'), ('"values": {"file": "f"}, ', ""), ('{"file": "f"}', '{"files": "f"}')],
+)
+def test_record_with_a_doubt_that_has_no_text_is_damaged(old: str, new: str) -> None:
+    with pytest.raises(UnreadableRecord, match="a doubt of the reason"):
+        decode(WHOLE.replace(old, new).encode(), "file")
 
 
 def test_totals_of_a_record_without_a_known_begin_are_unknown() -> None:
