@@ -322,9 +322,9 @@ def test_a_removed_control_group_is_listed(witness: Witness, one: Actor) -> None
 
 @pytest.fixture
 def capacity(witness: Witness) -> Iterator[int]:
-    """Load a witness with small tables, which keeps removed control groups for two seconds. Return its capacity."""
+    """Load a witness with small tables, which keeps removed control groups for four seconds. Return its capacity."""
     capacity = 60 + 2 * len(witness.lines("ended"))
-    witness.fs.load_witness(rows=capacity, keep=2)
+    witness.fs.load_witness(rows=capacity, keep=4)
     yield capacity
     witness.fs.load_witness()
 
@@ -342,7 +342,7 @@ def test_old_control_groups_are_dropped_when_a_table_is_nearly_full(
     os.rmdir(path)
     at, _, _ = witness.removed()[cgroup]
     assert witness.dropped < at
-    time.sleep(2.1)
+    time.sleep(4.1)
     assert cgroup in witness.removed()
     for other, _ in others:
         os.rmdir(other)
