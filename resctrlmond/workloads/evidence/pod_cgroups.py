@@ -19,7 +19,7 @@ _CLAIMED = r"pod{}|(?:.*-)?kubepods(?:-besteffort|-burstable)?-pod{}\.slice"
 # Ids of containers and sandboxes, as of containerd, CRI-O and Podman.
 _CONTAINER = re.compile(r"(?:.*-)?([0-9a-f]{64})(?:\.scope)?")
 # CRI-O runs a monitor for each container, in a control group next to the container's.
-_MONITOR = "crio-conmon-"
+MONITOR = "crio-conmon-"
 
 
 def pod_cgroup(cgroup: str, claimed: str = "") -> tuple[str, str]:
@@ -42,7 +42,7 @@ def pod_cgroup(cgroup: str, claimed: str = "") -> tuple[str, str]:
 def container_in(name: str) -> str | None:
     """Return the id of the container whose control group has that name; None if it is not that of a container."""
     named = _CONTAINER.fullmatch(name)
-    return named[1] if named and not name.startswith(_MONITOR) else None
+    return named[1] if named and not name.startswith(MONITOR) else None
 
 
 def list_below(pod: str) -> list[str]:

@@ -17,7 +17,7 @@ from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import LACKS, NotRead, ResctrlError
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.resctrl.witness import Move, Moves, Seen, Witness
-from resctrlmond.workloads.evidence.pod_cgroups import container_in
+from resctrlmond.workloads.evidence.pod_cgroups import MONITOR, container_in
 from resctrlmond.workloads.figures.verdict import (
     NOT_LOADED,
     entered_now,
@@ -36,8 +36,6 @@ log = logging.getLogger(__name__)
 
 # The inode number of the first PID namespace (include/linux/proc_ns.h, PROC_PID_INIT_INO).
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
-# CRI-O runs a monitor for each container, in a control group beside that of the container.
-_MONITOR = "crio-conmon-"
 
 
 class Look(NamedTuple):
@@ -364,7 +362,7 @@ def _helpers(workload: Workload, pod: str, member: Member, sandbox: str) -> tupl
         return helpers, idle
     for name in names:
         path = os.path.join(pod, name)
-        is_helper, is_sandbox = name.startswith(_MONITOR), container_in(name) in sandboxes
+        is_helper, is_sandbox = name.startswith(MONITOR), container_in(name) in sandboxes
         if (is_helper or is_sandbox) and path not in inside and (inode := cgroups.inode(path)) is not None:
             (helpers if is_helper else idle).append(inode)
     return helpers, idle

@@ -49,7 +49,10 @@ def _entered(workload: Workload) -> Iterator[Statement]:
     # The time is that of all members.
     first = next((member for member, missing in found if not missing), None) if entered_ns else None
     for member, missing in found:
-        text = missing or f"the first task of {member.id} was in the group before it ran"
+        first_task = f"the first task of {member.id} was in the group before it ran"
+        if not (member.pid or member.commands):
+            first_task = f"{member.id} had no task when it was put into the group"
+        text = missing or first_task
         yield Statement(ProofKind.ENTERED, not missing, text + (before if member is first else ""))
 
 

@@ -102,6 +102,12 @@ def test_reason_for_which_a_member_may_have_run_before_is_stated(fields: dict[st
     assert stated(of)[ProofKind.ENTERED] == (False, reason)
 
 
+def test_empty_control_group_is_stated_as_such() -> None:
+    """It was said that its first task had been in the group before it ran."""
+    found = stated(running().with_member(member(pid=0)))
+    assert found[ProofKind.ENTERED] == (True, "c1 had no task when it was put into the group")
+
+
 def test_each_member_with_tasks_has_a_statement() -> None:
     members = (
         Member("s", "sandbox", "oci"),
