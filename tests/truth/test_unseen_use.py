@@ -433,3 +433,26 @@ def test_task_that_left_a_nested_container_and_its_group_may_be_missing_in_both(
     machine.check("inner", Quality.ESTIMATED, 1)
     machine.control.run(child, 5 * S, 0)
     machine.check("outer", Quality.ESTIMATED, 0)
+
+
+def test_task_that_forks_and_ends_when_a_nested_workload_lists_it_leaves_no_task_behind(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list had nothing that ran, and its child was in no workload."""
+    outer = machine.process()
+    assign(machine.host.ctx, assignment("outer", outer, "test"))
+    inner = machine.process(by=outer)
+    assign(machine.host.ctx, assignment("inner", inner, "test", nested=True))
+    hoppers, is_running = [machine.process(by=inner)], processes.is_running
+    machine.end(inner)
+
+    def hop(tid: int) -> bool:
+        if tid == hoppers[-1] and len(hoppers) < 5:
+            hoppers.append(machine.process(by=tid))
+            machine.end(tid)
+        return is_running(tid)
+
+    monkeypatch.setattr(processes, "is_running", hop)
+    release(machine.host.ctx, "inner", owner="test")
+    machine.control.run(hoppers[-1], 5 * S, 0)
+    machine.check("outer", Quality.EXACT, 5)

@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 # A task that forks while it is moved leaves its child behind; the next pass finds it.
 _MAX_PASSES = 10
+# A task that forks and ends, as does its child, and so on, can be seen to run by none of so many lists.
+_MAX_LISTS = 100
 # How long to wait for the end of a fork, before each of these passes.
 _FORK_S = 0.004
 # A nested workload that ends while it is read is read again.
@@ -148,10 +150,25 @@ def has_tasks_to_return(ctx: Context, workload: Workload) -> bool:
     if not outer_workloads(ctx, workload):
         return False
     with suppress(NoSuchGroup, NotMounted):
-        return any(
-            processes.is_running(tid) for group in workload.existing_groups for tid in ctx.tree.tasks(group.ref)
-        )
+        return any(running_tasks(ctx, group) for group in workload.existing_groups)
     return True
+
+
+def running_tasks(ctx: Context, group: Group) -> list[int]:
+    """Return the tasks of a group that run, and those of which that is not known. Raises NoSuchGroup, NotMounted.
+
+    A task that has ended since it was listed may have forked before. So none runs only if all ended ones of a list
+    were known as such before it.
+    """
+    known, listed = set[int](), list[int]()
+    for _ in range(_MAX_LISTS):
+        listed = list(ctx.tree.tasks(group.ref))
+        if running := [tid for tid in listed if processes.is_running(tid)]:
+            return running
+        if known.issuperset(listed):
+            return []
+        known.update(listed)
+    return listed
 
 
 def give_back(ctx: Context, workload: Workload) -> bool:
@@ -186,7 +203,7 @@ def _move_all(ctx: Context, group: Group, homes: list[Group], *, is_nearest: boo
     here, moved = Membership(group.class_, group.name), set[int]()
     for number in range(_MAX_PASSES):
         moved = {tid for tid in moved if processes.may_be_forking(tid)}
-        tids = [tid for tid in ctx.tree.tasks(group.ref) if processes.is_running(tid)]
+        tids = running_tasks(ctx, group)
         if not tids and not moved:
             return is_nearest or number == 0
         if not homes:
@@ -206,7 +223,7 @@ def _move_all(ctx: Context, group: Group, homes: list[Group], *, is_nearest: boo
 def has_new_tasks(ctx: Context, workload: Workload, group: Group) -> bool:
     """Whether tasks run in a group of a nested workload after its end: they were being forked meanwhile."""
     with suppress(NoSuchGroup, NotMounted):
-        return bool(outer_workloads(ctx, workload)) and any(map(processes.is_running, ctx.tree.tasks(group.ref)))
+        return bool(outer_workloads(ctx, workload)) and bool(running_tasks(ctx, group))
     return False
 
 
