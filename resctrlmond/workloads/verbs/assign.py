@@ -43,6 +43,9 @@ from resctrlmond.workloads.profiles.requests import Assigned, Assignment
 from resctrlmond.workloads.records.store import Limit, Transaction
 from resctrlmond.workloads.verbs import excluded, observed, profiled
 
+# The process of a runtime uses some milliseconds before it executes the container, on an emulated processor a hundred
+# times as much. That of a virtual machine has begun to run it.
+_MOST_BEFORE_NS = 10**9
 _NOT_AWAITED = "its caller did not wait for the reply"
 
 
@@ -313,8 +316,10 @@ def _with_lateness(
     # The caller holds the process until it gets the reply, or gives up. If it still waits after the last move, it has
     # held the process all that time, and the process runs in its group only.
     is_given_up = late is False and not assignment.is_awaited()
-    used_ns = target.cpu_time_ns() if member.late or is_given_up or late is None else None
-    if not member.late and not is_given_up and used_ns is None:
+    used_ns = target.cpu_time_ns()
+    # The caller states that the process has run nothing but its own code, as far as that can be.
+    is_believed = late is False and (assignment.unit_command is not None or (used_ns or 0) <= _MOST_BEFORE_NS)
+    if not member.late and not is_given_up and (used_ns is None or is_believed):
         return replace(member, late=True) if member.tasks_outside else member
     why = _NOT_AWAITED if is_given_up else ""
     return replace(member, late=True, may_have_run=why, cpu_time_before_ns=used_ns or 0)

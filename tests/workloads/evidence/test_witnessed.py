@@ -267,7 +267,7 @@ def test_new_run_with_the_rmid_of_the_last_one_detects_joiners(tmp_path: Path, i
         known: set[Ids | None] = set()
         while True:
             assign_init(host, init)
-            init.do("burn(0.2)")
+            init.do("burn(0.05)")
             assert figures(host) == (Quality.EXACT, "")
             ids = host.ctx.proofs.weighed(host.get(CTR)).first.ids
             if ids in known:
@@ -410,7 +410,7 @@ def test_container_that_is_assigned_again_hides_no_joiner(host: Host, init: Init
 def test_use_before_the_control_group_hides_no_joiner(host: Host, cgroup: str) -> None:
     init = Init(os.path.dirname(cgroup))
     try:
-        init.do("burn(1.0)")
+        init.do("burn(0.5)")
         join(cgroup, init.process.pid)
         init.cgroup = cgroup
         init.do("burn(0.1)")

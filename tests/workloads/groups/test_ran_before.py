@@ -368,6 +368,20 @@ def test_an_empty_control_group_is_exact_until_a_task_joins(
     assert {total.quality for total in read(host.ctx, "k")[2]} == {Quality.LATE}
 
 
+@pytest.mark.parametrize("kind", ["container", "process"])
+def test_process_that_has_worked_has_run_whatever_its_caller_says(
+    host: Host, cgroup: str, puppet: Puppet, kind: str
+) -> None:
+    """As that of a virtual machine for which the hook is called: its use before was missing, and the total exact."""
+    join(cgroup, puppet.pid)
+    puppet.do("burn 1.2")
+    given = assignment("k", puppet.pid, kind=kind, own_cgroup=cgroup, late=False)
+    member = assign(host.ctx, given).workload.members[0]
+    assert member.late
+    assert member.cpu_time_before_ns >= 1_200_000_000
+    assert {total.quality for total in read(host.ctx, "k")[2]} == {Quality.LATE}
+
+
 def test_earlier_cpu_time_of_a_control_group_is_reported(host: Host, cgroup: str, puppet: Puppet) -> None:
     join(cgroup, puppet.pid)
     puppet.do("burn 0.2")
