@@ -15,7 +15,8 @@ from resctrlmond.resctrl.errors import (
     NotRead,
     ResctrlError,
 )
-from resctrlmond.workloads.figures.checkpoint import readings_of
+from resctrlmond.workloads.figures.checkpoint import Checkpoint, readings_of
+from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.figures.verdict import baseline_of, unknown
 from resctrlmond.workloads.groups import counters, location, nested, units
 from resctrlmond.workloads.groups.context import Context
@@ -195,12 +196,19 @@ def _lose_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> No
                 ctx.machine.count_last(subfolder, group, last, are_last=False)
                 if not group.observed:
                     ctx.machine.lost(REMOVED_BY_OTHERS)
+            # The clock may stand still, so the times of the readings do not show it.
+            group = group.doubted(doubt(Reason.LOST, loss=reason, time=_newest(ctx.snapshots.last_read(subfolder))))
             over = replace(group, state=GroupState.LOST, reason=reason)
             ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, (now, last)), txn.workload.shows)
     elif not ctx.snapshots.exists(subfolder) and not group.observed:
         ctx.machine.lost(REMOVED_BY_OTHERS)
     remove_directory(ctx, txn.key, group)
     _close(ctx, txn, group, GroupState.LOST, reason)
+
+
+def _newest(last_read: Checkpoint) -> str:
+    """Return the time of the last reading; "never" if there was none since the baseline."""
+    return max((last.time for last in last_read.values()), default="") or "never"
 
 
 def fail(ctx: Context, txn: Transaction, group: Group, reason: str) -> None:

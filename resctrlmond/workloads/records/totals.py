@@ -47,7 +47,7 @@ def used(
 
     def with_verdict(total: Total) -> Total:
         # Groups may have the same reason: state it once.
-        whys = dict.fromkeys(why for why in (*total.reason.split("; "), *reasons) if why)
+        whys = dict.fromkeys(why for part in (total.reason, *reasons) for why in part.split("; ") if why)
         return dataclasses.replace(total, quality=worst(total.quality, quality), reason="; ".join(whys))
 
     found = _counted(snapshots, workload, live, end, up_to_last=up_to_last)

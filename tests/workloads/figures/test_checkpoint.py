@@ -8,7 +8,9 @@ import os
 import shutil
 import subprocess
 import time
+import types
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -24,6 +26,7 @@ from resctrlmond.workloads.figures import checkpoint
 from resctrlmond.workloads.figures.accounting import Total, totals
 from resctrlmond.workloads.figures.checkpoint import LastRead
 from resctrlmond.workloads.groups import counters
+from resctrlmond.workloads.model import clock
 from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
@@ -51,6 +54,20 @@ def machine(tmp_path: Path) -> Iterator[Host]:
 
 def last_read(host: Host, key: str) -> checkpoint.Checkpoint:
     return host.ctx.snapshots.last_read(key)
+
+
+def test_lost_group_is_estimated_while_the_clock_stands_still(
+    host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of its last reading was that of the loss, and the total exact."""
+    at = datetime.now(UTC)
+    monkeypatch.setattr(clock, "datetime", types.SimpleNamespace(now=lambda _zone: at))
+    record = assign(host.ctx, assignment("k", puppet.pid)).workload
+    host.manager.maintenance.tick()
+    os.rmdir(host.tree.full_path(record.first.ref))
+    host.manager.maintenance.tick()
+    assert host.get("k").state is State.LOST
+    assert {total.quality for total in read(host.ctx, "k")[2]} == {Quality.ESTIMATED}
 
 
 def test_removed_group_ends_with_its_last_readings(host: Host, puppet: Puppet) -> None:
