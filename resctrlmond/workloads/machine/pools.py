@@ -215,7 +215,8 @@ class Machine:
         if not self._state.since or group.observed:  # the group is of the pool FOREIGN
             return
         try:
-            # Another program may have moved a task into it.
+            # Another program may have moved a task into it, and others count on its CPUs.
+            has_new_tasks = has_new_tasks or group.has_doubt(Reason.HAS_CPUS.name)
             may_run = quality not in (Quality.EXACT, Quality.LATE) or self._may_run(workload)
             is_empty = not has_new_tasks and not (may_run and any(map(_may_run, self._tree.tasks(group.ref))))
         except (NoSuchGroup, NotMounted):

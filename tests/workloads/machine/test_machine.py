@@ -35,6 +35,7 @@ from resctrlmond.workloads.verbs.read import read
 from resctrlmond.workloads.verbs.release import release
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import MARK, Host, assignment, join, own_host
+from tests.workloads.evidence.test_interference import react, write
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 SECOND = 10**9
@@ -900,6 +901,32 @@ def test_zombie_in_the_group_of_a_workload_that_ends_is_exact(pools: Pools, proc
     assert str(child.pid) in (Path(host.mountpoint) / "mon_groups/a/tasks").read_text().split()
     release(host.ctx, "a", owner="test")
     assert reasons(pools.read(), Pool.TRACKED) == set()
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_cpu_of_a_group_that_ends_makes_the_sum_of_the_groups_estimated(
+    pools: Pools, process: Start, monkeypatch: pytest.MonkeyPatch, is_saved: bool
+) -> None:
+    """Others count on it between its last reading and its removal: that was in no pool."""
+    host, control = pools.host, pools.control
+    pools.read()
+    first = process()
+    assign(host.ctx, assignment("a", control.spawn(tid=first.pid)))
+    write(host, "mon_groups/a/cpus_list", "0")
+    if is_saved:
+        react(host)
+    stranger, count_last = control.spawn(), host.ctx.machine.count_last
+
+    def count_and_run(*args: Any, **options: Any) -> None:
+        count_last(*args, **options)
+        control.run(stranger, SECOND, 0)
+
+    monkeypatch.setattr(host.ctx.machine, "count_last", count_and_run)
+    control.exit(first.pid)
+    first.kill()
+    first.wait()
+    release(host.ctx, "a", owner="test")
+    assert reasons(pools.read(), Pool.TRACKED) == {"a workload ended while its tasks ran"}
 
 
 @pytest.mark.parametrize("is_estimated", [False, True], ids=["exact", "estimated"])
