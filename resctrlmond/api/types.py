@@ -591,8 +591,8 @@ class AssignRequest(Request, frozen=True, kw_only=True):
     """With *pid*: whether the process has already run user code. If it has, its totals are _late_. With _false_, the
     caller states that the process has not run, and that it keeps the process from running until the reply arrives or
     the connection is closed; if the caller ends or closes the connection before the process is in the group, the
-    totals are _late_ nevertheless. If the field is absent, the daemon checks: a process that has used CPU time has
-    run. With *cgroup*, the daemon always checks.
+    totals are _late_ nevertheless, as if the process has used more than 1 s of CPU time. If the field is absent, the
+    daemon checks: a process that has used CPU time has run. With *cgroup*, the daemon always checks.
     """
     include_descendants: bool | None = None
     """With *pid*: whether to move all existing descendants of the process too. Processes that it starts later are in

@@ -369,7 +369,7 @@ def test_an_empty_control_group_is_exact_until_a_task_joins(
 
 
 @pytest.mark.parametrize("kind", ["container", "process"])
-def test_process_that_has_worked_has_run_whatever_its_caller_says(
+def test_process_that_has_worked_before_its_assign_is_late(
     host: Host, cgroup: str, puppet: Puppet, kind: str
 ) -> None:
     """As that of a virtual machine for which the hook is called: its use before was missing, and the total exact."""
