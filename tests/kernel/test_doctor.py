@@ -89,13 +89,6 @@ def test_resctrl_that_is_not_mounted(host: Host) -> None:
     until_no_problem(host)
 
 
-def test_resctrl_that_is_mounted_twice(host: Host) -> None:
-    host.run(f"mkdir -p /mnt/other && mount --bind {TREE} /mnt/other")
-    (fault,) = faults(host)
-    assert (fault["check"], fault["fix"]) == ("mount", ["umount /mnt/other"])
-    repair(host, fault)
-
-
 def test_filesystem_over_resctrl(host: Host) -> None:
     host.run(f"mount -t tmpfs tmpfs {TREE}")
     (fault,) = faults(host, "mount")

@@ -119,6 +119,19 @@ def test_a_group_that_gets_cpus_makes_its_workload_estimated(host: Host, workloa
     assert "CPUs" in becomes(host, key, "estimated") or WROTE in becomes(host, key, "estimated")
 
 
+def test_writes_through_another_mount_are_seen(host: Host, workload: Workload) -> None:
+    """So a second mount takes nothing away, and resctrlctl doctor does not warn of it."""
+    key, _, child = workload
+    host.run(f"mkdir -p /mnt/other && mount --bind {TREE} /mnt/other")
+    try:
+        host.run(f"echo {child} >/mnt/other/tasks")
+        assert TAKEN in becomes(host, key, "late")
+        host.run(f"echo 0 >/mnt/other/mon_groups/{key}/cpus_list")
+        assert WROTE in becomes(host, key, "estimated")
+    finally:
+        host.run("umount /mnt/other")
+
+
 @pytest.mark.parametrize("redirection", [">", "1<>"])
 def test_a_refused_write_marks_nothing(host: Host, workload: Workload, redirection: str) -> None:
     key, _, _ = workload
