@@ -77,7 +77,7 @@ def test_container_ends_the_same_without_a_poststop(machine: Machine) -> None:
     assert "completed_at" in files[0]
 
 
-def test_container_without_a_control_group_of_its_own_is_estimated(machine: Machine, init: StartProcess) -> None:
+def test_container_without_a_control_group_of_its_own_is_late(machine: Machine, init: StartProcess) -> None:
     """Processes of 'podman exec' are not in the group with --cgroups=disabled, but the total was exact."""
     machine.start()
     child, session = init(), init()
@@ -87,11 +87,11 @@ def test_container_without_a_control_group_of_its_own_is_estimated(machine: Mach
     workload = machine.group(CONTAINER)
     assert (workload["state"], workload["baseline"], workload["members"][0].get("cgroup")) == (
         "active",
-        "estimated",
+        "late",
         None,
     )
     totals = machine.call("Read", key=CONTAINER)["totals"]
-    assert {total["quality"] for total in totals} == {"estimated"}
+    assert {total["quality"] for total in totals} == {"late"}
     assert all("has no control group of its own" in total["reason"] for total in totals)
 
 

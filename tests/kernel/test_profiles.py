@@ -180,7 +180,7 @@ def reasons(host: Host, key: str) -> set[tuple[str, str]]:
 def lacks_app(host: Host) -> bool:
     """Whether the totals of the pod state that a container is not included. The witness adds how much it used."""
     why = f"{APP} is not included: its profile is apart"
-    return all(quality == "late" and reason.startswith(why) for quality, reason in reasons(host, POD))
+    return all(quality == "late" and why in reason for quality, reason in reasons(host, POD))
 
 
 def test_container_of_a_pod_of_crio_has_a_group_of_its_own_from_its_first_instruction(host: Host) -> None:

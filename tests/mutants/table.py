@@ -546,7 +546,7 @@ MUTANTS = (
     Mutant(
         "a member that is late is exact after it was assigned again",
         _WORKLOADS + "model/workload.py",
-        "if known is not None and known.late and known.has_tasks and not member.late:",
+        "if known is not None and known.late and known.has_tasks and not (member.late and member.has_tasks):",
         "if False:",
         "tests/workloads/test_unit_starts.py::test_service_is_late_by_what_each_command_used_that_did_not_call",
     ),
@@ -560,8 +560,8 @@ MUTANTS = (
     Mutant(
         "late members are forgotten first",
         _WORKLOADS + "model/workload.py",
-        "ended.sort(key=lambda other: other.late and other.has_tasks)",
-        "ended.sort(key=lambda other: not other.late)",
+        "ended.sort(key=lambda other: other.is_late)",
+        "ended.sort(key=lambda other: not other.is_late)",
         "tests/workloads/records/test_store.py::test_a_workload_stays_late_when_its_late_members_are_forgotten",
     ),
     Mutant(

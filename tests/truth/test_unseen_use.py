@@ -18,8 +18,12 @@ from resctrlmond.resctrl.tree import Tree
 from resctrlmond.resctrl.witness import SIMULATED_FOLDER
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
+from resctrlmond.workloads.model.errors import AlreadyMonitored
+from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.settings import Settings
 from resctrlmond.workloads.model.states import Quality
+from resctrlmond.workloads.model.workload import MAX_ENDED_MEMBERS
+from resctrlmond.workloads.profiles.requests import Assignment
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.members import add_member
@@ -456,3 +460,100 @@ def test_task_that_forks_and_ends_when_a_nested_workload_lists_it_leaves_no_task
     release(machine.host.ctx, "inner", owner="test")
     machine.control.run(hoppers[-1], 5 * S, 0)
     machine.check("outer", Quality.EXACT, 5)
+
+
+@pytest.mark.parametrize("has_first", [True, False])
+def test_stranger_in_a_group_in_which_no_member_began_is_found(machine: Machine, has_first: bool) -> None:
+    """The IDs of such a group were not looked up, and its use by others was exact."""
+    machine.control.make_group("class")
+    pod = machine.cgroup(f"pod{POD}")
+    cgroup = machine.cgroup("a" * 64, pod)
+    if has_first:
+        first = machine.container(POD, "a" * 64, cgroup, pod=pod)
+        child = machine.process(cgroup, by=first)
+        machine.control.steal(child, "class")
+        machine.host.manager.maintenance.sweep(POD)
+    else:
+        create(machine.host.ctx, POD, owner="test", class_="")
+        pid = machine.process(cgroup)
+        machine.control.steal(pid, "class")
+        given = {"own_cgroup": cgroup, "pod_cgroup": pod, "kind": "container", "member": "a" * 64}
+        assign(machine.host.ctx, assignment(POD, pid, "test", **given))
+    groups = machine.host.get(POD).groups
+    assert len(groups) == 2
+    stranger = machine.process()
+    if has_first:
+        machine.control.steal(stranger, "class")
+    machine.control.steal(stranger, groups[has_first].ref.path)
+    machine.control.run(stranger, 5 * S, 0)
+    assert total_of(read(machine.host.ctx, POD)[2]).quality is Quality.ESTIMATED
+
+
+def test_late_member_in_whose_place_another_is_named_stays_late(machine: Machine) -> None:
+    pid = machine.process()
+    machine.control.run(pid, 5 * S, 0)
+    assign(machine.host.ctx, assignment("job", pid, "test", late=None, member="m"))
+    machine.end(pid)
+    machine.host.manager.maintenance.tick()
+    add_member(machine.host.ctx, "job", "m", owner="test")
+    machine.check("job", Quality.LATE, 0)
+
+
+def test_container_without_a_control_group_is_late_when_it_is_forgotten(machine: Machine) -> None:
+    cgroup = machine.cgroup("box")
+    box = machine.process(cgroup)
+    assign(machine.host.ctx, assignment("box", box, "test", member="box", kind="container"))
+    machine.end(box)
+    machine.host.manager.maintenance.tick()
+    for number in range(MAX_ENDED_MEMBERS + 1):
+        pid = machine.process()
+        assign(machine.host.ctx, assignment("box", pid, "test", member=f"p{number}"))
+        machine.end(pid)
+        machine.host.manager.maintenance.record_ends("box")
+    machine.check("box", Quality.LATE, 0)
+
+
+def test_use_of_others_in_a_group_that_waited_is_found(machine: Machine) -> None:
+    """The control group of a unit that had waited for an RMID was not asked for."""
+    theirs = "mon_groups/theirs"
+    machine.control.make_group(theirs)
+    with pytest.raises(OSError, match="No space left"):
+        for number in range(100):
+            machine.control.make_group(f"mon_groups/other{number}")
+    cgroup, session = machine.cgroup("a.service"), machine.cgroup("session")
+    pid = machine.process(cgroup)
+    given = Assignment(key="a.service", owner=SYSTEMD, cgroup=cgroup, kind="unit", member="a.service")
+    assign(machine.host.ctx, given)
+    machine.control.remove_group(theirs)
+    machine.control.advance(600)
+    machine.host.manager.maintenance.tick()
+    machine.control.run(pid, S, 0)
+    child = machine.process(cgroup, by=pid)
+    Path(session, "cgroup.procs").write_text(str(child))
+    machine.see()
+    machine.control.run(child, 5 * S, 0)
+    assert total_of(read(machine.host.ctx, "a.service")[2]).quality is Quality.ESTIMATED
+
+
+def test_pod_that_waits_remembers_over_a_restart_what_it_lacks(machine: Machine) -> None:
+    theirs = "mon_groups/theirs"
+    machine.control.make_group(theirs)
+    with pytest.raises(OSError, match="No space left"):
+        for number in range(100):
+            machine.control.make_group(f"mon_groups/other{number}")
+    create(machine.host.ctx, POD, owner="test")
+    elsewhere = machine.cgroup("b" * 64)
+    pid = machine.process(elsewhere)
+    machine.control.steal(pid, "mon_groups/other0")
+    with pytest.raises(AlreadyMonitored):
+        assign(
+            machine.host.ctx,
+            assignment(POD, pid, "test", own_cgroup=elsewhere, kind="container", member="b" * 64),
+        )
+    machine.host.restart()
+    machine.control.remove_group(theirs)
+    machine.control.advance(600)
+    machine.host.manager.maintenance.tick()
+    pod = machine.cgroup(f"pod{POD}")
+    machine.container(POD, "a" * 64, machine.cgroup("a" * 64, pod), pod=pod)
+    assert total_of(read(machine.host.ctx, POD)[2]).quality is Quality.LATE

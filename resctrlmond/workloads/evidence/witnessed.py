@@ -242,13 +242,13 @@ class Proofs:
             )
         counting = {workload.group_of(member).folder for member in workload.members if member.has_tasks}
         for group in workload.existing_groups:
-            if group.ids is not None or (proof.cgroups and group.folder not in counting):
+            if group.ids is not None:
                 continue
             if (directory := self._directory(group)) is not None:
                 moved = moves.into(directory, group.created_ns)
                 if moved:
                     found[group.folder] = moved
-                elif proof.cgroups and moves.since_ns > group.created_ns:
+                elif proof.cgroups and group.folder in counting and moves.since_ns > group.created_ns:
                     raise NotRead("the witness has overwritten the moves into the group", path=self._witness.folder)
         return found
 

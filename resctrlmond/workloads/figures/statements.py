@@ -41,7 +41,11 @@ def statements(workload: Workload, counted: Sequence[Total], now_ns: int) -> Ite
 
 
 def _entered(workload: Workload) -> Iterator[Statement]:
-    found = [(member, _outside_before(workload, member)) for member in workload.members if member.has_tasks]
+    found = [
+        (member, _outside_before(workload, member))
+        for member in workload.members
+        if member.has_tasks or member.is_late
+    ]
     if not found:
         yield Statement(ProofKind.ENTERED, shown=False, text="no task has been put into its groups")
     entered_ns = sum(workload.proof.entered.values())
@@ -60,7 +64,7 @@ def _outside_before(workload: Workload, member: Member) -> str:
     """Return why tasks of the member may have run before they were in the group; "" if they have not."""
     if not workload.group_of(member).inodes:
         return f"{member.id} is in no group yet"
-    return why_late(member) if member.late or member.joining else ""
+    return why_late(member) if member.is_late else ""
 
 
 def _missing(workload: Workload) -> str:

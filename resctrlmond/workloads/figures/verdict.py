@@ -295,7 +295,7 @@ def verdict(workload: Workload) -> Verdict:
     A doubt about some events only is not part of it. The first _MOST_NAMED late members are named.
     """
     groups = [group for group in workload.groups if group.has_begin]
-    late = [member for member in workload.members if (member.has_tasks and member.late) or member.joining]
+    late = [member for member in workload.members if member.is_late]
     found = [(Quality.LATE, why_late(member)) for member in late[:_MOST_NAMED]]
     found += _of_proof(workload, groups)
     for group in groups:
@@ -358,7 +358,7 @@ def _cause(workload: Workload) -> str:
         return proof.cause
     if any(member.cgroup for member in workload.members):
         # A member that was put into the group later than it ran is late, and needs no other reason.
-        is_late = any(member.late and member.has_tasks for member in workload.members)
+        is_late = any(member.is_late for member in workload.members)
         return "" if is_late else "resctrlmond did not ask the witness when its tasks entered the group"
     return NOT_LOADED if proof.watch is None and not workload.is_observed else ""
 

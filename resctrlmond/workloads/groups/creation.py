@@ -220,7 +220,8 @@ def with_baseline(ctx: Context, workload: Workload, group: Group, *, has_begin: 
         if group.ids is not None:
             group = replace(group, has_mixed_use=True)  # with the IDs of another directory
     else:
-        group = replace(group, doubts=())  # of another directory, which has been removed
+        # The others are about another directory, which has been removed.
+        group = replace(group, doubts=tuple(one for one in group.doubts if one.reason == Reason.NOT_INCLUDED.name))
     # A task that another program moves into the group from now on counts as one of others.
     created_at, created_ns = utc_now(), boot_ns()
     if has_begin and not group.observed:

@@ -115,7 +115,8 @@ def adopt(ctx: Context, txn: Transaction, group: Group) -> None:
             if member.cgroup and member.owner == SYSTEMD:
                 # After the last move, so this bounds what the unit used outside the group.
                 late = replace(late, cpu_time_before_ns=cgroups.cpu_time_ns(member.cgroup) or 0)
-            txn.save(replace(txn.workload.with_member(late), is_active=True))
+            workload = ctx.proofs.entered(txn.workload.with_member(late), late, moved=bool(moved.moved))
+            txn.save(replace(workload, is_active=True))
 
 
 def rejoin(ctx: Context, txn: Transaction) -> None:

@@ -121,6 +121,11 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
         return bool(self.pid or self.cgroup)
 
     @property
+    def is_late(self) -> bool:
+        """Whether tasks of it ran, or may have run, before they were in the group."""
+        return self.joining or (self.late and bool(self.has_tasks or self.may_have_run))
+
+    @property
     def is_living(self) -> bool:
         """Whether the member has not ended, as far as the daemon knows."""
         return not self.ended_at
@@ -474,13 +479,14 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
         workload stays late.
         """
         known = self.member(member.id)
-        if known is not None and known.late and known.has_tasks and not member.late:
-            member = replace(member, late=True, may_have_run=known.may_have_run)
+        if known is not None and known.late and known.has_tasks and not (member.late and member.has_tasks):
+            why = known.may_have_run or ("" if member.has_tasks else "an earlier member of this name ran before")
+            member = replace(member, late=True, may_have_run=why)
         members = [member if other.id == member.id else other for other in self.members]
         if member not in members:
             members.append(member)
         ended = [other for other in members if not other.is_living]
-        ended.sort(key=lambda other: other.late and other.has_tasks)
+        ended.sort(key=lambda other: other.is_late)
         forgotten = {other.id for other in ended[:-MAX_ENDED_MEMBERS]}
         return replace(self, members=tuple(other for other in members if other.id not in forgotten))
 

@@ -38,7 +38,7 @@ from resctrlmond.workloads.model.validation import (
     reason_text,
     valid_class,
 )
-from resctrlmond.workloads.model.workload import Group, GroupState, Member, Workload, replace
+from resctrlmond.workloads.model.workload import CONTAINERS, Group, GroupState, Member, Workload, replace
 from resctrlmond.workloads.profiles.requests import Assigned, Assignment
 from resctrlmond.workloads.records.store import Limit, Transaction
 from resctrlmond.workloads.verbs import excluded, observed, profiled
@@ -46,6 +46,9 @@ from resctrlmond.workloads.verbs import excluded, observed, profiled
 # The process of a runtime uses some milliseconds before it executes the container, on an emulated processor a hundred
 # times as much. That of a virtual machine has begun to run it.
 _MOST_BEFORE_NS = 10**9
+# A process that joins a container from outside (podman exec) is not a child of its init, and is found by the control
+# group. To find it by namespace, the daemon would have to check every process of the host over and over.
+_HIDES_JOINERS = "it has no control group of its own, so processes that join it from outside are not known"
 _NOT_AWAITED = "its caller did not wait for the reply"
 
 
@@ -320,6 +323,8 @@ def _with_lateness(
     # The caller states that the process has run nothing but its own code, as far as that can be.
     is_believed = late is False and (assignment.unit_command is not None or (used_ns or 0) <= _MOST_BEFORE_NS)
     if not member.late and not is_given_up and (used_ns is None or is_believed):
+        if member.kind in CONTAINERS and not member.cgroup:
+            return replace(member, late=True, may_have_run=_HIDES_JOINERS)
         return replace(member, late=True) if member.tasks_outside else member
     why = _NOT_AWAITED if is_given_up else ""
     return replace(member, late=True, may_have_run=why, cpu_time_before_ns=used_ns or 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.resctrl import processes
 from resctrlmond.workloads.figures.verdict import verdict
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.states import Quality
@@ -20,6 +21,7 @@ from resctrlmond.workloads.rmids import rmid_transfer
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.release import release
+from tests.wait import wait_until
 from tests.workloads.conftest import Host, join, own_host
 from tests.workloads.groups.test_cut import Fuse, cut
 
@@ -38,6 +40,8 @@ class Service:
     def start(self) -> None:
         """Start the service, and then the container."""
         child = self.child = self.process()
+        # Its own start is over, so it uses nothing between the look and the move.
+        wait_until(lambda: processes.stat_fields(child.pid)[0] == b"S")
         join(self.path, child.pid)
         assign(
             self.host.ctx,
