@@ -8,7 +8,7 @@ resctrlmond-witness records moves of tasks. The daemon watches other writes to r
   estimated.
 - Lost events make all groups estimated.
 
-Without inotify, each sweep looks for CPUs that the groups have.
+Without inotify, each sweep looks for CPUs that the groups have, and no figure is exact.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Interference:
 
         Read the record after this call: then it has all others.
         """
-        is_whole = self.read_all_events()
+        is_whole = self.read_all_events() and not self._trouble
         found = self._doubts.of(key)
         workload = self._store.get(key)
         if is_whole or workload is None:
@@ -208,6 +208,9 @@ class Interference:
     def before_end(self, txn: Transaction) -> None:
         """Save the doubts by all writes until now, because the workload ends."""
         self.read_events()
+        if self._trouble:
+            nonces = frozenset(group.nonce for group in txn.workload.existing_groups)
+            self._doubts.add({txn.key: nonces}, doubt(Reason.CHANGES_UNKNOWN, cause=_EVENTS_LOST))
         # Those that come later are of writes after the last reading, or shortly before it (``after_last_reading``).
         self._doubts.save(txn)
 
@@ -254,7 +257,7 @@ class Interference:
         if foreign.trouble != self._trouble:
             self._trouble = foreign.trouble
             if self._trouble:
-                text = "CPUs of groups are found up to 5 s late, and writes that reset counters not at all: %s"
+                text = "no total is exact, because writes of other programs to resctrl are not seen: %s"
                 log.warning(text, self._trouble)
             else:
                 log.info("writes of other programs to resctrl are detected at once again")

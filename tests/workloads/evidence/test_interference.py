@@ -757,3 +757,16 @@ def test_event_loop_is_not_woken_for_the_daemons_own_writes(
     assert not is_readable()
     write(host, f"{manager.context.store.known('k').first.ref.path}/tasks", process().pid)
     assert is_readable()
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_run_is_estimated_while_the_host_gives_no_inotify_instance(
+    host: Host, puppet: Puppet, blind: None, is_read: bool
+) -> None:
+    """CPUs that another program gives and takes back, and resets of counters, are not seen then."""
+    host.restart()
+    assert host.ctx.interference.has_trouble
+    assign(host.ctx, assignment("k", puppet.pid))
+    totals = read(host.ctx, "k")[2] if is_read else release(host.ctx, "k", owner="test").totals
+    assert {total.quality for total in totals} == {Quality.ESTIMATED}
+    assert all("other programs may have given CPUs to the group" in total.reason for total in totals)
