@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.resctrl import processes
 from resctrlmond.workloads.figures.verdict import verdict
 from resctrlmond.workloads.model.owners import SYSTEMD
 from resctrlmond.workloads.model.states import Quality
@@ -21,7 +20,6 @@ from resctrlmond.workloads.rmids import rmid_transfer
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.release import release
-from tests.wait import wait_until
 from tests.workloads.conftest import Host, join, own_host
 from tests.workloads.groups.test_cut import Fuse, cut
 
@@ -40,8 +38,6 @@ class Service:
     def start(self) -> None:
         """Start the service, and then the container."""
         child = self.child = self.process()
-        # Its own start is over, so it uses nothing between the look and the move.
-        wait_until(lambda: processes.stat_fields(child.pid)[0] == b"S")
         join(self.path, child.pid)
         assign(
             self.host.ctx,
@@ -54,7 +50,7 @@ class Service:
                 member=KEY,
                 late=False,
                 priority=-1,
-                unit_command=UnitCommand(commands=(f"ExecStart={child.pid}",)),
+                unit_command=UnitCommand(commands=(f"ExecStart={child.pid}",), most_before_ns=10**9),
             ),
         )
         assert verdict(self.host.get(KEY)) == (Quality.EXACT, ())
