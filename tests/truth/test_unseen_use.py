@@ -557,3 +557,24 @@ def test_pod_that_waits_remembers_over_a_restart_what_it_lacks(machine: Machine)
     pod = machine.cgroup(f"pod{POD}")
     machine.container(POD, "a" * 64, machine.cgroup("a" * 64, pod), pod=pod)
     assert total_of(read(machine.host.ctx, POD)[2]).quality is Quality.LATE
+
+
+@pytest.mark.parametrize("name", ["m", "other"])
+def test_process_that_was_put_into_a_nested_workload_is_of_others_when_it_is_given_to_the_outer_one(
+    machine: Machine, name: str
+) -> None:
+    """Only the members that the record still had were counted."""
+    outer = machine.process()
+    assign(machine.host.ctx, assignment("outer", outer, "test"))
+    inner = machine.process(by=outer)
+    assign(machine.host.ctx, assignment("inner", inner, "test", nested=True, member="m"))
+    other = machine.process()
+    assign(machine.host.ctx, assignment("inner", other, "test", member=name))
+    child = machine.process(by=other)
+    machine.end(other)
+    machine.host.manager.maintenance.record_ends("inner")
+    if name == "other":
+        add_member(machine.host.ctx, "inner", name, owner="test")
+    release(machine.host.ctx, "inner", owner="test")
+    machine.control.run(child, 5 * S, 0)
+    machine.check("outer", Quality.ESTIMATED, 5)

@@ -260,16 +260,10 @@ def _end(found: Iterable[Total], workload: Workload) -> _End:
         group.moved_in or group.strangers_ns > SLACK_NS or group.has_doubt(Reason.MOVED_IN.name)
         for group in workload.groups
     )
-    gave_others = had_others or (workload.gave_tasks and not _has_first_member_only(workload))
+    # In a control group, and with another member, come processes of others.
+    is_own = workload.one_process and not workload.proof.cgroups
+    gave_others = had_others or (workload.gave_tasks and not is_own)
     return _End(_by_event(found), _may_have_left(workload), gave_others or _is_unseen(workload))
-
-
-def _has_first_member_only(workload: Workload) -> bool:
-    """Whether all its tasks descend from the one with which it began, which was in the workload around it.
-
-    In a control group, and with another member, come processes of others.
-    """
-    return not workload.proof.cgroups and sum(member.has_tasks for member in workload.members) == 1
 
 
 def _is_unseen(workload: Workload) -> bool:

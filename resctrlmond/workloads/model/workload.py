@@ -317,8 +317,9 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     daemon starts another one. ``idle_ns`` is when the last member ended (``clock.boot_ns``).
     ``attribute_owners`` is the owner that set an attribute, by the attribute's name. A higher ``priority`` gets a
     free RMID first. ``part_of`` are the keys of the workloads in which this one began, the nearest first. It is
-    ``nested`` in those of them that list it. ``left_tasks``: tasks of it do not get into their groups at its end,
-    because they could not be moved, or another workload has taken them. ``gave_tasks``: at its end, tasks of it went
+    ``nested`` in those of them that list it. ``one_process``: all its tasks descend from the process with which it
+    began inside these. ``left_tasks``: tasks of it do not get into their groups at its end, because they could not be
+    moved, or another workload has taken them. ``gave_tasks``: at its end, tasks of it went
     to the workload around it. ``profile`` and ``profile_source`` are those of the pod or of the container, as with a
     member. ``events`` and ``keeps_files`` are those of its profile when the run began: only events that these globs
     select are shown in files and figures, and without ``keeps_files`` the files are removed at the end of the run.
@@ -344,6 +345,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     idle_ns: int = 0
     prior_runs: PriorRuns | None = None
     part_of: tuple[str, ...] = ()
+    one_process: bool = False
     left_tasks: bool = False
     gave_tasks: bool = False
     uncounted: bool = False

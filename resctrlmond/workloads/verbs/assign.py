@@ -135,7 +135,8 @@ def assign_target(
         if before is None:
             # The first record has the member, because a claim that brought no member may never end.
             joining = replace(member, joining=True)
-            workload = _joined(replace(new_run(ctx, txn, wanted), part_of=part_of), joining, assignment)
+            begun = replace(new_run(ctx, txn, wanted), part_of=part_of, one_process=bool(part_of))
+            workload = _joined(begun, joining, assignment)
             workload = start_run(ctx, txn, workload, may_wait=assignment.may_wait and not part_of, limit=limit)
             nested.enter(ctx, txn)
         else:
@@ -143,6 +144,7 @@ def assign_target(
                 check_has_rmid(before)
             member = _in_group(member, _group_for(ctx, txn, where, wanted, assignment))
             workload = _joined(txn.workload, member, assignment)
+            workload = replace(workload, one_process=workload.one_process and is_known)
         waits = workload.group_of(member).state is GroupState.PENDING
         outside = outside_of(ctx, workload, target.tasks.threads()) if waits else frozenset()
         # One that waits runs outside.
