@@ -256,11 +256,16 @@ def test_processes_that_a_nested_workload_gives_back_may_be_of_others(
     machine.check("outer", quality, 5)
 
 
-def fill(machine: Machine, free: str) -> None:
-    """Use all RMIDs but that of a group, which is removed."""
+def use_all_rmids(machine: Machine) -> None:
+    """Create groups of another program until no RMID is free."""
     with pytest.raises(OSError, match="No space left"):
         for number in range(100):
             machine.control.make_group(f"mon_groups/other{number}")
+
+
+def fill(machine: Machine, free: str) -> None:
+    """Use all RMIDs but that of a group, which is removed."""
+    use_all_rmids(machine)
     machine.control.remove_group(free)
     machine.control.advance(600)
 
@@ -517,9 +522,7 @@ def test_use_of_others_in_a_group_that_waited_is_found(machine: Machine) -> None
     """The control group of a unit that had waited for an RMID was not asked for."""
     theirs = "mon_groups/theirs"
     machine.control.make_group(theirs)
-    with pytest.raises(OSError, match="No space left"):
-        for number in range(100):
-            machine.control.make_group(f"mon_groups/other{number}")
+    use_all_rmids(machine)
     cgroup, session = machine.cgroup("a.service"), machine.cgroup("session")
     pid = machine.process(cgroup)
     given = Assignment(key="a.service", owner=SYSTEMD, cgroup=cgroup, kind="unit", member="a.service")
@@ -538,9 +541,7 @@ def test_use_of_others_in_a_group_that_waited_is_found(machine: Machine) -> None
 def test_pod_that_waits_remembers_over_a_restart_what_it_lacks(machine: Machine) -> None:
     theirs = "mon_groups/theirs"
     machine.control.make_group(theirs)
-    with pytest.raises(OSError, match="No space left"):
-        for number in range(100):
-            machine.control.make_group(f"mon_groups/other{number}")
+    use_all_rmids(machine)
     create(machine.host.ctx, POD, owner="test")
     elsewhere = machine.cgroup("b" * 64)
     pid = machine.process(elsewhere)

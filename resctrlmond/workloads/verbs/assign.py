@@ -322,7 +322,7 @@ def _with_lateness(
     # held the process all that time, and the process runs in its group only.
     is_given_up = late is False and not assignment.is_awaited()
     used_ns = target.cpu_time_ns()
-    # The caller states that the process has run nothing but its own code, as far as that can be.
+    # A caller that states that the process has not run is believed if the process has hardly worked.
     is_believed = late is False and (assignment.unit_command is not None or (used_ns or 0) <= _MOST_BEFORE_NS)
     if not member.late and not is_given_up and (used_ns is None or is_believed):
         if member.kind in CONTAINERS and not member.cgroup:
