@@ -25,9 +25,7 @@ from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.read import read
 from resctrlmond.workloads.verbs.release import release
 from tests.workloads.conftest import Host, assignment
-from tests.workloads.evidence.test_interference import blind, react, write
-
-__all__ = ["blind"]
+from tests.workloads.evidence.test_interference import react, write
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
@@ -83,14 +81,16 @@ def test_a_mark_that_arrives_while_the_write_of_another_fails_is_kept(
     assert len(written) == 2, written
 
 
-@pytest.mark.usefixtures("blind")
 def test_a_mark_that_cannot_be_written_at_the_end_keeps_the_workload_from_ending_exact(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = assign(host.ctx, assignment("k", process().pid)).workload
-    write(host, f"{record.first.ref.path}/cpus_list", "0")
-    save = Transaction.save
+    assign(host.ctx, assignment("k", process().pid))
+    save, read_group = Transaction.save, host.tree.read
     failed: list[Workload] = []
+
+    def write_then_read(ref: GroupRef) -> list[Reading]:
+        write(host, f"{ref.path}/cpus_list", "0")
+        return read_group(ref)
 
     def refuse(txn: Transaction, workload: Workload, limit: Limit | None = None) -> Workload:
         if verdict(workload).reasons and not failed:
@@ -98,6 +98,7 @@ def test_a_mark_that_cannot_be_written_at_the_end_keeps_the_workload_from_ending
             raise NotWritten("cannot write", errno=errno.ENOSPC)
         return save(txn, workload, limit)
 
+    monkeypatch.setattr(host.tree, "read", write_then_read)
     monkeypatch.setattr(Transaction, "save", refuse)
     with pytest.raises(NotWritten):
         release(host.ctx, "k", owner="test")

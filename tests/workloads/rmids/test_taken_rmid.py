@@ -33,10 +33,12 @@ class Service:
     def __init__(self, host: Host, cgroup: str, process: Start) -> None:
         self.host, self.process = host, process
         self.path = os.path.join(cgroup, KEY)
-        os.mkdir(self.path)
 
     def start(self) -> None:
-        """Start the service, and then the container."""
+        """Start the service in a new control group, as systemd does, and then the container."""
+        if os.path.exists(self.path):
+            os.rmdir(self.path)
+        os.mkdir(self.path)
         child = self.child = self.process()
         join(self.path, child.pid)
         assign(
