@@ -261,11 +261,11 @@ static int load(struct settings *settings)
         return unavailable("no-btf", "the kernel does not describe its types in /sys/kernel/btf/vmlinux: %s",
                    strerror(errno));
     settings->task_moves = btf__find_by_name_kind(kernel, "bpf_task_from_pid", BTF_KIND_FUNC) > 0;
-    has_rmid = btf__find_by_name_kind(kernel, "rdtgroup_tasks_write", BTF_KIND_FUNC) > 0;
+    has_rmid = btf__find_by_name_kind(kernel, "rdtgroup_file_write", BTF_KIND_FUNC) > 0;
     settings->cgroup_moves = btf__find_by_name_kind(kernel, "cgroup_move_task", BTF_KIND_FUNC) > 0;
     btf__free(kernel);
     if (!has_rmid)
-        return unavailable("no-resctrl", "the kernel has no function rdtgroup_tasks_write: it has no resctrl");
+        return unavailable("no-resctrl", "the kernel has no function rdtgroup_file_write: it has no resctrl");
     error = remove_pins(NEW);
     if (error)
         return unavailable("no-permission", "cannot remove %s: %s", NEW, strerror(error));

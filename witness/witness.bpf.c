@@ -178,6 +178,8 @@ struct move {
     u32 unresolved;
     s32 tgid, tid;
     char comm[16];
+    char file[32];
+    char parent[TEXT]; /* the name of the file's directory */
     char text[TEXT];
 };
 
@@ -227,7 +229,7 @@ struct {
 } ring SEC(".maps");
 
 u64 lost_rows; /* charges for which the table had no place */
-u64 lost_moves; /* writes that succeeded although a task that they named was not found */
+u64 lost_moves; /* writes to files "tasks" that succeeded although a task that they named was not found */
 u64 lost_accounts; /* charges and writes of tasks for which the table of accounts had no place */
 u64 lost_removals; /* removals of control groups for which the table had no place */
 u64 rows_used;
@@ -581,7 +583,15 @@ static __always_inline u32 scan_text(const char *text, u64 length, u64 write, u3
     return scan.unresolved;
 }
 
-static __always_inline void begin_write(struct move *move, struct kernfs_node *file)
+static __always_inline int has_name(struct kernfs_node *file, const char *expected)
+{
+    char name[16] = {};
+
+    bpf_probe_read_kernel_str(name, sizeof(name), file->name);
+    return !bpf_strncmp(name, sizeof(name), expected);
+}
+
+static __always_inline void begin_write(struct move *move, struct kernfs_node *file, const char *text)
 {
     struct kernfs_node *directory;
 
@@ -599,35 +609,45 @@ static __always_inline void begin_write(struct move *move, struct kernfs_node *f
     move->tgid = bpf_get_current_pid_tgid() >> 32;
     move->tid = bpf_get_current_pid_tgid();
     bpf_get_current_comm(move->comm, sizeof(move->comm));
+    bpf_probe_read_kernel_str(move->file, sizeof(move->file), file->name);
+    bpf_probe_read_kernel_str(move->parent, sizeof(move->parent), directory->name);
+    bpf_probe_read_kernel_str(move->text, sizeof(move->text), text);
 }
 
-SEC("fentry/rdtgroup_tasks_write")
+/* The kernel calls this function for each write to a file of resctrl. */
+SEC("fentry/rdtgroup_file_write")
 int BPF_PROG(on_write, struct kernfs_open_file *file, char *text, u64 length)
 {
-    struct account *account = get_account(bpf_get_current_task_btf());
+    struct account *account;
     struct move *move;
     u64 number;
 
+    /* Some programs write it each second. */
+    if (has_name(file->kn, "schemata"))
+        return 0;
+    account = get_account(bpf_get_current_task_btf());
     move = begin_move(&number);
     if (account)
         account->write = number;
     if (move) {
-        begin_write(move, file->kn);
-        bpf_probe_read_kernel_str(move->text, sizeof(move->text), text);
-        move->unresolved = scan_text(text, length, number, 0);
+        begin_write(move, file->kn, text);
+        if (has_name(file->kn, "tasks"))
+            move->unresolved = scan_text(text, length, number, 0);
         __sync_lock_test_and_set(&move->number, number);
     }
     return 0;
 }
 
-SEC("fexit/rdtgroup_tasks_write")
+SEC("fexit/rdtgroup_file_write")
 int BPF_PROG(on_written, struct kernfs_open_file *file, char *text, u64 length, s64 offset, s64 result)
 {
     struct account *account = find_account(bpf_get_current_task_btf());
     u64 number = account ? account->write : 0;
+    u32 of_tasks = has_name(file->kn, "tasks"), unresolved = 0;
     struct move *move;
-    u32 unresolved;
 
+    if (has_name(file->kn, "schemata"))
+        return 0;
     if (number) {
         move = find_move(number);
         account->write = 0;
@@ -635,13 +655,13 @@ int BPF_PROG(on_written, struct kernfs_open_file *file, char *text, u64 length, 
         /* The kernel skips a program that it is already running on the same CPU: the time until now was not charged. */
         move = begin_move(&number);
         if (move) {
-            begin_write(move, file->kn);
-            bpf_probe_read_kernel_str(move->text, sizeof(move->text), text);
-            move->unresolved = 1;
+            begin_write(move, file->kn, text);
+            move->unresolved = of_tasks;
             __sync_lock_test_and_set(&move->number, number);
         }
     }
-    unresolved = scan_text(text, length, number, 1);
+    if (of_tasks)
+        unresolved = scan_text(text, length, number, 1);
     /* The records of the tasks may have taken the place of the write's. */
     if (move && move->number == number) {
         /* A task that was not found before was moved: its time until now was not charged to its old RMID. */
@@ -754,13 +774,19 @@ int moves(struct bpf_iter__bpf_map_elem *context)
         return 0;
     }
     MAKE_WORD(move.comm);
+    MAKE_WORD(move.file);
+    MAKE_WORD(move.parent);
     MAKE_WORD(move.text);
     BPF_SEQ_PRINTF(seq, "%llu write %llu %llu ", move.number, move.at, move.directory);
     if (move.done)
         BPF_SEQ_PRINTF(seq, "%lld %llu", move.result, move.duration);
     else
         BPF_SEQ_PRINTF(seq, "- -");
-    BPF_SEQ_PRINTF(seq, " %u %d %d %s %s\n", move.unresolved, move.tgid, move.tid, move.comm, move.text);
+    /* The root of resctrl has no name. */
+    if (!move.parent[0])
+        move.parent[0] = '/';
+    BPF_SEQ_PRINTF(seq, " %u %d %d %s %s %s %s\n", move.unresolved, move.tgid, move.tid, move.comm, move.file,
+               move.parent, move.text);
     return 0;
 }
 

@@ -5,7 +5,7 @@
 
 /* The version of the files, and of the meaning of each column. A loader keeps a program of the same version. */
 #ifndef FORMAT
-#define FORMAT 3
+#define FORMAT 4
 #endif
 
 /* Control groups above the control group of a row: use below that many levels is counted on that level. */

@@ -18,7 +18,7 @@ FOLDER = "/sys/fs/bpf/resctrlmond"
 STATE = "/run/resctrlmond/witness/state"
 # In a simulation, which lists no such directory.
 SIMULATED_FOLDER = ".witness"
-FORMAT = 3
+FORMAT = 4
 
 # How often to read the moves again if a record is incomplete, and the time between. The kernel may have interrupted
 # the program that writes it.
@@ -76,19 +76,37 @@ class Move(msgspec.Struct, frozen=True):
     program: str = ""
 
 
-class Moves(msgspec.Struct, frozen=True):
-    """The moves after number ``before`` until number ``last``, all of them.
+class Write(msgspec.Struct, frozen=True):
+    """A write to ``file`` in ``directory`` (its inode number), whose name is ``parent`` ("/" for the mount point).
 
-    All moves since ``since_ns`` (ns since boot) are among these. ``writes`` are the writer, the directory and the
-    program of each of the last writes, by its number. ``capacity`` is the number of records that the witness keeps.
-    ``is_whole``: there was none after ``last`` that the witness was still writing.
+    ``number``, ``writer`` and ``program`` are as in ``Move``. ``until_ns`` is the time (ns since boot) when it
+    returned, 1 << 63 if that was not seen. ``is_refused``: the kernel returned an error.
+    """
+
+    number: int
+    until_ns: int
+    writer: int
+    directory: int
+    is_refused: bool
+    file: str
+    parent: str
+    program: str
+
+
+class Moves(msgspec.Struct, frozen=True):
+    """The moves after number ``before`` until number ``last``, all of them, and the writes to files but ``tasks``.
+
+    All since ``since_ns`` (ns since boot) are among ``tasks`` and ``others``, which are the writes. ``writes`` are the
+    last ones to all files, by number. ``capacity`` is the number of records that the witness keeps. ``is_whole``:
+    there was none after ``last`` that the witness was still writing.
     """
 
     before: int = 0
     last: int = 0
     since_ns: int = 0
     tasks: tuple[Move, ...] = ()
-    writes: dict[int, tuple[int, int, str]] = {}
+    others: tuple[Write, ...] = ()
+    writes: dict[int, Write] = {}
     capacity: int = 0
     is_whole: bool = True
 
@@ -269,15 +287,19 @@ class Witness:
             oldest = max(known.last, last - capacity)
             until = next((number for number in range(oldest + 1, last + 1) if number not in found), last + 1) - 1
             writes = {number: write for number, write in known.writes.items() if number > last - capacity}
-            new = []
+            new, new_others = list[Move](), list[Write]()
             for number, words in sorted(found.items()):
+                is_new = oldest < number <= until
                 if words[1] == "write":
-                    writes[number] = int(words[7]), int(words[3]), words[9]
-                elif oldest < number <= until:
+                    write = writes[number] = _parse_write(words)
+                    if is_new and write.file != "tasks":
+                        new_others.append(write)
+                elif is_new:
                     new.append(_parse_move(words, writes))
             tasks, before, since_ns = (*known.tasks, *new), known.before, known.since_ns
+            others = (*known.others, *new_others)
             if oldest > known.last:
-                tasks, before = tuple(new), oldest
+                tasks, others, before = tuple(new), tuple(new_others), oldest
                 ats = (int(words[2]) for number, words in found.items() if number > oldest)
                 since_ns = min(ats, default=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         except (ValueError, LookupError) as error:
@@ -285,7 +307,10 @@ class Witness:
         if len(tasks) > _KEPT * capacity:
             dropped, tasks = tasks[: len(tasks) // 2], tasks[len(tasks) // 2 :]
             before, since_ns = dropped[-1].number, dropped[-1].at_ns + 1
-        return Moves(before, until, since_ns, tasks, writes, capacity, until == last)
+        if len(others) > _KEPT * capacity:
+            last_dropped, others = others[len(others) // 2], others[len(others) // 2 + 1 :]
+            before, since_ns = max(before, last_dropped.number), max(since_ns, last_dropped.until_ns + 1)
+        return Moves(before, until, since_ns, tasks, others, writes, capacity, until == last)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)
@@ -304,9 +329,26 @@ class Witness:
         return NotRead("is not in the format of resctrlmond-witness(8)", path=self._path(name))
 
 
-def _parse_move(words: Sequence[str], writes: Mapping[int, tuple[int, int, str]]) -> Move:
+def _parse_write(words: Sequence[str]) -> Write:
+    """Return a write. Raises ValueError, IndexError."""
+    number, at_ns, directory, result, duration, writer = (words[0], *words[2:6], words[7])
+    is_done = result != "-"
+    return Write(
+        number=int(number),
+        until_ns=int(at_ns) + int(duration) if is_done else 1 << 63,
+        writer=int(writer),
+        directory=int(directory),
+        is_refused=is_done and int(result) < 0,
+        file=words[10],
+        parent=words[11],
+        program=words[9],
+    )
+
+
+def _parse_move(words: Sequence[str], writes: Mapping[int, Write]) -> Move:
     """Return a move. Raises ValueError, IndexError."""
-    writer, directory, program = writes.get(int(words[3]), (0, 0, ""))
+    write = writes.get(int(words[3]))
+    writer, directory, program = (write.writer, write.directory, write.program) if write else (0, 0, "")
     cgroup, *ids = map(int, words[7:12])
     return Move(int(words[0]), int(words[2]), writer, directory, cgroup, (ids[0], ids[1]), (ids[2], ids[3]), program)
 

@@ -237,7 +237,8 @@ def test_time_before_a_move_is_charged_to_the_old_rmid(witness: Witness, a: str,
     witness.expect(path, {DEFAULT: 1, task.key: 2})
     (write_line,), (moved,) = witness.moves("write", after), witness.moves("task", after)
     assert write_line[3:5] == [str(os.stat(witness.fs.path(a)).st_ino), str(len(str(one.pid)))]
-    assert write_line[6:9] + write_line[10:] == ["0", str(os.getpid()), str(os.getpid()), str(one.pid)]
+    assert write_line[6:9] == ["0", str(os.getpid()), str(os.getpid())]
+    assert write_line[10:] == ["tasks", os.path.basename(a), str(one.pid)]
     assert moved[3:7] == [write_line[0], str(one.pid), str(one.pid), str(task.start)]
     assert moved[7:12] == [cgroup, "0", "0", *map(str, task.key)]
     assert int(moved[12]) >= WORK
@@ -248,9 +249,26 @@ def test_a_refused_write_is_seen(witness: Witness, a: str) -> None:
     after = witness.last_move
     assert outcome(lambda: witness.fs.write(f"{a}/tasks", "4000000")) == "ESRCH"
     assert outcome(lambda: witness.fs.write(f"{a}/tasks", "no task")) == "EINVAL"
-    assert [words[4:5] + words[6:7] + words[10:] for words in witness.moves("write", after)] == [
+    assert [words[4:5] + words[6:7] + words[12:] for words in witness.moves("write", after)] == [
         ["-3", "0", "4000000"],
         ["-22", "2", "no?task"],
+    ]
+    assert witness.moves("task", after) == []
+
+
+def test_a_write_to_another_file_is_seen(witness: Witness, a: str) -> None:
+    """A write to any file has the file's name and that of its directory, and moves no task."""
+    name, directory = os.path.basename(a), str(os.stat(witness.fs.path(a)).st_ino)
+    after = witness.last_move
+    for text in ("1", "0"):
+        witness.fs.write(f"{a}/cpus", text)
+    for path in (f"{a}/cpus", "cpus_list"):
+        assert witness.fs.try_write(path, "none")[0] == "EINVAL"
+    assert [words[3:5] + words[6:7] + words[10:] for words in witness.moves("write", after)] == [
+        [directory, "1", "0", "cpus", name, "1"],
+        [directory, "1", "0", "cpus", name, "0"],
+        [directory, "-22", "0", "cpus", name, "none"],
+        [str(os.stat(witness.fs.root).st_ino), "-22", "0", "cpus_list", "/", "none"],
     ]
     assert witness.moves("task", after) == []
 

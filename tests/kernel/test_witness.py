@@ -246,7 +246,8 @@ def test_list_of_tasks_in_one_write(witness: Witness) -> None:
     witness.out(f"echo {tasks[0]},{tasks[1]} >{group}/tasks")
     (write,) = witness.moves("write", after)
     assert write[3:5] == [witness.out(f"stat -c %i {group}"), str(len(f"{tasks[0]},{tasks[1]}\n"))]
-    assert (write[6], write[9:]) == ("0", ["bash", f"{tasks[0]},{tasks[1]}"])
+    name = group.rpartition("/")[2]
+    assert (write[6], write[9:]) == ("0", ["bash", "tasks", name, f"{tasks[0]},{tasks[1]}"])
     moved = witness.moves("task", after)
     listed = witness.tasks()
     assert [(int(words[4]), int(words[5]), int(words[6])) for words in moved] == [
@@ -265,7 +266,7 @@ def test_refused_write_has_its_errno_and_moves_nothing(witness: Witness) -> None
         after = witness.last_move()
         witness.guest.run(f"echo {text} >{group}/tasks", check=False)
         (write,) = witness.moves("write", after)
-        assert (int(write[4]), int(write[6]), write[10]) == (errno, unresolved, text)
+        assert (int(write[4]), int(write[6]), write[12]) == (errno, unresolved, text)
         assert witness.moves("task", after) == []
     # The time before the last move was not charged to the old RMID.
     assert witness.status()["gaps"] == [0, 0, 1, 0]
@@ -273,12 +274,28 @@ def test_refused_write_has_its_errno_and_moves_nothing(witness: Witness) -> None
     witness.load()
 
 
+def test_write_to_another_file_has_its_name_and_moves_nothing(witness: Witness) -> None:
+    group = witness.group()
+    name, directory = group.rpartition("/")[2], witness.out(f"stat -c %i {group}")
+    after = witness.last_move()
+    witness.out(f"echo 1 >{group}/cpus")
+    witness.guest.run(f"echo none >{group}/cpus", check=False)
+    witness.out(f"echo >{group}/cpus_list; echo shareable >{TREE}/mode; cat {TREE}/schemata >{TREE}/schemata")
+    assert [words[3:5] + words[6:7] + words[9:] for words in witness.moves("write", after)] == [
+        [directory, "2", "0", "bash", "cpus", name, "1"],
+        [directory, "-22", "0", "bash", "cpus", name, "none"],
+        [directory, "1", "0", "bash", "cpus_list", name],
+        [witness.out(f"stat -c %i {TREE}"), "10", "0", "bash", "mode", "/", "shareable"],
+    ]
+    assert witness.moves("task", after) == []
+
+
 def test_writer_in_another_pid_namespace_is_understood(witness: Witness) -> None:
     group = witness.group()
     after = witness.last_move()
     witness.out(f"unshare --pid --fork sh -c 'echo $$ >{group}/tasks; :'")
     (write,), (moved,) = witness.moves("write", after), witness.moves("task", after)
-    assert (write[6], write[10]) == ("0", "1")
+    assert (write[6], write[12]) == ("0", "1")
     assert moved[4] == write[7] != "1"
 
 
@@ -412,18 +429,18 @@ def test_second_load_keeps_the_sums(witness: Witness) -> None:
 
 
 def test_version_with_another_format_replaces_the_files_at_once(witness: Witness) -> None:
-    witness.guest.put(make("resctrlmond-witness-of-format-4", "FORMAT=4"), "/run/format-4")
+    witness.guest.put(make("resctrlmond-witness-of-format-5", "FORMAT=5"), "/run/format-5")
     begun = witness.status()["begun"]
     # The shell's read is much faster than cat.
     reader = f"until [ -e /run/stop ]; do read line <{FILES}/status || echo missing; done"
     running = witness.guest.start(f"{{ {reader}; }} 2>&1", timeout=100)
-    witness.out("/run/format-4 load; touch /run/stop")
+    witness.out("/run/format-5 load; touch /run/stop")
     assert "missing" not in running.wait().stdout
-    assert witness.status()["format"] == [4]
+    assert witness.status()["format"] == [5]
     assert witness.status()["begun"] > begun
     assert witness.out("ls /sys/fs/bpf") == "resctrlmond"
     witness.load()
-    assert witness.status()["format"] == [3]
+    assert witness.status()["format"] == [4]
 
 
 def test_user_with_the_group_reads_the_files_without_a_capability(witness: Witness) -> None:
@@ -437,10 +454,10 @@ def test_user_with_the_group_reads_the_files_without_a_capability(witness: Witne
     witness.out(f"mkdir -p /run/files && mount --bind {FILES} /run/files")
     user = "setpriv --reuid nobody --bounding-set -all --inh-caps -all"
     read = "cat /run/files/tasks /run/files/ended /run/files/removed /run/files/moves /run/files/status"
-    assert "format 3" in witness.out(f"{user} --regid nogroup --groups resctrlmon {read}")
+    assert "format 4" in witness.out(f"{user} --regid nogroup --groups resctrlmon {read}")
     assert witness.guest.run(f"{user} --regid nogroup --clear-groups {read}", check=False).returncode
     root = f"setpriv --bounding-set -all --inh-caps -all cat {FILES}/status"
-    assert "format 3" in witness.out(root)
+    assert "format 4" in witness.out(root)
     witness.out("umount /run/files")
 
 
@@ -526,7 +543,7 @@ def test_start_of_the_daemon_loads_the_witness(installed: Host) -> None:
     assert installed.out(f"grep begun {FILES}/status") == begun
     # In the sandbox of the daemon, with its user and without a capability.
     inside = f"nsenter --mount --target {installed.pid()} setpriv --bounding-set -all --inh-caps -all"
-    assert "format 3" in installed.out(f"{inside} cat {FILES}/status")
+    assert "format 4" in installed.out(f"{inside} cat {FILES}/status")
 
 
 def test_kernel_that_refuses_the_witness_does_not_fail_the_daemon(installed: Host) -> None:

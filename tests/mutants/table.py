@@ -865,15 +865,15 @@ MUTANTS = (
     Mutant(
         "moves that were overwritten unread count as none",
         _RESCTRL + "witness.py",
-        "tasks, before = tuple(new), oldest",
-        "tasks = tuple(new)",
+        "tasks, others, before = tuple(new), tuple(new_others), oldest",
+        "tasks, others = tuple(new), tuple(new_others)",
         "tests/resctrl/test_witness.py",
     ),
     Mutant(
         "a move that the witness is still recording is skipped",
         _RESCTRL + "witness.py",
-        "elif oldest < number <= until:",
-        "elif oldest < number:",
+        "is_new = oldest < number <= until",
+        "is_new = oldest < number",
         "tests/resctrl/test_witness.py",
     ),
     Mutant(

@@ -21,16 +21,16 @@ from resctrlmond.resctrl.tree import Tree
 from resctrlmond.resctrl.witness import Move, RemovedCgroup, Use, Watch, Witness
 
 STATUS = (
-    "format 3\nbegun 5\ngaps 2 1\nrows 3 65536\nmoves 4 4096\nkeep 3600\ndropped 9\ncgroup_moves 1\ntask_moves 1\n"
+    "format 4\nbegun 5\ngaps 2 1\nrows 3 65536\nmoves 4 4096\nkeep 3600\ndropped 9\ncgroup_moves 1\ntask_moves 1\n"
 )
 SECOND = 10**9
 TASKS = f"7 7 {3 * SECOND} 0 4 900 600 0 11,1\n7 8 {3 * SECOND} 0 0 50 50 1 11,1\n"
 ENDED = "0 4 1000 2 77 11,1\n"
 MOVES = (
-    "2 write 9 500 2 30 0 7 7 sh 7\n"
+    "2 write 9 500 2 30 0 7 7 sh tasks a 7\n"
     "3 task 9 2 7 7 1 11 0 0 0 4 12\n"
-    "4 write 9 501 -3 30 1 7 7 sh ?9\n"
-    "6 write 9 502 - - 0 7 7 sh 7\n"
+    "4 write 9 501 -3 30 1 7 7 sh tasks a ?9\n"
+    "6 write 9 502 - - 0 7 7 sh tasks a 7\n"
     "1 task 8 0 7 7 1 11 0 0 0 9 12\n"
 )
 REMOVED = b"21 70 11 a.service\n22 71 21 of a \xff\r\x1c  name\n"
@@ -210,7 +210,7 @@ def test_moves_that_were_read_before_are_kept_after_they_were_overwritten(tmp_pa
     put(
         tmp_path,
         status=STATUS.replace("moves 4", "moves 6"),
-        moves="5 write 11 500 2 1 0 9 9 sh 3\n6 task 12 5 3 3 1 9 0 0 0 4 1\n",
+        moves="5 write 11 500 2 1 0 9 9 sh tasks a 3\n6 task 12 5 3 3 1 9 0 0 0 4 1\n",
     )
     now = found.moves()
     assert now.tasks == (*before.tasks, Move(6, 12, 9, 500, 9, (0, 0), (0, 4), "sh"))
@@ -223,7 +223,7 @@ def test_moves_that_were_overwritten_before_they_were_read_are_a_gap(tmp_path: P
     put(
         tmp_path,
         status=STATUS.replace("moves 4 4096", "moves 7 2"),
-        moves="6 write 11 500 2 1 0 9 9 sh 3\n7 task 12 6 3 3 1 9 0 0 0 4 1\n",
+        moves="6 write 11 500 2 1 0 9 9 sh tasks a 3\n7 task 12 6 3 3 1 9 0 0 0 4 1\n",
     )
     now = found.moves()
     assert (now.before, now.last, now.since_ns, now.is_whole) == (5, 7, 11, True)
@@ -234,7 +234,7 @@ def test_record_that_is_not_complete_is_read_later(tmp_path: Path) -> None:
     """The kernel interrupted the program that writes it."""
     found = witness(tmp_path)
     before = found.moves()
-    late, last = "5 write 11 500 2 1 0 9 9 sh 3\n", "6 task 12 5 3 3 1 9 0 0 0 4 1\n"
+    late, last = "5 write 11 500 2 1 0 9 9 sh tasks a 3\n", "6 task 12 5 3 3 1 9 0 0 0 4 1\n"
     put(tmp_path, status=STATUS.replace("moves 4", "moves 6"), moves=last)
     now = found.moves()
     assert (now.before, now.last, now.tasks, now.is_whole) == (0, 4, before.tasks, False)
@@ -264,7 +264,7 @@ def test_moves_of_a_witness_that_was_loaded_again_are_all_new(tmp_path: Path) ->
     put(
         tmp_path,
         status=STATUS.replace("begun 5", "begun 6").replace("moves 4", "moves 1"),
-        moves="1 write 11 500 -3 1 0 9 9 sh 3\n",
+        moves="1 write 11 500 -3 1 0 9 9 sh tasks a 3\n",
     )
     assert found.moves().tasks == ()
     assert found.moves().last == 1
@@ -274,7 +274,7 @@ def test_moves_of_a_witness_that_was_loaded_again_are_all_new(tmp_path: Path) ->
     "text",
     [
         "",
-        STATUS.replace("format 3", "format 2"),
+        STATUS.replace("format 4", "format 3"),
         STATUS.replace("task_moves 1", "task_moves 0"),
         STATUS.replace("cgroup_moves 1", "cgroup_moves 0"),
         STATUS.replace("gaps 2 1", "gaps x"),

@@ -167,7 +167,7 @@ def test_each_move_is_one_line_with_any_text(text: str) -> None:
     with suppress(OSError):
         machine.write("tasks", text)
     (line,) = machine.read(".witness/moves").splitlines()
-    assert len(line.split(" ")) == 11
+    assert len(line.split(" ")) == 13
     assert line.isascii()
 
 
@@ -231,7 +231,7 @@ def test_status_has_all_lines(machine: Machine) -> None:
     status = machine.numbers()
     begun = status.pop("begun")
     assert list(status.items()) == [
-        ("format", [3]),
+        ("format", [4]),
         ("gaps", [0, 0, 0, 0]),
         ("rows", [0, 65536]),
         ("moves", [0, 4096]),
@@ -431,7 +431,7 @@ def test_write_that_a_fault_refuses_is_recorded(mount: Mounted, control: Control
     assert writer.wait() == 1
     (write,) = (line.split() for line in mount.read(".witness/moves").splitlines())
     assert write[3:5] == [str(os.stat(mount.path(A)).st_ino), "-5"]
-    assert write[6:] == ["0", str(writer.pid), str(writer.pid), "sh", "1"]
+    assert write[6:] == ["0", str(writer.pid), str(writer.pid), "sh", "tasks", "a", "1"]
 
 
 @given(path=st.text())

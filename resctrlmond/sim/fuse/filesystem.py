@@ -326,6 +326,5 @@ class Filesystem:
             if node.removed:
                 raise error(errno.ENODEV)
             assert isinstance(node, File), "write() is for files"
-            assert node.store is not None, "check_open() lets no user write to a file without that operation"
-            node.store(self._caller(), data.decode(errors="surrogateescape"))
+            self._model.write(node, self._caller(), data.decode(errors="surrogateescape"))
             return len(data)

@@ -23,7 +23,7 @@ from resctrlmond.sim.kernel.joining import TasksFile
 from resctrlmond.sim.kernel.readings import Readings
 from resctrlmond.sim.kernel.rmids import RmidPool
 from resctrlmond.sim.kernel.tasks import DEFAULT, Ids, TaskTable
-from resctrlmond.sim.kernel.tree import Caller, Directory, Node, error, walk
+from resctrlmond.sim.kernel.tree import Caller, Directory, File, Node, error, walk
 from resctrlmond.sim.kernel.truth import Ledger
 from resctrlmond.sim.kernel.witness import NAME, Witness
 from resctrlmond.sim.messages import Operation, Truth
@@ -318,6 +318,16 @@ class Resctrl:
             return
         raise error(errno.EPERM)
 
+    def write(self, file: File, caller: Caller, command: str) -> None:
+        """Write one command to a file. Raises OSError."""
+        assert file.store is not None, "check_open() lets no user write to a file without that operation"
+        assert file.parent is not None
+        if file.name in ("schemata", "tasks"):  # the latter is recorded with the moves of tasks
+            file.store(caller, command)
+        else:
+            with self.witness.writing(file.parent, file.name, caller, command):
+                file.store(caller, command)
+
     def steal(self, node: Node, tid: int) -> None:
         """Move one thread into the group of that directory as another agent, without faults."""
         group = self._group_at(node)
@@ -325,7 +335,7 @@ class Resctrl:
             raise error(errno.ENOENT)
         self._tasks.look()
         caller = Caller(0, 0, tid)
-        with self.witness.writing(group.directory.inode, caller, str(tid)) as moved:
+        with self.witness.writing(group.directory, "tasks", caller, str(tid)) as moved:
             self._tasks_file.write(group, caller, str(tid), moved)
         self.accounting.update_cache()
 
@@ -369,7 +379,7 @@ class Resctrl:
         return self._tasks_file.show(group, self.reader)
 
     def _write_tasks(self, group: Group, caller: Caller, command: str) -> None:
-        with self.witness.writing(group.directory.inode, caller, command) as moved:
+        with self.witness.writing(group.directory, "tasks", caller, command) as moved:
             self.faults.strike(Operation.TASKS, group.path)
             self._tasks.look()
             try:

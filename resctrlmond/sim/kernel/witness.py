@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of resctrlmond-witness(8): which task used CPU time with which RMID, and the writes to files tasks."""
+"""The files of resctrlmond-witness(8): which task used CPU time with which RMID, and the writes to files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Tail:
 
 
 class Witness:
-    """Sums of CPU time by control group and RMID, removed control groups, and the last writes to files ``tasks``.
+    """Sums of CPU time by control group and RMID, removed control groups, and the last writes to files.
 
     The time of a member is charged when it leaves its group or its control group, and when it ends. The time of real
     tasks of the default group is the rest of each control group; see ``settle``. ``boot_ns`` is CLOCK_BOOTTIME.
@@ -168,18 +168,21 @@ class Witness:
         return number
 
     @contextlib.contextmanager
-    def writing(self, directory: int, caller: Caller, command: str) -> Iterator[Callable[[int, Ids, Ids], None]]:
-        """Record a write to the file ``tasks`` of a directory, and its result.
+    def writing(
+        self, directory: Directory, file: str, caller: Caller, command: str
+    ) -> Iterator[Callable[[int, Ids, Ids], None]]:
+        """Record a write to a file of a directory, and its result.
 
         Yields a function that records the move of a thread from one group to another.
         """
         tgid, comm = self._table.caller(caller.tid)
         text, begun = command.encode(errors="surrogateescape"), self._boot_ns()
-        tokens = re.split("[,\n\t \0]", command)
+        tokens = re.split("[,\n\t \0]", command) if file == "tasks" else ()
         unresolved = sum(1 for token in tokens if token and not _NUMBER.fullmatch(token))
-        writer = f"{unresolved} {tgid} {caller.tid} {_word(comm, COMM_BYTES)} {_word(text, TEXT_BYTES)}"
+        name = _word(directory.name.encode(errors="surrogateescape"), TEXT_BYTES) or "/"
+        writer = f"{unresolved} {tgid} {caller.tid} {_word(comm, COMM_BYTES)} {file} {name} {_word(text, TEXT_BYTES)}"
         result = "- -"
-        write = self._next(lambda: f"write {begun} {directory} {result} {writer}")
+        write = self._next(lambda: f"write {begun} {directory.inode} {result} {writer}")
 
         def moved(tid: int, before: Ids, after: Ids) -> None:
             stat = self._table.stat(tid)
@@ -259,7 +262,7 @@ class Witness:
         # The kernel has the time of a removal. A run that begins now began after it.
         self.find_removed()
         return (
-            f"format 3\nbegun {self._begun}\ngaps {self._gaps} 0 0 {self._lost_removals}\n"
+            f"format 4\nbegun {self._begun}\ngaps {self._gaps} 0 0 {self._lost_removals}\n"
             f"rows {len(self._rows)} {self.capacity}\nmoves {self._number} {MOVES}\nkeep {self.keep_s}\n"
             f"dropped {self._dropped}\ncgroup_moves 1\ntask_moves 1\n"
         )
