@@ -30,7 +30,6 @@ class Lane(enum.Enum):
     COUNTERS = ("counters", 4)  # verbs that read counters
     RECORDS = ("records", 4)  # verbs that are answered from memory
     ENDS = ("ends", 4)  # detected ends of members and pods
-    WRITES = ("writes", 1)  # the reaction to writes of other programs to resctrl
     UNITS = ("units", 1)  # starts and ends of systemd units
     COMMANDS = ("commands", 4)  # commands of systemd services, which wait for the reply
     UPKEEP = ("upkeep", 4)  # ticks; several run only if one hangs

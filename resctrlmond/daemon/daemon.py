@@ -29,7 +29,6 @@ from resctrlmond.daemon.group_losses import GroupLosses
 from resctrlmond.daemon.ledger import Ledger
 from resctrlmond.daemon.live_config import LiveConfig
 from resctrlmond.daemon.notices import Notices
-from resctrlmond.daemon.reaction import Reaction
 from resctrlmond.daemon.simulated import STOP_SIGNALS
 from resctrlmond.daemon.startup import Exit, Setup, StartupError
 from resctrlmond.daemon.ticker import Ticker
@@ -127,12 +126,6 @@ class Daemon:
             opened.callback(watch.close)
             dbus = self._dbus_server()
             self._follow_changes(loop, watch, dbus)
-            interference = self._ctx.interference
-            reaction = Reaction(
-                self._workers, self._manager.maintenance.react, lambda: interference.rest_s, interference.fd
-            )
-            interference.wake = reaction.wake
-            opened.callback(reaction.close)
             varlink = varlink_interfaces.server(self._service)
             if dbus is not None:
                 opened.push_async_callback(dbus.close)
@@ -155,7 +148,7 @@ class Daemon:
             self._notify.ready(self._status())
             log.info("ready: %s", self._status())
             opened.callback(self._notify.stopping)
-            await self._tick_until_stopped(lambda: reaction.wait_for(interference.fd))
+            await self._tick_until_stopped()
             self._manager.maintenance.is_stopping = True
             # A caller that comes from now on wakes the next daemon.
             self._start_lock.take()
@@ -420,12 +413,11 @@ class Daemon:
         finally:
             watch.ends_recorded(key, has_failed=has_failed)
 
-    async def _tick_until_stopped(self, at_each: Callable[[], None]) -> None:
+    async def _tick_until_stopped(self) -> None:
         watchdog_s = watchdog_interval_s()
         reported, known = "", -1
         while not self._stopping.is_set():
             self._ticker.step()
-            at_each()
             self._manager.alerts["upkeep"] = self._ticker.problem
             if watchdog_s is not None and not self._ticker.is_stuck:
                 self._notify.watchdog()

@@ -3,18 +3,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-import select
 import struct
-import threading
-from collections.abc import Iterator
 
 import msgspec
 
 # linux/inotify.h
-IN_MODIFY = 0x2
 IN_MOVED_FROM = 0x40
 IN_MOVED_TO = 0x80
 IN_CREATE = 0x100
@@ -84,46 +79,6 @@ class Inotify:
     def close(self) -> None:
         """Close the descriptor, and with it every watch."""
         os.close(self.fd)
-
-
-class Readiness:
-    """A descriptor that is readable while another one is, except in a block of ``unreported``. Raises OSError.
-
-    It is an epoll, which any thread can change while the event loop waits for it.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self._watched = fd
-        self._epoll = select.epoll()
-        self._epoll.register(fd, select.EPOLLIN)
-        self._guard = threading.Lock()
-        self._blocks = 0
-
-    @property
-    def fd(self) -> int:
-        """The descriptor to wait for."""
-        return self._epoll.fileno()
-
-    @contextlib.contextmanager
-    def unreported(self) -> Iterator[None]:
-        """Keep ``fd`` from becoming readable in the block, of any thread. What is left at its end is reported."""
-        self._add(1)
-        try:
-            yield
-        finally:
-            self._add(-1)
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        with self._guard:
-            self._epoll.close()
-
-    def _add(self, blocks: int) -> None:
-        with self._guard:
-            was_reported = not self._blocks
-            self._blocks += blocks
-            if was_reported != (not self._blocks) and not self._epoll.closed:
-                self._epoll.modify(self._watched, 0 if was_reported else select.EPOLLIN)
 
 
 def _called(result: int, path: str | None = None) -> int:

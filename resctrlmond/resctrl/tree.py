@@ -14,7 +14,6 @@ from typing import Self
 import msgspec
 
 from resctrlmond.resctrl import bandwidth, counters, errors, kernel_files
-from resctrlmond.resctrl.foreign_writes import OwnWrites
 from resctrlmond.resctrl.membership import KernelMembership, Membership, MembershipReader, SimulatedMembership
 from resctrlmond.resctrl.mounts import Mounting, mount_of, mounting_at
 from resctrlmond.resctrl.undo import undoing
@@ -94,7 +93,6 @@ class Tree:
         # last_cmd_status is one text for the whole host: another operation of the daemon must not come between an
         # operation and the read of its text. The kernel serializes operations anyway (rdtgroup_mutex).
         self._command_lock = threading.Lock()
-        self.own_writes = OwnWrites()
         # Called after each _WRITES_BETWEEN_READS moves of tasks, before the witness forgets the first of them.
         self.on_many_writes: Callable[[], None] = lambda: None
         self._writes = 0
@@ -466,10 +464,7 @@ class Tree:
             return False
         path = os.path.join(self.full_path(ref), file)
         try:
-            with (
-                self._command(f"assign a counter for {event} in {domain}", path),
-                self.own_writes.counted(os.path.join(ref.path, file)),
-            ):
+            with self._command(f"assign a counter for {event} in {domain}", path):
                 _write(path, f"{event}:{number}=e\n".encode())
         except errors.NoSuchGroup:
             if self.find(ref) is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import bisect
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -94,11 +94,11 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class Moves(msgspec.Struct, frozen=True):
-    """The moves after number ``before`` until number ``last``, all of them, and the writes to files but ``tasks``.
+    """All moves after number ``before`` until number ``last``, and what other processes wrote to files but ``tasks``.
 
-    All since ``since_ns`` (ns since boot) are among ``tasks`` and ``others``, which are the writes. ``writes`` are the
+    All since ``since_ns`` (ns since boot) are among ``tasks``, and ``others``, the writes. ``writes`` are the
     last ones to all files, by number. ``capacity`` is the number of records that the witness keeps. ``is_whole``:
-    there was none after ``last`` that the witness was still writing.
+    there was none after ``last`` that the witness was still writing. ``begun_ns`` is as in ``Watch``.
     """
 
     before: int = 0
@@ -109,6 +109,7 @@ class Moves(msgspec.Struct, frozen=True):
     writes: dict[int, Write] = {}
     capacity: int = 0
     is_whole: bool = True
+    begun_ns: int = 0
 
     def after(self, number: int) -> Sequence[Move]:
         """Return the moves after a number."""
@@ -161,11 +162,12 @@ class Seen:
 class Witness:
     """The files of the witness of a tree. Methods raise NotRead if there is none, or the files are not understood."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, own: Callable[[], int] = lambda: 0) -> None:
+        """``own`` returns the ID of this process as the witness states it, 0 if that is not known."""
         simulated = os.path.join(tree.path, SIMULATED_FOLDER)
         self.folder = FOLDER if tree.simulation is None else simulated
-        # When the witness began (ns since boot), and the moves that were read from it.
-        self._moves = 0, Moves()
+        self._own = own
+        self._moves = Moves()
 
     def watch(self) -> Watch:
         """Return since when the witness has counted without a gap."""
@@ -260,12 +262,11 @@ class Witness:
 
     def moves(self) -> Moves:
         """Return the moves that were read before, and those that the witness has seen since."""
-        begun, known = self._moves
-        now = known
+        now = known = self._moves
         for _ in range(_TRIES):
             watch, last, capacity, _ = self._status()
-            if watch.begun_ns != begun:
-                begun, known = watch.begun_ns, Moves()
+            if watch.begun_ns != known.begun_ns:
+                known = Moves(begun_ns=watch.begun_ns)
             if last == known.last:
                 return known
             now = self._with_new(known, last, capacity)
@@ -273,7 +274,7 @@ class Witness:
                 break
             time.sleep(_RETRY_S)
         # Another thread may have read more meanwhile; then the next call reads these again.
-        self._moves = begun, now
+        self._moves = now
         return now
 
     def _with_new(self, known: Moves, last: int, capacity: int) -> Moves:
@@ -287,12 +288,12 @@ class Witness:
             oldest = max(known.last, last - capacity)
             until = next((number for number in range(oldest + 1, last + 1) if number not in found), last + 1) - 1
             writes = {number: write for number, write in known.writes.items() if number > last - capacity}
-            new, new_others = list[Move](), list[Write]()
+            new, new_others, own = list[Move](), list[Write](), self._own()
             for number, words in sorted(found.items()):
                 is_new = oldest < number <= until
                 if words[1] == "write":
                     write = writes[number] = _parse_write(words)
-                    if is_new and write.file != "tasks":
+                    if is_new and write.file != "tasks" and write.writer != own:
                         new_others.append(write)
                 elif is_new:
                     new.append(_parse_move(words, writes))
@@ -310,7 +311,8 @@ class Witness:
         if len(others) > _KEPT * capacity:
             last_dropped, others = others[len(others) // 2], others[len(others) // 2 + 1 :]
             before, since_ns = max(before, last_dropped.number), max(since_ns, last_dropped.until_ns + 1)
-        return Moves(before, until, since_ns, tasks, others, writes, capacity, until == last)
+        is_whole = until == last
+        return Moves(before, until, since_ns, tasks, others, writes, capacity, is_whole, known.begun_ns)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)

@@ -10,6 +10,7 @@ import time
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.package_energy import DEFAULT_FOLDER, PackageEnergy
 from resctrlmond.resctrl.tree import Tree
+from resctrlmond.workloads.evidence.foreign_writes import Resets
 from resctrlmond.workloads.evidence.interference import Interference
 from resctrlmond.workloads.evidence.run_state import RunStates
 from resctrlmond.workloads.evidence.takeover import TakeOver
@@ -61,9 +62,12 @@ class Manager:
             tree, store, snapshots, gid=mark.gid, energy=energy, may_run=ends.may_leave_tasks, file=file
         )
         runs = RunStates(store)
-        interference = Interference(tree, store, mark)
+        interference = Interference(tree)
         interference.on_created, interference.on_events_lost = machine.created_by_others, machine.events_lost
-        interference.on_counters_reset, machine.read_events = machine.counters_reset, interference.read_all_events
+        proofs = Proofs(tree)
+        resets = self._resets = Resets(proofs.writes)
+        resets.on_reset, resets.on_unknown = machine.counters_reset, machine.resets_unknown
+        machine.read_events = lambda: all([interference.read_events(), resets.report()])
         self.context = Context(
             tree=tree,
             store=store,
@@ -75,7 +79,7 @@ class Manager:
             take_over=TakeOver(tree, store, mark),
             interference=interference,
             machine=machine,
-            proofs=Proofs(tree),
+            proofs=proofs,
         )
         store.sums = Sums(sums_path(store.folder), mark.boot_id, quality.final_totals)
         self.maintenance = Maintenance(self.context)
@@ -94,10 +98,10 @@ class Manager:
 
     def recover(self) -> None:
         """Continue where the last daemon stopped. This is the only way to start. See ``problems`` afterwards."""
-        # Before a group is created or a task moved, so that the writes of other programs are seen from now on.
+        # Before a group is created, so that what other programs change is seen from now on.
         self.context.interference.start()
+        self._resets.begin()
         self._found_at_start = self.recovery.recover()
-        self.maintenance.begin()
         self.exposures.start()
 
     @property

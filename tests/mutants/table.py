@@ -817,21 +817,16 @@ MUTANTS = (
     ),
     Mutant(
         "the last writes of other programs are not in the final quality",
-        _WORKLOADS + "groups/removal.py",
-        "    group, is_written = ctx.interference.after_last_reading(txn, group)\n",
-        "    is_written = False\n",
+        _WORKLOADS + "evidence/witnessed.py",
+        "            workload = with_writes(workload, now.moves, now.writes, self._directory)\n",
+        "",
         "tests/workloads/evidence/test_interference.py tests/workloads",
     ),
     Mutant(
-        "a write that the kernel refuses hides one of another program",
-        _RESCTRL + "foreign_writes.py",
-        """\
-                self._begun[file] -= 1
-                self._running -= 1
-""",
-        """\
-                self._running -= 1
-""",
+        "a write of the daemon counts as one of another program",
+        _RESCTRL + "witness.py",
+        ' and write.file != "tasks" and write.writer != own:',
+        ' and write.file != "tasks":',
         "tests/workloads/evidence/test_counter_resets.py",
     ),
     Mutant(
@@ -844,8 +839,8 @@ MUTANTS = (
     Mutant(
         "moves are counted again by each look",
         _WORKLOADS + "figures/verdict.py",
-        "moves=moves.last if is_due else proof.moves",
-        "moves=proof.moves",
+        "return moves.last if is_due else proof.moves",
+        "return proof.moves",
         "tests/workloads/figures/test_verdict.py",
     ),
     Mutant(
@@ -919,11 +914,11 @@ MUTANTS = (
         "tests/workloads/figures/test_checkpoint.py tests/workloads",
     ),
     Mutant(
-        "a reading is exact while a write of another program is not processed",
-        _WORKLOADS + "evidence/interference.py",
-        "        found = self._doubts.of(key)\n",
-        "        found: Doubts = {}\n",
-        "tests/truth/test_unseen_use.py::test_cpu_that_a_group_had_before_it_is_read_makes_it_estimated",
+        "a reading of the machine does not look for resets",
+        _WORKLOADS + "manager.py",
+        "all([interference.read_events(), resets.report()])",
+        "interference.read_events()",
+        "tests/workloads/evidence/test_counter_resets.py",
     ),
     Mutant(
         "a doubt that could not be written is lost",

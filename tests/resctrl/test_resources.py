@@ -12,7 +12,6 @@ from resctrlmond.resctrl import tree as tree_module
 from resctrlmond.resctrl.bandwidth import Mode, assignments_file, by_domain, kernel_mode_of
 from resctrlmond.resctrl.class_counters import read_class
 from resctrlmond.resctrl.counters import repeated
-from resctrlmond.resctrl.foreign_writes import ForeignWrites
 from resctrlmond.resctrl.tree import GroupRef, Tree
 
 TRAFFIC = "mbm_total_bytes"
@@ -99,30 +98,6 @@ def test_file_and_number_of_a_domain() -> None:
     assert by_domain("L3", "0=32;12=30;x") == {"mon_L3_00": 32, "mon_L3_12": 30}
 
 
-def test_writes_that_reset_counters_of_any_resource_are_seen(root: Path) -> None:
-    tree = opened(root)
-    foreign = ForeignWrites(tree.path, tree.own_writes)
-    foreign.update_watches((1, 1))
-    foreign.take()
-    assert tree.assign_counter(KEY, TRAFFIC, "mon_MB_00")
-    assert not foreign.take()
-    write(
-        root,
-        {
-            "mon_groups/k/mbm_MB_assignments": "",
-            "info/MB_MON/mbm_assign_mode": "[mbm_event]\n",
-            f"info/MB_MON/event_configs/{TRAFFIC}/event_filter": "remote_reads\n",
-            "info/MB_MON/mon_features": f"{TRAFFIC}\n",
-        },
-    )
-    written = foreign.take()
-    assert written.counters == {"mon_groups/k/mbm_MB_assignments"}
-    assert written.configuration == {
-        "info/MB_MON/mbm_assign_mode",
-        f"info/MB_MON/event_configs/{TRAFFIC}/event_filter",
-    }
-
-
 def test_groups_of_devices_are_not_tasks(root: Path) -> None:
     """The line raised ValueError."""
     assert opened(root).tasks("") == [1, 22]
@@ -162,15 +137,3 @@ def test_mode_in_which_the_kernel_counts_its_work(root: Path, text: str, mode: s
         write(root, {"info/kernel_mode": text})
     tree = opened(root)
     assert tree.bandwidth_configuration().kernel_mode == tree.bandwidth().kernel_mode == mode
-
-
-def test_write_to_the_mode_of_the_kernel_is_seen(root: Path) -> None:
-    write(root, {"info/kernel_mode": "[inherit_ctrl_and_mon]\n", "info/last_cmd_status": "ok\n"})
-    tree = opened(root)
-    foreign = ForeignWrites(tree.path, tree.own_writes)
-    foreign.update_watches((1, 1))
-    foreign.take()
-    write(root, {"info/last_cmd_status": "ok\n"})
-    assert not foreign.take()
-    write(root, {"info/kernel_mode": "[inherit_ctrl_and_mon]\n"})
-    assert foreign.take().configuration == {"info/kernel_mode"}

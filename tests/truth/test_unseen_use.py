@@ -34,6 +34,7 @@ from tests.truth.crew import Crew, remove_cgroup
 from tests.truth.world import mounted
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment
+from tests.workloads.evidence.test_interference import write
 
 S = 10**9
 GIB = 1 << 30
@@ -317,10 +318,9 @@ def test_take_over_from_a_group_that_another_program_has_just_renamed_is_late(ma
 def borrow_cpu(machine: Machine, key: str) -> None:
     """Give the group of a workload a CPU on which another task uses CPU time, and take it back."""
     stranger = machine.process()
-    cpus = Path(machine.host.mountpoint, "mon_groups", key, "cpus_list")
-    cpus.write_text("0")
+    write(machine.host, f"mon_groups/{key}/cpus_list", "0")
     machine.control.run(stranger, 5 * S, 0)
-    cpus.write_text("\n")
+    write(machine.host, f"mon_groups/{key}/cpus_list", "")
 
 
 def test_cpu_that_a_group_had_before_it_is_read_makes_it_estimated(machine: Machine) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import LACKS, NotRead, ResctrlError
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.resctrl.witness import Move, Moves, Seen, Witness
+from resctrlmond.resctrl.witness import Move, Moves, Seen, Witness, Write
+from resctrlmond.workloads.evidence.foreign_writes import with_writes
 from resctrlmond.workloads.evidence.pod_cgroups import MONITOR, container_in
 from resctrlmond.workloads.figures.verdict import (
     NOT_LOADED,
@@ -36,16 +37,20 @@ log = logging.getLogger(__name__)
 
 # The inode number of the first PID namespace (include/linux/proc_ns.h, PROC_PID_INIT_INO).
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
+# Earlier daemons whose processes the record of a run has.
+_MOST_MOVERS = 8
 
 
 class Look(NamedTuple):
     """All that the witness had seen, the time before the look (``clock.boot_ns``), and the process of this daemon.
 
-    ``at_paths`` are the control groups that there have been at the paths of the workloads (``Witness.at_paths``).
+    ``writes`` are those of other programs that the ``moves`` have. ``at_paths`` are the control groups that there
+    have been at the paths of the workloads (``Witness.at_paths``).
     """
 
     seen: Seen
     moves: Moves
+    writes: Sequence[Write]
     at_ns: int
     mover: int
     at_paths: Mapping[str, Mapping[int, int]]
@@ -56,7 +61,10 @@ class Proofs:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._witness = Witness(tree)
+        self._witness = Witness(tree, self._mover)
+        # The processes of earlier daemons, and the time at which this one began (``clock.boot_ns``).
+        self._earlier: frozenset[int] = frozenset()
+        self._begun_ns = boot_ns()
         tree.on_many_writes = self._read_moves
 
     @property
@@ -85,8 +93,13 @@ class Proofs:
 
         The PID of an earlier one may be given to another program.
         """
-        if workload.proof.cgroups or workload.proof.movers == (self._mover(),):
+        proof, mover = workload.proof, self._mover()
+        self._earlier |= frozenset(proof.movers) - {mover}
+        if proof.movers[-1:] == (mover,):
             return workload
+        if proof.cgroups:
+            # A look takes some ms. The writes of the earlier daemons are known by their time (``writes``).
+            return replace(workload, proof=replace(proof, movers=(*proof.movers[-_MOST_MOVERS:], mover)))
         try:
             look = self._look_at_moves()
             seen = self.weighed(workload, look)
@@ -186,17 +199,22 @@ class Proofs:
         ``is_last``: the run ends, and no later look can see a move that is still being recorded.
         """
         proof = workload.proof
-        if proof.watch is None or proof.cause or workload.is_observed:
+        if proof.watch is None or workload.is_observed:
             return workload
-        if not proof.cgroups and not proof.movers:
-            return unknown(workload, "resctrlmond cannot distinguish its own moves from those of other programs")
         try:
-            now = look or (self._look([workload]) if proof.cgroups else self._look_at_moves())
+            has_use = proof.cgroups and not proof.cause
+            now = look or (self._look([workload]) if has_use else self._look_at_moves())
+            workload = with_writes(workload, now.moves, now.writes, self._directory)
+            if proof.cause:
+                return workload
+            if not proof.cgroups and not proof.movers:
+                return unknown(workload, "resctrlmond cannot distinguish its own moves from those of other programs")
             workload = _with_cgroups(workload, now.at_paths)
             # The numbers of another watch began again.
             found = self._moved_in(workload, now.moves) if now.seen.watch == proof.watch else {}
             found_now = _with_history(workload, found, now.seen)
             found_now = weighed(found_now, now.seen, now.moves, now.at_ns, now.mover)
+            # A move is recorded when it has happened, other writes before they change something.
             if is_last and not proof.cgroups and not now.moves.is_whole:
                 return unknown(found_now, "the witness was still recording a move")
             return found_now
@@ -216,13 +234,22 @@ class Proofs:
         at_ns = boot_ns()
         paths = {path for workload in workloads if workload.proof.cgroups for path in _paths(workload)}
         at_paths = self._witness.at_paths(paths) if paths else {}
-        return Look(self._witness.look(), self._witness.moves(), at_ns, self._mover(), at_paths)
+        seen = self._witness.look()
+        return Look(seen, *self.writes(), at_ns, self._mover(), at_paths)
 
     def _look_at_moves(self) -> Look:
         """Look at the moves only, which takes less time."""
         at_ns = boot_ns()
+        moves, writes = self.writes()
+        return Look(Seen(self._witness.watch(), ()), moves, writes, at_ns, self._mover(), {})
+
+    def writes(self) -> tuple[Moves, Sequence[Write]]:
+        """Return all that was written to resctrl, and the writes of other programs. Raises NotRead."""
         moves = self._witness.moves()
-        return Look(Seen(self._witness.watch(), ()), moves, at_ns, self._mover(), {})
+        foreign = [
+            write for write in moves.others if write.until_ns > self._begun_ns or write.writer not in self._earlier
+        ]
+        return moves, foreign
 
     def _read_moves(self) -> None:
         with contextlib.suppress(NotRead):  # the next look states why

@@ -47,7 +47,7 @@ class Reason(enum.Enum):
     )
     HAS_CPUS = (
         Quality.ESTIMATED,
-        "another program gave the group CPUs, or tried to, and the use of other tasks there may be counted",
+        "another program gave the group CPUs, and the use of other tasks there may be counted",
     )
 
     # It is not known which tasks it counted.

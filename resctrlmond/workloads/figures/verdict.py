@@ -76,11 +76,11 @@ def weighed(workload: Workload, seen: Seen, moves: Moves, until_ns: int, mover: 
         # states a drop before it removes the rows, and a look reads the drops last.
         if seen.dropped_ns > workload.proof.until_ns:
             return unknown(workload, DROPPED)
-        return _with_use(workload, seen, until_ns)
+        return _with_use(workload, seen, moves, until_ns)
     return _with_moves(workload, moves, until_ns, {*workload.proof.movers, mover})
 
 
-def _with_use(workload: Workload, seen: Seen, until_ns: int) -> Workload:
+def _with_use(workload: Workload, seen: Seen, moves: Moves, until_ns: int) -> Workload:
     """Return the workload, which is known by control groups, with what was used in these and in its groups."""
     proof = workload.proof
     groups = [group for group in workload.groups if group.inodes]
@@ -89,7 +89,16 @@ def _with_use(workload: Workload, seen: Seen, until_ns: int) -> Workload:
         strangers_ns = max(group.strangers_ns, _strangers_ns(group, proof, seen))
         workload = workload.with_group(replace(group, strangers_ns=strangers_ns))
     proof = _with_outside(_with_inside(proof, inside), outside, seen)
-    return replace(workload, proof=replace(proof, until_ns=until_ns))
+    return replace(workload, proof=replace(proof, until_ns=until_ns, moves=_read_until(proof, moves)))
+
+
+def _read_until(proof: Proof, moves: Moves, *, is_due: bool = False) -> int:
+    """Return the number that a record has of the last write that was read.
+
+    A new one is saved (``is_news``), and a save sends a signal. So it rises only before writes are forgotten.
+    """
+    is_due = is_due or moves.last - proof.moves > moves.capacity // 4
+    return moves.last if is_due else proof.moves
 
 
 def _with_inside(proof: Proof, now: dict[int, int]) -> Proof:
@@ -147,9 +156,8 @@ def _with_moves(workload: Workload, moves: Moves, until_ns: int, movers: Contain
         moved_out = group.moved_out + sum(_has_ids(group, move.old) for move in of_group)
         moved_by = next((_by(move) for move in reversed(of_group)), group.moved_by)
         workload = workload.with_group(replace(group, moved_in=moved_in, moved_out=moved_out, moved_by=moved_by))
-    # A new number is saved (``is_news``), and a save sends a signal. So it rises only before moves are forgotten.
-    is_due = workload.groups != before or moves.last - proof.moves > moves.capacity // 4
-    return replace(workload, proof=replace(proof, moves=moves.last if is_due else proof.moves, until_ns=until_ns))
+    number = _read_until(proof, moves, is_due=workload.groups != before)
+    return replace(workload, proof=replace(proof, moves=number, until_ns=until_ns))
 
 
 def _is_of(group: Group, move: Move) -> bool:
@@ -367,7 +375,7 @@ def is_news(before: Workload, now: Workload) -> bool:
     """Whether the record must have what the witness has shown since it was saved.
 
     Amounts that change the verdict are saved, and again each time that they have doubled: each save sends a signal.
-    So the time of the last look is saved each half hour only.
+    So the time of the last look is saved each half hour only, and before the witness forgets writes.
     """
     known, new = before.proof, now.proof
     if (known.cause, known.moves, known.cgroups) != (new.cause, new.moves, new.cgroups):
@@ -376,5 +384,7 @@ def is_news(before: Workload, now: Workload) -> bool:
         return True
     amounts = [(outside_ns_of(known), outside_ns_of(new))]
     amounts += [(old.strangers_ns, group.strangers_ns) for old, group in zip(before.groups, now.groups, strict=True)]
-    has_learnt = [group.ids for group in before.groups] != [group.ids for group in now.groups]
+    has_learnt = [(group.ids, group.doubts) for group in before.groups] != [
+        (group.ids, group.doubts) for group in now.groups
+    ]
     return has_learnt or any(amount > SLACK_NS and not SLACK_NS < old >= amount / 2 for old, amount in amounts)

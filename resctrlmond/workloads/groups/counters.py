@@ -13,7 +13,6 @@ from resctrlmond.resctrl.errors import (
     ResctrlError,
 )
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads.evidence.pending_doubts import with_doubts
 from resctrlmond.workloads.figures import caveats
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.groups import location
@@ -142,8 +141,7 @@ def own_now(ctx: Context, workload: Workload) -> list[Total]:
     """Return the totals of a workload until now, without its nested workloads. Raises NoSuchGroup, NotRead."""
     live = readings(ctx, workload)
     if live:
-        doubts = ctx.interference.doubts_until_now(workload.key)
-        workload = ctx.proofs.weighed(with_doubts(workload, doubts))
+        workload = ctx.proofs.weighed(workload)
     return totals(ctx, workload, live)
 
 

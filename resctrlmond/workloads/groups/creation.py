@@ -60,8 +60,7 @@ def create(
     try:
         if workload.priority < 0:
             _check_reserve(ctx, workload, group)
-        # Earlier writes cannot have moved a task of the new group: their events are read at the end of the block.
-        with ctx.interference.changing(), ctx.interference.creating(group.ref):
+        with ctx.interference.creating(group.ref):
             found = ctx.tree.create(group.ref, group.nonce)
             ctx.interference.watch(group.ref)
     except RmidsExhausted as error:

@@ -208,12 +208,11 @@ def _move_all(ctx: Context, group: Group, homes: list[Group], *, is_nearest: boo
             return is_nearest or number == 0
         if not homes:
             return False
-        with ctx.interference.changing():
-            for tid in tids:
-                # A thread that has changed class, or cannot be moved, is found by the next pass, or is elsewhere.
-                with suppress(NoSuchProcess, ClassMismatch, PermissionDenied, KernelRefused):
-                    # Not one that a container's hook has moved since it was listed: it is counted there.
-                    ctx.tree.write_task_from(here, homes[0].ref.path, tid)
+        for tid in tids:
+            # A thread that has changed class, or cannot be moved, is found by the next pass, or is elsewhere.
+            with suppress(NoSuchProcess, ClassMismatch, PermissionDenied, KernelRefused):
+                # Not one that a container's hook has moved since it was listed: it is counted there.
+                ctx.tree.write_task_from(here, homes[0].ref.path, tid)
         moved.update(tids)
         time.sleep(_FORK_S)
         log.debug("moved %d tasks out of the ending group %s in pass %d", len(tids), group.name, number + 1)

@@ -15,6 +15,7 @@ from resctrlmond.resctrl.errors import (
     NotRead,
     ResctrlError,
 )
+from resctrlmond.workloads.evidence.foreign_writes import has_tasks_of_others
 from resctrlmond.workloads.figures.checkpoint import Checkpoint, readings_of
 from resctrlmond.workloads.figures.reasons import Reason, doubt
 from resctrlmond.workloads.figures.verdict import baseline_of, unknown
@@ -50,7 +51,6 @@ def finish(
     if first.state is not GroupState.ENDING and _was_never_created(ctx, txn.key, first):
         txn.save(change(txn.workload))
     elif first.state is not GroupState.ENDING:
-        ctx.interference.before_end(txn)
         workload = _summed(ctx, change(txn.workload))
         ending = replace(workload.first, state=GroupState.ENDING, reason=reason)
         # Until its tasks have returned.
@@ -141,11 +141,10 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
     subfolder = txn.workload.subfolder(group)
     ctx.snapshots.keep_no_more(subfolder)
     ctx.machine.ending(txn.workload, group, baseline_of(txn.workload))
-    moved_in = group.moved_in
+    before = group
     readings, now = ctx.tree.read(group.ref), utc_now()
     ctx.machine.count_last(subfolder, group, readings)
     group = counters.save_caveats(txn, counters.with_caveats(ctx, group, readings))
-    group, is_written = ctx.interference.after_last_reading(txn, group)
     try:
         weighed = ctx.proofs.weighed(txn.workload, is_last=True)
     except NotRead as error:  # no later look is about this run alone
@@ -155,7 +154,8 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
     quality = baseline_of(txn.workload)
     if quality not in (Quality.EXACT, Quality.LATE):
         # Only now, the tasks of others are known. One that came since the reading may have ended.
-        has_others = is_written or bool(group.strangers_ns) or group.moved_in > moved_in
+        new = [one for one in group.doubts if one not in before.doubts]
+        has_others = bool(group.strangers_ns) or group.moved_in > before.moved_in or has_tasks_of_others(new)
         ctx.machine.ending(txn.workload, group, quality, has_new_tasks=has_others)
     # In one file first, because the group may be removed before each value is in a file of its own. A domain that
     # went offline has its last value there too.
@@ -263,8 +263,7 @@ def remove_directory(ctx: Context, key: str, group: Group) -> None:
         return
     found, is_own = location.find_or_none(ctx, key, group), False
     if found:
-        with ctx.interference.changing():
-            is_own = ctx.tree.remove(found.ref)
+        is_own = ctx.tree.remove(found.ref)
     ctx.machine.removed(group, is_own=is_own)
 
 

@@ -218,7 +218,11 @@ class Machine:
             # Another program may have moved a task into it, and others count on its CPUs.
             has_new_tasks = has_new_tasks or group.has_doubt(Reason.HAS_CPUS.name)
             may_run = quality not in (Quality.EXACT, Quality.LATE) or self._may_run(workload)
-            is_empty = not has_new_tasks and not (may_run and any(map(_may_run, self._tree.tasks(group.ref))))
+            # Without a witness, no doubt states CPUs of the group.
+            has_others = may_run and (
+                bool(self._tree.cpus(group.ref)) or any(map(_may_run, self._tree.tasks(group.ref)))
+            )
+            is_empty = not has_new_tasks and not has_others
         except (NoSuchGroup, NotMounted):
             return
         except (ResctrlError, OSError):
@@ -332,6 +336,10 @@ class Machine:
             is_new = sum(add_reason(reasons, _NOT_REPORTED) for reasons in pools) > 0
         if is_new:
             self._save()
+        self.resets_unknown()
+
+    def resets_unknown(self) -> None:
+        """Record that other programs may have reset counters."""
         if self._may_be_configured():
             self.counters_reset((name for name, of in EVENTS.items() if of.restarts), _NOT_REPORTED)
 

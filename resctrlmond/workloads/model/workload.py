@@ -198,9 +198,9 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     that are gone.
 
     ``cgroups`` is () if the workload is not known by control groups: a process with its descendants. The tasks of
-    such a workload leave its groups only by a move. ``moves`` is the
-    number of the last write or move that was read for it. ``movers`` is the PID of the daemon that has read it, whose
-    moves do not count; () if that is not known.
+    such a workload leave its groups only by a move. ``moves`` is the number of the last write or move that was read
+    for the workload. ``movers`` are the PIDs of the daemons that have read it, this one last, whose writes do not
+    count; () if that is not known.
     """
 
     watch: Watch | None = None

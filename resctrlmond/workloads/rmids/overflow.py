@@ -146,7 +146,7 @@ def _join(ctx: Context, key: str, member: Member) -> None:
         where = opened.membership()
         if where is None:
             return  # it has no task
-        with ctx.store.transaction_if_free(key) as txn, ctx.interference.unreported():
+        with ctx.store.transaction_if_free(key) as txn:
             if txn is not None:
                 assign_target(ctx, txn, opened, where, assignment)
 

@@ -29,6 +29,7 @@ from resctrlmond.workloads.evidence.activity import activity
 from resctrlmond.workloads.evidence.callers import has_caller
 from resctrlmond.workloads.evidence.run_state import Activity, TakenCheckpoint
 from resctrlmond.workloads.evidence.watched import may_end_unseen
+from resctrlmond.workloads.figures.reasons import text_of
 from resctrlmond.workloads.figures.verdict import is_news, verdict
 from resctrlmond.workloads.groups import counters, ends, location, placement, removal
 from resctrlmond.workloads.groups.context import Context
@@ -58,7 +59,6 @@ def _log_failure(key: str, error: ResctrlError | OSError) -> None:
 
 
 # Work that the start does, and a sweep again if that failed.
-_CPUS = "looking for CPUs"
 
 
 class Maintenance:
@@ -108,7 +108,7 @@ class Maintenance:
             return
         if is_sweep:
             self._weigh()
-        self.react()
+        self._ctx.interference.update()
         if is_sweep:
             self._swept = time.monotonic()
         rmid_queue.serve(self._ctx, lambda key: self._guarded(key, "creating"))
@@ -173,17 +173,6 @@ class Maintenance:
             self._ctx.snapshots.remove_quality(txn.key)
             raise
 
-    def react(self) -> float:
-        """Downgrade workloads after writes of other programs to resctrl; see ``Interference.react``."""
-        return self._ctx.interference.react(lambda key: self._guarded(key, "downgrading", is_tick=False))
-
-    def begin(self) -> None:
-        """Find CPUs that other programs gave to the groups while no daemon ran."""
-        for workload in self._store.unfinished():
-            with self._guarded(workload.key, _CPUS), self._store.transaction(workload.key) as txn:
-                # The recovery has just found the groups.
-                self._look_for_cpus(txn)
-
     def sweep(self, key: str) -> None:
         """Move tasks that joined the workload's members from outside into its groups."""
         with self._store.transaction(key) as txn:
@@ -211,22 +200,8 @@ class Maintenance:
         before = activity(workload) if workload is not None else None
         run.sleeping = None
         placement.sweep(self._ctx, txn)
-        if self._ctx.interference.has_trouble or (txn.key, _CPUS) in self._failures:
-            with self._guarded(txn.key, _CPUS):
-                self._look_for_cpus(txn)
         if workload is not None and before is not None and txn.find() is workload:
             run.sleeping = workload, before
-
-    def _look_for_cpus(self, txn: Transaction) -> None:
-        workload = txn.find()
-        if workload is None or workload.state not in (State.ACTIVE, State.IDLE):
-            return
-        with contextlib.suppress(NoSuchGroup, NotMounted):  # its loss is about to be recorded
-            try:
-                self._ctx.interference.look_for_cpus(txn)
-            except NoSuchGroup:  # another program may have renamed it since
-                location.follow(self._ctx, txn)
-                self._ctx.interference.look_for_cpus(txn)
 
     @contextlib.contextmanager
     def _guarded(self, key: str, work: str = "", *, is_tick: bool = True) -> Iterator[None]:
@@ -347,7 +322,6 @@ class Maintenance:
                 if workload is not None and not workload.is_finished:
                     continue  # the next run of the key has begun
                 self._runs.forget(key)
-                self._ctx.interference.forget(key)
 
     def _is_unchanged(self, workload: Workload, settings: Settings) -> bool:
         """Whether nothing that a tick looks for can have happened since the last one without a report."""
@@ -496,6 +470,9 @@ def _log_news(before: Workload, now: Workload) -> None:
         if why not in known:
             log.warning("%s: %s", now.key, why)
     for group, old in zip(now.groups, before.groups, strict=True):
+        for one in group.doubts:
+            if one.events and one not in old.doubts:
+                log.warning("%s: %s", now.key, text_of(one))
         if group.moved_by != old.moved_by:
             log.warning("%s: the last task was moved by %s", now.key, group.moved_by)
 

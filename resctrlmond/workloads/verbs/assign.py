@@ -90,7 +90,7 @@ def _assign(ctx: Context, assignment: Assignment, whole: str) -> Assigned:
             return _observe(ctx, of_runtime, target, dataclasses.replace(assignment, key=whole))
         is_inside = assignment.nested and where is not None and bool(where.group)
         turn = ctx.take_over.turn() if assignment.take_over or is_inside else contextlib.nullcontext()
-        with turn, ctx.store.transaction(key) as txn, ctx.interference.unreported():
+        with turn, ctx.store.transaction(key) as txn:
             return assign_target(ctx, txn, target, where, assignment)
 
 
@@ -278,20 +278,19 @@ def _move(
     origins: list[tuple[int, Origins]],
 ) -> Moved:
     """Move the member's tasks. ``origins`` gets the nonce of each group, and where the tasks were before."""
-    with ctx.interference.changing():
-        if assignment.class_ == FOLLOW:
-            return move_into_groups(ctx, txn, member, target.tasks, origins=origins)
-        # All of it into the class that was named, or nothing; also tasks in the workload's groups of other classes.
-        group, here = txn.workload.group_of(member), Origins()
-        origins.append((group.nonce, here))
-        options = MoveOptions(
-            may_take=ctx.take_over.may_take_for(txn.key) if member.take_over else None,
-            elsewhere=units.of_members(ctx, txn.workload),
-            own=txn.workload.memberships,
-            through_class=member.allow_class_change,
-            origins=here,
-        )
-        return move(ctx.tree, target.tasks, group.ref, options)
+    if assignment.class_ == FOLLOW:
+        return move_into_groups(ctx, txn, member, target.tasks, origins=origins)
+    # All of it into the class that was named, or nothing; also tasks in the workload's groups of other classes.
+    group, here = txn.workload.group_of(member), Origins()
+    origins.append((group.nonce, here))
+    options = MoveOptions(
+        may_take=ctx.take_over.may_take_for(txn.key) if member.take_over else None,
+        elsewhere=units.of_members(ctx, txn.workload),
+        own=txn.workload.memberships,
+        through_class=member.allow_class_change,
+        origins=here,
+    )
+    return move(ctx.tree, target.tasks, group.ref, options)
 
 
 def _with_lateness(

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, NotRead, ResctrlError
-from resctrlmond.workloads.evidence.pending_doubts import with_doubts
 from resctrlmond.workloads.evidence.witnessed import Look
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.statements import Statement, statements
@@ -107,8 +106,7 @@ def current_totals(ctx: Context, workload: Workload) -> list[Total]:
         readings = {}
     workload = nested.with_ended(ctx.snapshots, ctx.store.get, workload)
     if readings:
-        doubts = ctx.interference.doubts_until_now(workload.key)
-        workload = ctx.proofs.weighed(with_doubts(workload, doubts))
+        workload = ctx.proofs.weighed(workload)
     return counters.totals(ctx, workload, readings)
 
 
@@ -122,9 +120,7 @@ def _read_running(
     while (workload := ctx.store.known(key)).state not in _ENDED:
         try:
             readings = counters.readings(ctx, workload)
-            doubts = ctx.interference.doubts_until_now(key)
-            # Other doubts are saved before the use that they are about is counted.
-            now = with_doubts(ctx.store.known(key), doubts)
+            now = ctx.store.known(key)
             if [group.nonce for group in now.existing_groups] != [group.nonce for group in workload.existing_groups]:
                 continue
             now = ctx.proofs.weighed(nested.with_ended(ctx.snapshots, ctx.store.get, now), look)

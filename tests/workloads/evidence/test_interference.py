@@ -7,7 +7,6 @@ import contextlib
 import errno
 import itertools
 import os
-import select
 import signal
 import subprocess
 import time
@@ -18,9 +17,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from resctrlmond.resctrl import foreign_writes, processes
+from resctrlmond.resctrl import foreign_directories, processes
 from resctrlmond.resctrl.errors import NotMounted, NotRead, ResctrlError
-from resctrlmond.resctrl.inotify import IN_MODIFY, Event, Inotify
+from resctrlmond.resctrl.inotify import Event, Inotify
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.resctrl.witness import Moves, Witness
@@ -34,7 +33,6 @@ from resctrlmond.workloads.model.errors import NotWritten
 from resctrlmond.workloads.model.states import ProofKind, Quality
 from resctrlmond.workloads.model.workload import Group, Proof, Workload, replace
 from resctrlmond.workloads.records.store import Limit, Transaction
-from resctrlmond.workloads.upkeep.maintenance import Maintenance
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.create import create
 from resctrlmond.workloads.verbs.members import remove_member
@@ -55,7 +53,7 @@ WROTE = "another program gave the group CPUs"
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that gives no inotify instance any more."""
 
-    monkeypatch.setattr(foreign_writes, "Inotify", no_instance)
+    monkeypatch.setattr(foreign_directories, "Inotify", no_instance)
 
 
 def no_instance() -> None:
@@ -128,8 +126,8 @@ def end_thread(puppet: Puppet, tid: int) -> None:
 
 
 def react(host: Host) -> None:
-    while pause := host.manager.maintenance.react():
-        time.sleep(pause)
+    host.ctx.interference.update()
+    host.manager.maintenance._weigh()
 
 
 def figures(host: Host, key: str = "k") -> tuple[Quality, str]:
@@ -554,32 +552,77 @@ def test_cpus_that_are_given_to_a_group_make_the_workload_estimated(
     expect_reason(host, Quality.ESTIMATED, WROTE)
 
 
+@pytest.mark.parametrize("is_read", [True, False])
 @pytest.mark.usefixtures("blind")
-def test_without_inotify_cpus_are_found_at_the_end(host: Host, workload: Workload) -> None:
-    write(host, f"{workload.first.ref.path}/cpus_list", "0")
-    totals = release(host.ctx, "k", owner="test").totals
+def test_cpus_are_known_without_inotify(host: Host, puppet: Puppet, is_read: bool) -> None:
+    host.restart()
+    assert host.ctx.interference.has_trouble
+    record = assign(host.ctx, assignment("k", puppet.pid)).workload
+    is_exact(host)
+    write(host, f"{record.first.ref.path}/cpus_list", "0")
+    write(host, f"{record.first.ref.path}/cpus_list", "")
+    totals = read(host.ctx, "k")[2] if is_read else release(host.ctx, "k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
-    assert all("another program gave the group CPUs" in total.reason for total in totals)
+    assert all(WROTE in total.reason for total in totals)
 
 
-def test_events_that_the_kernel_dropped_make_every_workload_estimated(
-    host: Host, workload: Workload, tmp_path: Path
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_cpus_that_are_taken_back_while_no_daemon_runs_are_known(
+    host: Host, workload: Workload, is_killed: bool
 ) -> None:
-    foreign = host.ctx.interference._foreign
-    assert foreign is not None
-    assert foreign._inotify is not None
-    # A faster filesystem fills the same queue.
-    foreign._inotify.add(str(tmp_path), IN_MODIFY)
-    files = [tmp_path / "a", tmp_path / "b"]
-    for file in files:
-        file.write_bytes(b"")
-    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
-    for number in range(most + 2):
-        os.truncate(files[number % 2], 0)
-    expect_reason(host, Quality.ESTIMATED, "were not seen, because they were too many")
+    """The daemon looked for CPUs at its start, and a write shortly before a kill was not recorded either."""
+    for _ in range(2):
+        is_exact(host)
+        host.restart()
+    if not is_killed:
+        host.ctx.interference.close()
+    write(host, f"{workload.first.ref.path}/cpus", "1")
+    write(host, f"{workload.first.ref.path}/cpus", "")
+    host.restart()
+    expect_reason(host, Quality.ESTIMATED, WROTE)
 
 
-def test_events_that_cannot_be_read_make_every_workload_estimated_and_fail_no_verb(
+@pytest.fixture
+def contained(host: Host, cgroup: str, process: Start) -> Workload:
+    """A workload that is known by a control group."""
+    child = process()
+    join(cgroup, child.pid)
+    record = assign(host.ctx, assignment("k", child.pid, own_cgroup=cgroup)).workload
+    is_exact(host)
+    return record
+
+
+@pytest.mark.usefixtures("contained")
+def test_writes_that_the_witness_has_overwritten_unread_leave_no_workload_exact(host: Host) -> None:
+    with pytest.raises(OSError, match="Invalid"):
+        write(host, "cpus", "none")
+    is_exact(host)
+
+    def flood() -> None:
+        fd = os.open(os.path.join(host.mountpoint, "cpus"), os.O_WRONLY)
+        for _ in range(MOVES + 1):
+            with contextlib.suppress(OSError):
+                os.write(fd, b"none")
+
+    as_another_program(flood)
+    expect_reason(host, Quality.ESTIMATED, "the witness has overwritten writes to resctrl")
+
+
+def test_many_writes_that_were_looked_at_leave_a_workload_exact_after_a_restart(
+    host: Host, contained: Workload, process: Start
+) -> None:
+    """The record of the time of the last look was half an hour old."""
+    other = process().pid
+    for number in range(MOVES + 1):
+        host.tree.write_task("", other)
+        if number % 1000 == 0:
+            react(host)
+    react(host)
+    host.restart()
+    is_exact(host)
+
+
+def test_events_that_cannot_be_read_fail_no_verb(
     host: Host, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_inotify: Inotify) -> list[Event]:
@@ -588,41 +631,20 @@ def test_events_that_cannot_be_read_make_every_workload_estimated_and_fail_no_ve
     with monkeypatch.context() as patched:
         patched.setattr(Inotify, "read", fail)
         create(host.ctx, "other", owner="test")
-    expect_reason(host, Quality.ESTIMATED, "or because the kernel's events could not be read")
-
-
-def test_group_with_cpus_that_is_renamed_during_the_start_is_found(
-    host: Host, workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host.ctx.interference.close()
-    write(host, f"{workload.first.ref.path}/cpus_list", "0")
-    begin = Maintenance.begin
-
-    def rename_first(maintenance: Maintenance) -> None:
-        os.rename(host.tree.full_path(workload.first.ref), os.path.join(host.mountpoint, "mon_groups/renamed"))
-        begin(maintenance)
-
-    monkeypatch.setattr(Maintenance, "begin", rename_first)
-    host.restart()
-    assert host.get("k").first.name == "renamed"
-    assert figures(host)[0] is Quality.ESTIMATED
+    is_exact(host)
 
 
 def test_inotify_that_the_host_gives_later_is_used(
-    host: Host, workload: Workload, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+    host: Host, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as full:
-        full.setattr(foreign_writes, "Inotify", no_instance)
+        full.setattr(foreign_directories, "Inotify", no_instance)
         host.restart()
         react(host)
-        assert host.ctx.interference.fd == -1
+        assert host.ctx.interference.has_trouble
     react(host)
-    assert host.ctx.interference.fd >= 0
-    assert figures(host)[0] is Quality.ESTIMATED, "what other programs wrote meanwhile is not known"
-    release(host.ctx, "k", owner="test")
-    assign(host.ctx, assignment("k", puppet.pid, late=False))
-    write(host, f"{host.get('k').first.ref.path}/cpus_list", "1")
-    expect_reason(host, Quality.ESTIMATED, WROTE)
+    assert not host.ctx.interference.has_trouble
+    is_exact(host)
 
 
 # -- what marks nothing
@@ -709,13 +731,6 @@ def test_group_of_the_daemon_is_its_own_while_it_is_being_created(
     expect_reason(host, Quality.ESTIMATED, WROTE, "new")
 
 
-def test_end_of_a_group_leaves_no_events_for_which_a_thread_is_woken(host: Host, workload: Workload) -> None:
-    events = select.poll()
-    events.register(host.ctx.interference.fd, select.POLLIN)
-    release(host.ctx, "k", owner="test")
-    assert not events.poll(0)
-
-
 def test_write_to_a_renamed_group_is_detected(host: Host, workload: Workload, process: Start) -> None:
     os.rename(host.tree.full_path(workload.first.ref), os.path.join(host.mountpoint, "mon_groups/renamed"))
     write(host, "mon_groups/renamed/tasks", process().pid)
@@ -732,41 +747,3 @@ def test_group_is_not_marked_for_an_earlier_group_of_its_name(
     is_exact(host)
     write(host, f"{workload.first.ref.path}/tasks", process().pid)
     expect_reason(host, Quality.ESTIMATED, ADDED)
-
-
-def test_event_loop_is_not_woken_for_the_daemons_own_writes(
-    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The loop competed with the thread of the verb for Python's lock."""
-    manager, was_woken = host.manager, []
-    write_task_from = manager.context.tree.write_task_from
-
-    def is_readable() -> bool:
-        poll = select.poll()
-        poll.register(manager.context.interference.fd, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def checked(before: Membership, directory: str, tid: int) -> bool:
-        is_written = write_task_from(before, directory, tid)
-        was_woken.append(is_readable())
-        return is_written
-
-    monkeypatch.setattr(manager.context.tree, "write_task_from", checked)
-    assign(manager.context, assignment("k", process().pid))
-    assert was_woken == [False]
-    assert not is_readable()
-    write(host, f"{manager.context.store.known('k').first.ref.path}/tasks", process().pid)
-    assert is_readable()
-
-
-@pytest.mark.parametrize("is_read", [True, False])
-def test_run_is_estimated_while_the_host_gives_no_inotify_instance(
-    host: Host, puppet: Puppet, blind: None, is_read: bool
-) -> None:
-    """CPUs that another program gives and takes back, and resets of counters, are not seen then."""
-    host.restart()
-    assert host.ctx.interference.has_trouble
-    assign(host.ctx, assignment("k", puppet.pid))
-    totals = read(host.ctx, "k")[2] if is_read else release(host.ctx, "k", owner="test").totals
-    assert {total.quality for total in totals} == {Quality.ESTIMATED}
-    assert all("other programs may have given CPUs to the group" in total.reason for total in totals)

@@ -6,10 +6,11 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
-from resctrlmond.resctrl.foreign_writes import Written
 from resctrlmond.resctrl.tree import Tree
+from resctrlmond.resctrl.witness import Write
 from resctrlmond.workloads.groups import counters
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.verbs.assign import assign
@@ -58,12 +59,16 @@ def test_total_is_estimated_while_the_kernel_counts_its_work_elsewhere(
         check_reasons(total)
 
 
-def test_change_between_two_readings(host: Host, process: Start) -> None:
+def test_change_between_two_readings(host: Host, process: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have been undone before the next reading."""
     assign(host.ctx, assignment("k", process().pid, late=False))
-    host.ctx.interference._process(Written(configuration={"info/kernel_mode"}))
+    moves = host.ctx.proofs._witness.moves
+    written = Write(1, 1 << 63, 1, 2, is_refused=False, file="kernel_mode", parent="info", program="sh")
+    monkeypatch.setattr(
+        host.ctx.proofs._witness, "moves", lambda: msgspec.structs.replace(moves(), others=(written,))
+    )
     react(host)
     for total in read(host.ctx, "k")[2]:
         assert total.quality is Quality.ESTIMATED
-        assert f"{WORK}: another program wrote to" in total.reason
+        assert f"{WORK}: another program wrote to info/kernel_mode" in total.reason
         check_reasons(total)

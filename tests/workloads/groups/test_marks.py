@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl.counters import Reading
-from resctrlmond.resctrl.inotify import Event, Inotify
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.figures.verdict import verdict
@@ -51,34 +49,6 @@ def test_read_reports_a_mark_that_arrives_between_its_readings_and_its_totals(
     totals = read(host.ctx, "k")[2]
     assert moved
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
-
-
-def test_a_mark_that_arrives_while_the_write_of_another_fails_is_kept(
-    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = assign(host.ctx, assignment("k", process().pid)).workload
-    save = Transaction.save
-    failed: list[Workload] = []
-
-    def refuse(txn: Transaction, workload: Workload, limit: Limit | None = None) -> Workload:
-        if txn.key == "k" and not failed:
-            failed.append(workload)
-            with monkeypatch.context() as patched:
-                patched.setattr(Inotify, "read", cannot_read)
-                create(host.ctx, "other", owner="test")
-            raise NotWritten("cannot write", errno=errno.ENOSPC)
-        return save(txn, workload, limit)
-
-    def cannot_read(_inotify: Inotify) -> list[Event]:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(Transaction, "save", refuse)
-    write(host, f"{record.first.ref.path}/cpus", "1")
-    react(host)
-    assert failed
-    host.manager.maintenance.tick()
-    written = [why for why in verdict(host.get("k")).reasons if "other program" in why]
-    assert len(written) == 2, written
 
 
 def test_a_mark_that_cannot_be_written_at_the_end_keeps_the_workload_from_ending_exact(

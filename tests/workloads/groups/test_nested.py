@@ -51,8 +51,6 @@ PICO = 10**12
 
 def inspect(host: Host, key: str) -> None:
     host.manager.maintenance._weigh()
-    with host.ctx.store.transaction(key) as txn:
-        host.ctx.interference.look_for_cpus(txn)
 
 
 class Family:

@@ -242,7 +242,7 @@ def test_directory_that_came_and_went_between_two_readings_is_noticed(pools: Poo
     control.steal(tid, directory)
     control.run(tid, SECOND)
     os.rmdir(os.path.join(host.mountpoint, directory))
-    host.manager.maintenance.react()
+    host.ctx.interference.update()
     assert reasons(pools.read(), pool) == {f"{directory} was created and removed between two readings"}
 
 
@@ -602,7 +602,7 @@ def test_names_of_other_programs_that_are_not_utf8_can_be_reported(pools: Pools)
     host, odd = pools.host, os.fsdecode(b"od\xffd")
     host.make_class(odd)
     ref = host.make_foreign("b", odd)
-    host.manager.maintenance.react()
+    host.ctx.interference.update()
     os.rmdir(host.tree.full_path(ref))
     os.rmdir(os.path.join(host.mountpoint, odd))
     replies = [translate.pool_use(use) for use in host.manager.machine.get().pools]
@@ -850,7 +850,7 @@ def test_counter_that_began_again_unseen_is_not_exact(tmp_path: Path, process: S
         else:
             control.steal(tid, "mon_groups/theirs")
         # A reset that the kernel does not report as a write of another program.
-        host.ctx.interference.on_counters_reset = lambda _events, _why: None
+        host.ctx.machine.read_events = lambda: True
         control.run(tid, 2 * SECOND)
         before = pools.read()
         assert qualities(before, pool) == {Quality.EXACT}
@@ -903,12 +903,14 @@ def test_zombie_in_the_group_of_a_workload_that_ends_is_exact(pools: Pools, proc
     assert reasons(pools.read(), Pool.TRACKED) == set()
 
 
+@pytest.mark.parametrize("is_seen", [False, True])
 @pytest.mark.parametrize("is_saved", [False, True])
 def test_cpu_of_a_group_that_ends_makes_the_sum_of_the_groups_estimated(
-    pools: Pools, process: Start, monkeypatch: pytest.MonkeyPatch, is_saved: bool
+    pools: Pools, process: Start, monkeypatch: pytest.MonkeyPatch, is_saved: bool, is_seen: bool
 ) -> None:
     """Others count on it between its last reading and its removal: that was in no pool."""
     host, control = pools.host, pools.control
+    control.set_witness(available=is_seen)
     pools.read()
     first = process()
     assign(host.ctx, assignment("a", control.spawn(tid=first.pid)))

@@ -1,14 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detect changes that other programs make in resctrl, with inotify(7).
+"""Detect directories that other programs create in resctrl, and those that are removed or renamed, with inotify(7).
 
-These are new directories and removed ones, and writes: to the cpus files of groups, and to the files that reset
-bandwidth counters, which are those of the counters of one group (such as mbm_L3_assignments), and of all groups
-(mbm_assign_mode, what an event counts, and kernel_mode). resctrlmond-witness reports writes to the tasks files.
-
-A write to a file of kernfs raises IN_MODIFY, in every mount namespace. The event does not name the process that
-wrote, so the daemon counts its own writes to mbm_L3_assignments and the like: if there are more events than these,
-another program wrote to the file. A write that the kernel refuses raises no event, but opening a file with O_TRUNC
-raises one.
+resctrlmond-witness reports writes to files.
 """
 
 from __future__ import annotations
@@ -16,11 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import threading
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -29,31 +19,19 @@ from resctrlmond.resctrl.inotify import (
     IN_DELETE,
     IN_IGNORED,
     IN_ISDIR,
-    IN_MODIFY,
     IN_MOVED_FROM,
     IN_MOVED_TO,
     IN_Q_OVERFLOW,
     IN_UNMOUNT,
     Event,
     Inotify,
-    Readiness,
 )
 from resctrlmond.resctrl.mounts import Mounting
 
-# The file of a group that assigns counters of one resource.
-_COUNTERS = re.compile(r"mbm_.+_assignments")
-_INFO = "info"
-# Only the files of bandwidth events are in the directories of resources, such as L3_MON. In it, each event has a
-# directory in this one.
-_EVENT_CONFIGURATIONS = "event_configs"
-# The files that select the group in which the kernel counts its work for a task.
-KERNEL_MODES = frozenset({os.path.join(_INFO, name) for name in ("kernel_mode", "kernel_mode_assignment")})
-_MODE, _FILTER, _CONFIG = "mbm_assign_mode", "event_filter", "_config"
 _MON_GROUPS = "mon_groups"
 _NOT_CLASSES = frozenset({"info", "mon_data", _MON_GROUPS})
-_CPUS = frozenset({"cpus", "cpus_list"})
-_MASK = IN_MODIFY | IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO
-# A program that writes continuously must not keep the daemon reading for ever.
+_MASK = IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO
+# A program that creates groups continuously must not keep the daemon reading for ever.
 _MAX_READS = 16
 # The directory was removed meanwhile.
 _REMOVED = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
@@ -61,91 +39,39 @@ _REMOVED = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
 _MAX_GONE = 10_000
 
 
-class OwnWrites:
-    """Counts the daemon's own writes to files that assign counters, by path relative to the tree. Thread-safe."""
+class Changes(msgspec.Struct):
+    """The changes that other programs have made.
 
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._begun: dict[str, int] = {}
-        self._running = 0
-        self._sequence = 0
-
-    @contextlib.contextmanager
-    def counted(self, file: str) -> Iterator[None]:
-        """Count one write, unless it raises: a write that the kernel refuses raises no event."""
-        with self._guard:
-            self._begun[file] = self._begun.get(file, 0) + 1
-            self._sequence += 1
-            self._running += 1
-        try:
-            yield
-        except BaseException:
-            with self._guard:
-                self._begun[file] -= 1
-                self._running -= 1
-            raise
-        with self._guard:
-            self._running -= 1
-
-    def checkpoint(self) -> int | None:
-        """Return a number for ``pop`` if no write is running, None otherwise."""
-        with self._guard:
-            return None if self._running else self._sequence
-
-    def pop(self, checkpoint: int | None) -> tuple[dict[str, int], bool]:
-        """Return the writes begun since the count was last reset, by file, and whether it is reset now.
-
-        The count is reset if no write has begun since ``checkpoint`` was taken: then all their events have been read.
-        """
-        with self._guard:
-            is_reset = checkpoint is not None and checkpoint == self._sequence and not self._running
-            begun = self._begun
-            self._begun = {} if is_reset else begun.copy()
-            return begun, is_reset
-
-
-class Written(msgspec.Struct):
-    """The changes that other programs have made, by path relative to the tree.
-
-    ``cpus``: the directories whose cpus files were written to. ``counters``: the files that assign counters of a
-    group, and ``configuration``: those below ``info``, that were written to. ``created``: new directories, also
-    those that were removed again, and new names of directories.
-    ``is_lost``: events are missing, because the queue overflowed, it could not be read, or it could not be filled.
+    ``created``: new directories, by path relative to the tree, also those that were removed again, and new names of
+    directories. ``is_lost``: events are missing, because the queue overflowed, it could not be read, or it could not
+    be filled.
     """
 
-    cpus: set[str] = msgspec.field(default_factory=set)
-    counters: set[str] = msgspec.field(default_factory=set)
-    configuration: set[str] = msgspec.field(default_factory=set)
     created: set[str] = msgspec.field(default_factory=set)
     is_lost: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.cpus or self.counters or self.configuration or self.created or self.is_lost)
+        return bool(self.created or self.is_lost)
 
 
-class ForeignWrites:
+class ForeignDirectories:
     """Watches every class and every monitoring group of a tree. Thread-safe.
 
-    ``fd`` is readable when ``take`` may return something; -1 if the host gives no inotify instance, and then nothing
-    is detected. ``trouble`` is the reason why some writes are not detected, "" if all are; ``update_watches`` tries
-    again.
+    ``trouble`` is the reason why some changes are not detected, "" if all are; ``update_watches`` tries again.
     """
 
-    def __init__(self, root: str, own: OwnWrites) -> None:
+    def __init__(self, root: str) -> None:
         self._root = root
-        self._own = own
         self._guard = threading.Lock()
         self._paths: dict[int, str] = {}
         self._watches: dict[str, int] = {}
-        self._modified: Counter[str] = Counter()
-        self._written = Written()
+        self._changes = Changes()
         # The directories that are not at their path any more since the last take_gone(); None if any may be.
         self._gone: set[str] | None = None
         # The groups that the daemon is creating, each with the events of its creation that were read meanwhile.
         self._expected: dict[str, list[Event]] = {}
         self._mounting: Mounting | None = None
         self._inotify: Inotify | None = None
-        self._readiness: Readiness | None = None
         self._is_closed = False
         self.trouble = ""
 
@@ -153,20 +79,12 @@ class ForeignWrites:
         """Close the descriptor, and with it every watch."""
         with self._guard:
             self._is_closed = True
-            if self._readiness is not None:
-                self._readiness.close()
-                self._readiness = None
             if self._inotify is not None:
                 self._inotify.close()
                 self._inotify = None
 
     def __del__(self) -> None:
         self.close()
-
-    @property
-    def fd(self) -> int:
-        """The descriptor that is readable for events; -1 if there is none."""
-        return self._readiness.fd if self._readiness is not None else -1
 
     def is_watched(self, directory: str) -> bool:
         """Whether the removal of a group is detected, and that of the classes above it."""
@@ -193,26 +111,16 @@ class ForeignWrites:
             self._gone = None
             if self._inotify is None:
                 try:
-                    inotify = Inotify()
-                    try:
-                        self._readiness = Readiness(inotify.fd)
-                    except OSError:
-                        inotify.close()
-                        raise
-                    self._inotify = inotify
+                    self._inotify = Inotify()
                 except OSError as error:
                     hint = "raise fs.inotify.max_user_instances or LimitNOFILE="
                     self.trouble = f"no inotify ({error.strerror}; {hint})"
                     return False
             self._mounting = mounting
             self._watch_all()
-            # Writes to directories that were not watched until now were not detected.
-            self._written.is_lost |= had_trouble and not self.trouble
+            # Changes in directories that were not watched until now were not detected.
+            self._changes.is_lost |= had_trouble and not self.trouble
             return not self.trouble
-
-    def unreported(self) -> AbstractContextManager[None]:
-        """Keep ``fd`` from becoming readable in the block, which reads the events of the daemon's own changes."""
-        return self._readiness.unreported() if self._readiness is not None else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def expecting(self, directory: str) -> Iterator[None]:
@@ -239,39 +147,27 @@ class ForeignWrites:
             del self._expected[directory]
             self._add(directory)
 
-    def take(self) -> Written:
+    def take(self) -> Changes:
         """Return the changes since the last call."""
         with self._guard:
             self._read()
-            written, self._written = self._written, Written()
-            return written
+            changes, self._changes = self._changes, Changes()
+            return changes
 
     def _read(self) -> None:
         if self._inotify is None:
             return
-        checkpoint = self._own.checkpoint()
         for _ in range(_MAX_READS):
             try:
                 events = self._inotify.read()
             except OSError:
                 self._lose_events()
-                checkpoint = None  # its events are still to be read
-                break
+                return
             is_drained = self._inotify.is_drained
             for event in events:
                 self._process(event)
             if is_drained:
-                break
-        else:
-            checkpoint = None  # events of the daemon's own writes may be among those that are not read yet
-        begun, is_reset = self._own.pop(checkpoint)
-        for file, number in self._modified.items():
-            own = begun.get(file, 0)
-            if number > own:
-                self._written.counters.add(file)
-                self._modified[file] = own
-        if is_reset:
-            self._modified.clear()
+                return
 
     def _process(self, event: Event) -> None:
         if event.mask & IN_Q_OVERFLOW:
@@ -284,20 +180,13 @@ class ForeignWrites:
             self._forget(directory)
         elif event.mask & IN_ISDIR:
             self._process_directory(event, os.path.join(directory, event.name))
-        elif event.mask & IN_MODIFY and event.name in _CPUS:
-            self._written.cpus.add(directory)
-        elif event.mask & IN_MODIFY and _COUNTERS.fullmatch(event.name):
-            self._modified[os.path.join(directory, event.name)] += 1
-        elif event.mask & IN_MODIFY and _is_configuration(directory, event.name):
-            self._written.configuration.add(os.path.join(directory, event.name))
 
     def _lose_events(self) -> None:
         """Record that events are missing, and watch all directories anew."""
-        self._modified.clear()
         self._gone = None
         self._forget_below("")
         self._watch_all()
-        self._written.is_lost = True
+        self._changes.is_lost = True
 
     def _process_directory(self, event: Event, path: str) -> None:
         if event.mask & (IN_CREATE | IN_MOVED_TO) and path not in self._watches:
@@ -308,7 +197,7 @@ class ForeignWrites:
             if _has_tasks_file(path):
                 # Groups that were in it before it was watched have no events of their own.
                 below = {other for other in self._watches if other.startswith(f"{path}/") and _has_tasks_file(other)}
-                self._written.created.update(below, {path})
+                self._changes.created.update(below, {path})
         elif event.mask & IN_DELETE:
             self._add_gone(path)
             self._forget_below(path)
@@ -320,12 +209,6 @@ class ForeignWrites:
     def _watch_all(self) -> None:
         if self._add(""):
             self._watch_groups("")
-            self._add(_INFO)
-            for resource in self._names(_INFO):
-                configurations = os.path.join(_INFO, resource, _EVENT_CONFIGURATIONS)
-                if resource.endswith("_MON") and self._add(os.path.join(_INFO, resource)):
-                    for name in self._names(configurations):
-                        self._add(os.path.join(configurations, name))
             for name in self._names(""):
                 self._watch_new(name)
 
@@ -369,8 +252,6 @@ class ForeignWrites:
         if wd is None:
             return
         self._add_gone(directory)
-        for file in [file for file in self._modified if os.path.dirname(file) == directory]:
-            del self._modified[file]
         if self._paths.get(wd) == directory:
             del self._paths[wd]
             assert self._inotify is not None
@@ -385,16 +266,6 @@ class ForeignWrites:
     def _forget_below(self, directory: str) -> None:
         for path in [path for path in self._watches if not directory or f"{path}/".startswith(f"{directory}/")]:
             self._forget(path)
-
-
-def _is_configuration(directory: str, name: str) -> bool:
-    """Whether a file has the mode of the counters or of the kernel, or states what a bandwidth event counts."""
-    above, last = os.path.split(directory)
-    if above == _INFO:
-        return last.endswith("_MON") and (name == _MODE or name.endswith(_CONFIG))
-    if directory == _INFO:
-        return os.path.join(directory, name) in KERNEL_MODES
-    return os.path.basename(above) == _EVENT_CONFIGURATIONS and name == _FILTER
 
 
 def _has_tasks_file(path: str) -> bool:
