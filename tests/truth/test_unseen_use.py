@@ -579,3 +579,24 @@ def test_process_that_was_put_into_a_nested_workload_is_of_others_when_it_is_giv
     release(machine.host.ctx, "inner", owner="test")
     machine.control.run(child, 5 * S, 0)
     machine.check("outer", Quality.ESTIMATED, 5)
+
+
+def test_others_in_the_group_of_a_container_whose_entry_was_cut_are_not_taken_for_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Late states that use is missing, and here the figure is too high."""
+    cgroup, elsewhere = machine.cgroup("box"), machine.cgroup("elsewhere")
+
+    def be_killed(*_args: object, **_more: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(machine.host.ctx.proofs, "entered", be_killed)
+    with pytest.raises(SystemExit):
+        machine.container("box", "box", cgroup)
+    machine.host.restart()
+    (member,) = machine.host.get("box").members
+    stranger = machine.process(cgroup, by=member.pid)
+    Path(elsewhere, "cgroup.procs").write_text(str(stranger))
+    machine.see()
+    machine.control.run(stranger, 5 * S, 0)
+    machine.check("box", Quality.ESTIMATED, 5)

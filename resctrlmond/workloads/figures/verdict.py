@@ -362,13 +362,14 @@ def _of_proof(workload: Workload, groups: Sequence[Group]) -> Iterator[tuple[Qua
 def _cause(workload: Workload) -> str:
     """Return why the witness shows nothing about the workload; "" if it does, or if it need not."""
     proof = workload.proof
-    if proof.cause or proof.cgroups:
+    if proof.cause or proof.cgroups or workload.is_observed:
         return proof.cause
-    if any(member.cgroup for member in workload.members):
-        # A member that was put into the group later than it ran is late, and needs no other reason.
-        is_late = any(member.is_late for member in workload.members)
-        return "" if is_late else "resctrlmond did not ask the witness when its tasks entered the group"
-    return NOT_LOADED if proof.watch is None and not workload.is_observed else ""
+    if proof.watch is None:
+        return NOT_LOADED
+    # One that is joining is late until the witness is asked.
+    if any(member.cgroup and not member.joining for member in workload.members):
+        return "resctrlmond did not ask the witness when its tasks entered the group"
+    return ""
 
 
 def is_news(before: Workload, now: Workload) -> bool:

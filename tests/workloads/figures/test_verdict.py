@@ -316,8 +316,12 @@ def test_container_whose_entry_was_not_witnessed_is_not_exact() -> None:
     member = replace(of.members[0], cgroup="/sys/fs/cgroup/c1")
     of = replace(of.with_member(member), proof=Proof(watch=WATCH))
     assert baseline_of(of) is Quality.ESTIMATED
-    late = of.with_member(replace(member, late=True))
-    assert verdict(late) == (Quality.LATE, ("c1 ran before it was put into the group",))
+    for watch, cause in ((WATCH, "resctrlmond did not ask the witness"), (None, "had not been loaded")):
+        late = replace(of.with_member(replace(member, late=True)), proof=Proof(watch=watch))
+        found = verdict(late)
+        assert found.quality is Quality.ESTIMATED
+        assert found.reasons[0] == "c1 ran before it was put into the group"
+        assert cause in found.reasons[1]
 
 
 def test_use_of_a_container_that_is_about_to_enter_is_late_until_it_has() -> None:

@@ -135,7 +135,7 @@ def test_stopped_service_whose_group_is_lost_is_still_watched(
     start(cgroup, second)
     host.manager.maintenance.tick()
     record = host.get(KEY)
-    assert (record.state, baseline_of(record)) == (State.ACTIVE, Quality.LATE)
+    assert (record.state, baseline_of(record)) == (State.ACTIVE, Quality.ESTIMATED)
     assert host.tree.membership(second.pid).group == KEY
 
 
