@@ -600,3 +600,32 @@ def test_others_in_the_group_of_a_container_whose_entry_was_cut_are_not_taken_fo
     machine.see()
     machine.control.run(stranger, 5 * S, 0)
     machine.check("box", Quality.ESTIMATED, 5)
+
+
+@pytest.mark.parametrize("pod_is_stated", [False, True])
+def test_start_without_a_hook_in_a_new_control_group_of_a_pod_is_late(machine: Machine, pod_is_stated: bool) -> None:
+    """The control group of the pod is known by its name too."""
+    for name in "ab":
+        pod = machine.cgroup(f"pod{POD}")
+        cgroup = machine.cgroup(name * 64, pod)
+        if name == "a":
+            machine.end(machine.container(POD, name * 64, cgroup, pod=pod if pod_is_stated else ""))
+        else:
+            machine.used(1, cgroup)
+        machine.remove(cgroup, pod)
+    machine.check(POD, Quality.LATE, 1)
+
+
+def test_path_of_a_member_that_was_forgotten_is_still_known(machine: Machine) -> None:
+    create(machine.host.ctx, "job", owner="test", class_="")
+    for number in range(MAX_ENDED_MEMBERS + 2):
+        name = f"box{number}"
+        cgroup = machine.cgroup(name)
+        machine.end(machine.container("job", name, cgroup, seconds=0))
+        machine.remove(cgroup)
+        machine.host.manager.maintenance.record_ends("job")
+    assert machine.host.get("job").member("box0") is None
+    cgroup = machine.cgroup("box0")
+    machine.used(1, cgroup)
+    machine.remove(cgroup)
+    machine.check("job", Quality.LATE, 0)

@@ -173,14 +173,13 @@ class Proofs:
         if is_first:
             # No look since the run began was at this control group: use in one below may have been dropped.
             proof = replace(proof, until_ns=workload.first.created_ns)
-        if member.commands:
-            proof = replace(proof, services={**proof.services, member.cgroup: member.id})
-        if before_ns is not None and home not in proof.cgroups:
-            proof = with_new_cgroup(proof, home, member.id)
-        cgroups_now = proof.cgroups if home in proof.cgroups else (*proof.cgroups, home)
-        workload = replace(workload, proof=replace(proof, helpers=tuple(helpers), idle=idle, cgroups=cgroups_now))
+        if home not in proof.cgroups:
+            proof = with_cgroup(proof, home) if before_ns is None else with_new_cgroup(proof, home, member.id)
         if proof.cause:
-            return workload
+            return replace(workload, proof=proof)
+        path = pod or member.cgroup
+        paths = proof.paths | {path: member.id} if member.commands else {path: ""} | proof.paths
+        workload = replace(workload, proof=replace(proof, helpers=tuple(helpers), idle=idle, paths=paths))
         # With the RMID of an earlier run, tasks there may have used it too.
         inodes = [home, inode] if is_again else [inode]
         found = self._moved_in(workload, self._witness.moves())
@@ -324,14 +323,14 @@ def _with_cgroups(workload: Workload, at_paths: Mapping[str, Mapping[int, int]])
         for inode, removed_ns in at_paths.get(path, {}).items():
             if removed_ns < workload.first.created_ns or inode in proof.cgroups or inode in proof.entered:
                 continue
-            proof = with_new_cgroup(proof, inode, service) if service else with_cgroup(proof, inode, path)
+            proof = with_new_cgroup(proof, inode, service) if service else with_cgroup(proof, inode)
     return replace(workload, proof=proof) if proof is not workload.proof else workload
 
 
 def _paths(workload: Workload) -> dict[str, str]:
     """Return the paths of all control groups of the workload, each with the service that it belongs to, or ""."""
     found = (workload.pod_cgroup, *(member.cgroup for member in workload.members))
-    return dict.fromkeys(filter(None, found), "") | workload.proof.services
+    return dict.fromkeys(filter(None, found), "") | workload.proof.paths
 
 
 def _with_history(workload: Workload, found: Mapping[str, list[Move]], seen: Seen) -> Workload:

@@ -32,7 +32,8 @@ DROPPED = "resctrlmond-witness dropped what it had recorded of removed control g
 # The time of the last look is compared as it is in the record. The witness keeps what it has recorded of a removed
 # control group for an hour, so half of that is left for a daemon that starts again.
 _UNSAVED_NS = 1800 * 10**9
-# A service that restarts for ever, each time with a new control group, must not make its record grow for ever.
+# A workload that goes on for ever with new control groups, as a service that restarts does, must not make its record
+# grow for ever.
 _MAX_CGROUPS = 1000
 # The reasons are repeated in each total.
 _MOST_NAMED = 5
@@ -51,10 +52,10 @@ def with_new_cgroup(proof: Proof, inode: int, member: str) -> Proof:
     return replace(proof, cgroups=cgroups, entered={**proof.entered, inode: 0})
 
 
-def with_cgroup(proof: Proof, inode: int, path: str) -> Proof:
+def with_cgroup(proof: Proof, inode: int) -> Proof:
     """Return the proof with another control group of the workload, whose tasks have not entered."""
     if len(proof.cgroups) >= _MAX_CGROUPS:
-        return with_cause(proof, f"the control group {path} was created too many times")
+        return with_cause(proof, f"it has had more than {_MAX_CGROUPS} control groups")
     return replace(proof, cgroups=(*proof.cgroups, inode))
 
 

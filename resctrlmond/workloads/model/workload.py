@@ -188,8 +188,9 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     (``clock.boot_ns``). CPU times are in ns.
 
     ``cgroups`` are the inode numbers of the control groups whose tasks, also those below, are the workload's.
-    ``services`` are the paths that the control groups of exact services have had, and the services: systemd creates
-    the control group of a service at another path if its ``Slice=`` has changed.
+    ``paths`` are the paths that these have had, also those of members that the record has no more: a control group
+    that is created again at one of them belongs to the workload. Each has the exact service that it belongs to, or
+    "": systemd creates the control group of a service at another path if its ``Slice=`` has changed.
     ``entered`` is what was used in the control group of each member before its tasks entered the groups, and
     ``helpers`` are control groups whose tasks belong to the runtime: neither is missing, nor is what is allowed in
     the control groups of sandboxes (``idle``). ``inside`` was used with the RMIDs of the groups, by control group,
@@ -207,7 +208,7 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     cause: str = ""
     until_ns: int = 0
     cgroups: tuple[int, ...] = ()
-    services: dict[str, str] = msgspec.field(default_factory=dict)
+    paths: dict[str, str] = msgspec.field(default_factory=dict)
     entered: dict[int, int] = msgspec.field(default_factory=dict)
     helpers: tuple[int, ...] = ()
     idle: dict[int, int] = msgspec.field(default_factory=dict)

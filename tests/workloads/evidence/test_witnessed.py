@@ -973,4 +973,4 @@ def test_control_group_that_is_created_again_and_again_does_not_grow_the_record(
         if number > 1000:
             sizes.append(len(host.get(CTR).proof.cgroups))
     assert set(sizes) == {1000}
-    assert "was created too many times" in host.get(CTR).proof.cause
+    assert "it has had more than" in host.get(CTR).proof.cause
