@@ -195,9 +195,9 @@ def test_second_run_of_a_pod_is_exact(machine: Machine) -> None:
     pod = machine.cgroup(f"pod{POD}")
     for name in "ab":
         cgroup = machine.cgroup(name * 64, pod)
-        machine.end(machine.container(POD, name * 64, cgroup, pod=pod))
+        machine.end(machine.container(POD, name * 64, cgroup, pod=pod, seconds=3))
         machine.remove(cgroup)
-        machine.check(POD, Quality.EXACT, 1)
+        machine.check(POD, Quality.EXACT, 3)
 
 
 def test_process_that_gets_a_control_group_later_is_not_exact(machine: Machine) -> None:
@@ -600,6 +600,21 @@ def test_others_in_the_group_of_a_container_whose_entry_was_cut_are_not_taken_fo
     machine.see()
     machine.control.run(stranger, 5 * S, 0)
     machine.check("box", Quality.ESTIMATED, 5)
+
+
+@pytest.mark.parametrize("is_pod", [False, True])
+@pytest.mark.parametrize(("seconds", "quality"), [(1, Quality.EXACT), (2, Quality.LATE)])
+def test_much_use_in_the_control_group_of_a_container_before_its_assign_is_missing(
+    machine: Machine, is_pod: bool, seconds: int, quality: Quality
+) -> None:
+    """It was taken for the runtime's, whatever had used it."""
+    pod = machine.cgroup(f"pod{POD}") if is_pod else ""
+    cgroup = machine.cgroup("a" * 64, pod)
+    machine.used(seconds, cgroup)
+    machine.container(POD, "a" * 64, cgroup, pod=pod)
+    total = total_of(read(machine.host.ctx, POD)[2])
+    assert (seconds == 1) is (f"used {seconds}.000 s of CPU time outside" not in total.reason)
+    machine.check(POD, quality, 1)
 
 
 @pytest.mark.parametrize("pod_is_stated", [False, True])

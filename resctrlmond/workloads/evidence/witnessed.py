@@ -123,9 +123,9 @@ class Proofs:
 
         ``sandbox`` is the id of the container that keeps the namespaces of the pod, if it is known. ``moved``: a task
         was moved. The tasks must still wait. What the control group has used until now was used outside, and is not
-        missing; of a service, that is so only for what the process of its command has used (``before_ns``), and for
-        what its ``last`` run had seen. For a workload that is not known by control groups, only the IDs of its groups
-        are looked up.
+        missing, unless it is more than a runtime needs; of a service, that is so only for what the process of its
+        command has used (``before_ns``), and for what its ``last`` run had seen. For a workload that is not known by
+        control groups, only the IDs of its groups are looked up.
         """
         if member.commands and (before_ns is None or not moved):
             before_ns = 0
@@ -189,7 +189,15 @@ class Proofs:
             before_ns += _used_in_last_run(last, inode, workload, seen)
         # No task of a container that has run since before this run has entered.
         living = frozenset(_below(pod)) if is_again else frozenset()
-        proof = entered_now(workload.proof, inodes, workload.groups, seen, before_ns=before_ns, living=living)
+        proof = entered_now(
+            workload.proof,
+            inodes,
+            workload.groups,
+            seen,
+            before_ns=before_ns,
+            has_run=member.is_late,
+            living=living,
+        )
         return replace(workload, proof=proof)
 
     def weighed(self, workload: Workload, look: Look | None = None, *, is_last: bool = False) -> Workload:

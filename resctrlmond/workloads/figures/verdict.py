@@ -37,6 +37,9 @@ _UNSAVED_NS = 1800 * 10**9
 _MAX_CGROUPS = 1000
 # The reasons are repeated in each total.
 _MOST_NAMED = 5
+# The process of a runtime uses some milliseconds before it executes the container, on an emulated processor a hundred
+# times as much. A process that has used more, such as that of a virtual machine, has begun to run it.
+MOST_BEFORE_NS = 10**9
 
 
 def with_cause(proof: Proof, cause: str) -> Proof:
@@ -196,17 +199,19 @@ def cpu_time(workload: Workload) -> CpuTime | None:
 
 def entered_now(
     proof: Proof,
-    inodes: Iterable[int],
+    inodes: Sequence[int],
     groups: Collection[Group],
     seen: Seen,
     *,
     before_ns: int | None = None,
+    has_run: bool = False,
     living: Container[int] = (),
 ) -> Proof:
     """Return the proof with control groups whose tasks have just entered the groups, and what they used before.
 
-    ``before_ns``: only one process has entered, which used so much before. The rest was used by others. ``living``
-    are control groups below these whose tasks have not entered.
+    ``before_ns``: only one process has entered, which used so much before. The rest was used by others. ``has_run``:
+    the member, which has the last one of them, is known to have run before. Otherwise its runtime used only a little
+    there. ``living`` are control groups below these whose tasks have not entered.
     """
     known = proof.entered
     proof = replace(proof, entered={**dict.fromkeys(inodes, 0), **known})
@@ -218,6 +223,8 @@ def entered_now(
     if before_ns is not None:
         # It may have used a part of that in another control group.
         used = {inode: min(known.get(inode, 0) + before_ns, ns) for inode, ns in used.items()}
+    elif used[inodes[-1]] > MOST_BEFORE_NS and not has_run:
+        used[inodes[-1]] = 0
     idle = {inode: sum(outside.get(inode, {}).values()) + _IDLE_NS for inode in proof.idle if not proof.idle[inode]}
     proof = replace(proof, entered={**proof.entered, **used}, idle={**proof.idle, **idle})
     return _with_outside(proof, outside, seen)

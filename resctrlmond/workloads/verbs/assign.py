@@ -14,6 +14,7 @@ from resctrlmond.resctrl.tasks import CgroupTasks, Elsewhere, Moved, MoveOptions
 from resctrlmond.resctrl.tree import Found
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads.figures.reasons import Reason, doubt
+from resctrlmond.workloads.figures.verdict import MOST_BEFORE_NS
 from resctrlmond.workloads.groups import creation, nested, removal, units
 from resctrlmond.workloads.groups.context import Context
 from resctrlmond.workloads.groups.placement import move_into_groups, outside_of, why_outside
@@ -43,9 +44,6 @@ from resctrlmond.workloads.profiles.requests import Assigned, Assignment
 from resctrlmond.workloads.records.store import Limit, Transaction
 from resctrlmond.workloads.verbs import excluded, observed, profiled
 
-# The process of a runtime uses some milliseconds before it executes the container, on an emulated processor a hundred
-# times as much. That of a virtual machine has begun to run it.
-_MOST_BEFORE_NS = 10**9
 # A process that joins a container from outside (podman exec) is not a child of its init, and is found by the control
 # group. To find it by namespace, the daemon would have to check every process of the host over and over.
 _HIDES_JOINERS = "it has no control group of its own, so processes that join it from outside are not known"
@@ -322,7 +320,7 @@ def _with_lateness(
     is_given_up = late is False and not assignment.is_awaited()
     used_ns = target.cpu_time_ns()
     # A caller that states that the process has not run is believed if the process has hardly worked.
-    is_believed = late is False and (assignment.unit_command is not None or (used_ns or 0) <= _MOST_BEFORE_NS)
+    is_believed = late is False and (assignment.unit_command is not None or (used_ns or 0) <= MOST_BEFORE_NS)
     if not member.late and not is_given_up and (used_ns is None or is_believed):
         if member.kind in CONTAINERS and not member.cgroup:
             return replace(member, late=True, may_have_run=_HIDES_JOINERS)

@@ -362,7 +362,7 @@ def test_process_that_joined_a_container_that_was_started_again_is_late(
     """Its new control group counts from 0, and had to use more than the old one before anything was noticed."""
     first = Init(cgroup)
     if hidden_by == "what ran before it was assigned":
-        session(cgroup, 1.5)
+        session(cgroup, 0.6)
     assign_init(host, first)
     if hidden_by == "what its processes used":
         first.do("burn(1.5)")
