@@ -644,3 +644,37 @@ def test_path_of_a_member_that_was_forgotten_is_still_known(machine: Machine) ->
     machine.used(1, cgroup)
     machine.remove(cgroup)
     machine.check("job", Quality.LATE, 0)
+
+
+@pytest.mark.parametrize("is_container", [True, False])
+def test_stranger_in_a_group_that_was_in_another_class_between_two_looks_is_found(
+    machine: Machine, is_container: bool
+) -> None:
+    """The group counts all use with its RMID, whatever the class."""
+    machine.control.make_group("class")
+    if is_container:
+        pid = machine.container("job", "job", machine.cgroup("job"), seconds=0)
+    else:
+        assign(machine.host.ctx, assignment("job", pid := machine.process(), "test"))
+    top = Path(machine.host.mountpoint)
+    here, there = (top / below / "mon_groups/job" for below in ("", "class"))
+    stranger = machine.process()
+    here.rename(there)
+    for group in ("class", "class/mon_groups/job"):
+        machine.control.steal(stranger, group)
+    machine.control.run(stranger, 5 * S, 0)
+    for group in ("class", ""):
+        machine.control.steal(stranger, group)
+    there.rename(here)
+    machine.control.run(pid, S, 0)
+    machine.check("job", Quality.ESTIMATED, 6)
+
+
+def test_use_in_a_group_that_was_in_another_class_between_two_looks_is_counted(machine: Machine) -> None:
+    machine.control.make_group("class")
+    pid = machine.container("job", "job", machine.cgroup("job"))
+    top = Path(machine.host.mountpoint)
+    (top / "mon_groups/job").rename(top / "class/mon_groups/job")
+    machine.control.run(pid, 5 * S, 0)
+    (top / "class/mon_groups/job").rename(top / "mon_groups/job")
+    machine.check("job", Quality.EXACT, 6)

@@ -11,6 +11,7 @@ that has started it. So they are in its groups, and no others, if no other progr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ _UNSAVED_NS = 1800 * 10**9
 # A workload that goes on for ever with new control groups, as a service that restarts does, must not make its record
 # grow for ever.
 _MAX_CGROUPS = 1000
+# On x86, an RMID is of one group, and counts in it in any class. On arm64, each PARTID has its own PMGs.
+_RMIDS_ARE_OF_CLASSES = os.uname().machine == "aarch64"
 # The reasons are repeated in each total.
 _MOST_NAMED = 5
 # The process of a runtime uses some milliseconds before it executes the container, on an emulated processor a hundred
@@ -258,11 +261,10 @@ def _inside_ns(groups: Iterable[Group], use: Use) -> int:
 
 
 def _has_ids(group: Group, ids: Ids) -> bool:
-    """Whether these are IDs of the group. In another class it has another CLOSID, and keeps its RMID.
-
-    Whatever is used with its RMID while it exists is counted in it.
-    """
-    return group.ids == ids or (group.changed_class and group.ids is not None and group.ids[1] == ids[1])
+    """Whether whatever has these IDs is counted in the group, also while another program has it in another class."""
+    if group.ids is None:
+        return False
+    return group.ids == ids if _RMIDS_ARE_OF_CLASSES else group.ids[1] == ids[1]
 
 
 def with_ids(group: Group, moved: Sequence[Move], proof: Proof, seen: Seen) -> Group:
@@ -273,7 +275,6 @@ def with_ids(group: Group, moved: Sequence[Move], proof: Proof, seen: Seen) -> G
     """
     group, entered_ns = replace(group, ids=moved[-1].new), moved[0].at_ns
     own = {use.cgroups[0] for use in seen.of_cgroups(proof.cgroups)}
-    # In any class, because the group may change to that.
     uses, since_ns = seen.of_rmid(moved[-1].new[1]), group.created_ns - _HISTORY_NS
     before = [use for use in uses if use.at_ns <= entered_ns]
     history = _sums(use for use in before if use.cgroups[0] in own or use.at_ns > since_ns)

@@ -116,8 +116,7 @@ def relocated(
     ctx: Context, workload: Workload, group: Group, ref: GroupRef, save: Callable[[Workload], Workload]
 ) -> Group:
     """Save the workload with its group at another path, by ``Transaction.save`` or ``Transaction.restore``."""
-    changed_class = group.changed_class or ref.class_ != group.class_
-    group = replace(group, class_=ref.class_, name=ref.name, changed_class=changed_class)
+    group = replace(group, class_=ref.class_, name=ref.name)
     try:
         relink(ctx, workload, group)
     finally:

@@ -253,8 +253,8 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     ``transactions`` is what the bandwidth events counted then (``Tree.bandwidth_configuration``). ``created_ns`` and
     ``completed_ns`` are ``created_at`` and ``completed_at`` in ns since boot (``clock.boot_ns``): durations and the
     order of the RMID queue are computed from these. ``ids`` are its CLOSID and RMID, None if no task has entered it.
-    ``changed_class``: it was moved to another class, with another CLOSID. ``strangers_ns`` is the CPU time that tasks
-    of others used with its IDs, see ``Proof``. ``history`` is what had been used with its RMID before.
+    In another class it has another CLOSID, and keeps its RMID. ``strangers_ns`` is the CPU time that tasks of others
+    used with its IDs, see ``Proof``. ``history`` is what had been used with its RMID before.
     ``has_mixed_use``: it is not known how much of the use in its control groups is history. ``moved_in`` and
     ``moved_out`` are the numbers of tasks that other programs moved into it and out of it, and ``moved_by`` is the
     last one of these programs.
@@ -280,7 +280,6 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     completed_at: str = ""
     completed_ns: int = 0
     ids: Ids | None = None
-    changed_class: bool = False
     history: tuple[Use, ...] = ()
     has_mixed_use: bool = False
     strangers_ns: int = 0
