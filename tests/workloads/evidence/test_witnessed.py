@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.resctrl import cgroups, kernel_files
+from resctrlmond.resctrl import cgroups, kernel_files, processes
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.resctrl.witness import Ids
 from resctrlmond.sim.control.client import Control
@@ -37,6 +37,7 @@ from resctrlmond.workloads.verbs import excluded
 from resctrlmond.workloads.verbs.assign import assign
 from resctrlmond.workloads.verbs.read import read
 from resctrlmond.workloads.verbs.release import release
+from tests.wait import wait_until
 from tests.workloads.conftest import UID, Host, assignment, drop_removed, join, machine, own_host
 from tests.workloads.evidence.test_interference import react, write
 from tests.workloads.test_no_descriptors import left
@@ -236,6 +237,34 @@ def test_container_that_ended_while_no_daemon_ran_stays_exact(host: Host, init: 
     host.manager.tick()
     assert host.get(CTR).state is State.COMPLETED
     assert figures(host)[0] is Quality.EXACT
+
+
+ENDS = {
+    "its process": "fork(lambda: time.sleep(600)); os.kill(os.getpid(), 9)",
+    "its first thread": "threading.Thread(target=time.sleep, args=(600,)).start(); ctypes.CDLL(None).pthread_exit(0)",
+}
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "tick", "restart of the daemon"])
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+def test_process_that_joins_a_container_after_the_end_of_its_init_is_late(
+    host: Host, init: Init, end: str, meanwhile: str
+) -> None:
+    """Such processes were not looked for any more."""
+    given = assignment(CTR, init.process.pid, "oci", member="c1", kind="container", own_cgroup=init.cgroup)
+    assign(host.ctx, given)
+    assert init.process.stdin
+    init.process.stdin.write(f"import ctypes; {end}\n")
+    init.process.stdin.flush()
+    wait_until(lambda: (found := processes.stat(init.process.pid)) is None or found.is_exiting)
+    if meanwhile == "tick":
+        host.manager.tick()
+    elif meanwhile == "restart of the daemon":
+        host.restart()
+    assert (host.get(CTR).state, figures(host)) == (State.ACTIVE, (Quality.EXACT, ""))
+    session(init.cgroup, 0.3)
+    check_late(figures(host))
+    check_late(released(host))
 
 
 def test_process_that_is_in_the_container_at_the_release_and_not_in_its_group_is_late(host: Host, init: Init) -> None:
@@ -497,6 +526,35 @@ def test_task_that_was_moved_out_is_late_although_it_ended_unseen(host: Host, in
         child.end()
     react(host)
     assert released(host)[0] is not Quality.EXACT
+
+
+def test_probes_that_a_runtime_puts_into_a_class_make_only_their_container_late(
+    host: Host, init: Init, pod: Pod, process: Start
+) -> None:
+    """crun writes them to the tasks of the class, and they end before they are listed: all workloads were doubted."""
+    host.make_class("c1")
+    steady, commands = pod.start(FIRST), {"in-class": process(), "in-root": process()}
+    for pid in (init.process.pid, steady.process.pid, commands["in-class"].pid):
+        write(host, "c1/tasks", pid)
+    assign_init(host, init)
+    pod.assign(host, FIRST)
+    for key, command in commands.items():
+        assign(host.ctx, assignment(key, command.pid, "oci"))
+    classes = [host.get(key).first.class_ for key in (CTR, UID, *commands)]
+    assert classes == ["c1", "c1", "c1", ""]
+    probe = f"echo $$ >{init.cgroup}/cgroup.procs; echo $$ >{host.mountpoint}/c1/tasks; i=0; "
+    probe += "while [ $i -lt 10000 ]; do i=$((i+1)); done; exec true"
+    for _ in range(3):
+        subprocess.run(["sh", "-c", probe], check=True)
+        steady.do("burn(0.01)")
+        react(host)
+        host.manager.tick()
+        check_late(figures(host))
+        for key in (UID, *commands):
+            assert figures(host, key) == (Quality.EXACT, ""), key
+    check_late(released(host))
+    for key in (UID, *commands):
+        assert released(host, key) == (Quality.EXACT, ""), key
 
 
 def test_task_of_another_control_group_in_the_group_is_estimated(host: Host, init: Init, cgroup: str) -> None:
