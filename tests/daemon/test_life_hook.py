@@ -28,6 +28,7 @@ from resctrlmond.workloads.evidence.pod_cgroups import pod_cgroup
 from tests.daemon.conftest import MANAGER, Machine, MoveToCgroup, StartProcess, cgroup_root, end
 from tests.daemon.containers import CONTAINER, UID, containers, execute, hook, state
 from tests.hook.builds import compile_hook
+from tests.sim.conftest import Puppet
 from tests.wait import wait_until
 
 
@@ -145,6 +146,25 @@ def test_container_in_the_control_group_of_its_pod_is_in_the_pods_group(
     assert hook(machine, "createRuntime", annotated, "--strict") == (0, "")
     assert machine.groups() == [UID]
     assert machine.group(UID)["attributes"]["pod.name"] == "web-0"
+
+
+@pytest.mark.parametrize(("status", "seconds"), [("created", 2), ("running", 2), ("running", 0.1)])
+def test_container_whose_process_ran_before_its_hook_is_late(
+    machine: Machine, move_to_cgroup: MoveToCgroup, status: str, seconds: float
+) -> None:
+    """Kata Containers call the hook for a virtual machine that runs, and the totals were exact."""
+    machine.start()
+    with contextlib.closing(Puppet()) as vm:
+        move_to_cgroup(f"hook-{os.getpid()}-pod{UID}/kata_{CONTAINER}", vm.pid)
+        vm.do(f"burn {seconds}")
+        given = state(vm.pid, io__kubernetes__pod__uid=UID) | {"status": status}
+        assert hook(machine, "createRuntime", given, "--strict") == (0, "")
+        assert machine.tasks(UID) == {vm.pid}
+        (member,) = machine.group(UID)["members"]
+        assert member["late"] and member["cpuTimeBeforeNs"] >= seconds * 10**9
+        totals = machine.call("Read", key=UID)["totals"]
+    assert {total["quality"] for total in totals} == {"late"}
+    assert all(f"{CONTAINER} ran and had used up to" in total["reason"] for total in totals)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +313,25 @@ def test_containers_of_a_pod_share_its_group_for_any_spelling_of_its_uid(
         assert hook(machine, "poststop", state(0, id_, **dashed), "--strict") == (0, "")
     assert machine.group(UID)["state"] == "idle"
     assert machine.groups() == [UID]
+
+
+@pytest.mark.parametrize("annotation", ["io__kubernetes__cri-o__SandboxID", "io__kubernetes__cri__sandbox-id"])
+def test_pause_process_of_a_pod_is_missing_only_if_it_works(
+    machine: Machine, init: StartProcess, move_to_cgroup: MoveToCgroup, annotation: str
+) -> None:
+    """A pod with a shared PID namespace has one, outside the group: its runtime calls no hook for it."""
+    machine.start()
+    child = init()
+    with contextlib.closing(Puppet()) as pause:
+        move_to_cgroup(f"hook-{os.getpid()}-pod{UID}/crio-{'aa' * 32}.scope", pause.pid)
+        move_to_cgroup(f"hook-{os.getpid()}-pod{UID}/crio-{CONTAINER}.scope", child.pid)
+        given = state(child.pid, io__kubernetes__pod__uid=UID, **{annotation: "aa" * 32})
+        assert hook(machine, "createRuntime", given, "--strict") == (0, "")
+        for seconds, quality in ((0.05, "exact"), (0.2, "late")):
+            pause.do(f"burn {seconds}")
+            totals = machine.call("Read", key=UID)["totals"]
+            assert {total["quality"] for total in totals} == {quality}, totals
+        assert pause.pid not in machine.tasks(UID)
 
 
 def test_second_call_of_a_hook_changes_nothing(machine: Machine, init: StartProcess) -> None:

@@ -96,10 +96,13 @@ class Machine:
             if path != self._crew.cgroup and os.path.isdir(path):
                 remove_cgroup(path)
 
-    def container(self, key: str, name: str, cgroup: str, *, pod: str = "", seconds: int = 1) -> int:
+    def container(
+        self, key: str, name: str, cgroup: str, *, pod: str = "", sandbox: str = "", seconds: int = 1
+    ) -> int:
         """Start a container with its hook, and let it use CPU time."""
         pid = self.process(cgroup)
-        given = assignment(key, pid, "test", own_cgroup=cgroup, pod_cgroup=pod or None, kind="container", member=name)
+        more = {"kind": "container", "member": name, "sandbox": sandbox}
+        given = assignment(key, pid, "test", own_cgroup=cgroup, pod_cgroup=pod or None, **more)
         assign(self.host.ctx, given)
         self.control.run(pid, seconds * S, 0)
         return pid
@@ -164,15 +167,47 @@ def test_pod_whose_control_group_was_made_again_without_a_hook_is_late(machine: 
     machine.check(POD, Quality.LATE, 2)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "b" * 32,
+        "0a8fad5b-d9cb-469f-a165-70867728950e",
+        f"kata_{'b' * 64}",
+        "run-u12.scope",
+        f"system.slice/crio-{'b' * 64}.scope",
+    ],
+    ids=["32 digits", "UUID", "kata", "scope of systemd-run", "one level deeper"],
+)
+@pytest.mark.parametrize(("has_hook", "quality"), [(True, Quality.EXACT), (False, Quality.LATE)])
+def test_container_of_a_pod_whose_control_group_has_a_name_of_another_form(
+    machine: Machine, name: str, has_hook: bool, quality: Quality
+) -> None:
+    """No list of the containers of the pod had it."""
+    pod = machine.cgroup(f"pod{POD}")
+    machine.container(POD, "a" * 64, machine.cgroup("a" * 64, pod), pod=pod)
+    above, _, last = name.rpartition("/")
+    other = machine.cgroup(last, machine.cgroup(above, pod) if above else pod)
+    if has_hook:
+        machine.end(machine.container(POD, "b" * 64, other, pod=pod))
+    else:
+        machine.used(1, other)
+        machine.remove(other)
+        machine.host.manager.maintenance.tick()
+    machine.check(POD, quality, 1 + has_hook)
+
+
+@pytest.mark.parametrize("caller", ["NRI plugin", "hook"])
 @pytest.mark.parametrize(("seconds", "quality"), [(0, Quality.EXACT), (10, Quality.LATE)])
-def test_sandbox_that_works_is_missing(machine: Machine, seconds: int, quality: Quality) -> None:
+def test_sandbox_that_works_is_missing(machine: Machine, seconds: int, quality: Quality, caller: str) -> None:
+    """The NRI plugin adds the sandbox as a member, the hook states its id in the call of each container."""
     pod = machine.cgroup(f"pod{POD}")
     sandbox, cgroup = machine.cgroup("a" * 64, pod), machine.cgroup("b" * 64, pod)
     pause = machine.process(sandbox)
     machine.control.run(pause, S // 5, 0)
-    create(machine.host.ctx, POD, owner="test")
-    add_member(machine.host.ctx, POD, "a" * 64, owner="test")
-    machine.container(POD, "b" * 64, cgroup, pod=pod)
+    if caller == "NRI plugin":
+        create(machine.host.ctx, POD, owner="test")
+        add_member(machine.host.ctx, POD, "a" * 64, owner="test")
+    machine.container(POD, "b" * 64, cgroup, pod=pod, sandbox="a" * 64 if caller == "hook" else "")
     machine.control.run(pause, seconds * S or S // 20, 0)
     machine.check(POD, quality, 1)
 
