@@ -34,8 +34,8 @@ MAX_BELOW = 10_000
 def cgroup_of(pid: int) -> str:
     """Return the absolute path of a process's control group; "" if the process is in the root control group.
 
-    On hybrid hosts the v2 hierarchy is preferred, unless the process is in its root.
-    Raises NoSuchProcess, NotRead.
+    On hybrid hosts the v2 hierarchy is preferred, unless the process is in its root, or in the control group of a
+    container that only v1 has. Raises NoSuchProcess, NotRead.
     """
     where = _where(pid)
     # A path outside the mount's root ("/../x") belongs to another cgroup namespace, so it cannot be resolved.
@@ -43,6 +43,10 @@ def cgroup_of(pid: int) -> str:
     wanted = [name for name in ("", *_V1) if name in inside]
     if not wanted:
         return ""
+    # systemd creates its control groups in both. A runtime without systemd creates those of containers in v1, and the
+    # process stays in the runtime's service in v2.
+    if {"", "systemd"} <= inside.keys() and not (inside[""] + "/").startswith(inside["systemd"] + "/"):
+        wanted.sort(key=lambda name: not name)
 
     def path_in(hierarchies: Iterable[_Hierarchy]) -> tuple[_Hierarchy, str] | None:
         for name in wanted:

@@ -28,6 +28,7 @@ from resctrlmond.workloads.evidence.pod_cgroups import pod_cgroup
 from tests.daemon.conftest import MANAGER, Machine, MoveToCgroup, StartProcess, cgroup_root, end
 from tests.daemon.containers import CONTAINER, UID, containers, execute, hook, state
 from tests.hook.builds import compile_hook
+from tests.resctrl.conftest import cgroup_of_systemd
 from tests.sim.conftest import Puppet
 from tests.wait import wait_until
 
@@ -165,6 +166,22 @@ def test_container_whose_process_ran_before_its_hook_is_late(
         totals = machine.call("Read", key=UID)["totals"]
     assert {total["quality"] for total in totals} == {"late"}
     assert all(f"{CONTAINER} ran and had used up to" in total["reason"] for total in totals)
+
+
+def test_pod_of_a_hybrid_host_is_found_by_its_control_group_of_version_1(
+    machine: Machine, init: StartProcess, tmp_path: Path
+) -> None:
+    """In version 2 its process is in the service of its runtime, and it was a workload of its own."""
+    machine.start()
+    child = init()
+    with cgroup_of_systemd(tmp_path / "v1", f"hook-{os.getpid()}/pod{UID}/{CONTAINER}") as path:
+        Path(path, "cgroup.procs").write_text(str(child.pid))
+        assert hook(machine, "createRuntime", state(child.pid, io__kubernetes__pod__uid=UID), "--strict") == (0, "")
+        assert machine.tasks(UID) == {child.pid}
+        assert machine.group(UID)["members"][0]["cgroup"] == path
+        totals = machine.call("Read", key=UID)["totals"]
+    assert {total["quality"] for total in totals} == {"estimated"}
+    assert all("does not count CPU time, as in version 1" in total["reason"] for total in totals)
 
 
 @pytest.mark.parametrize(

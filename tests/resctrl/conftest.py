@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -226,6 +227,24 @@ def cgroup() -> Iterator[str]:
 def cgroup_v1() -> Iterator[str]:
     """An empty control group of a hierarchy of version 1."""
     yield from _cgroup(v1_root())
+
+
+@contextlib.contextmanager
+def cgroup_of_systemd(point: Path, inner: str) -> Iterator[str]:
+    """Create a control group in the hierarchy of version 1 that systemd has on hybrid hosts, mounted at ``point``."""
+    point.mkdir()
+    subprocess.run(["mount", "-t", "cgroup", "-o", "none,name=systemd", "none", point], check=True)
+    # The host may have mounted it before.
+    top = next(mount.point for mount in mounts() if mount.fstype == "cgroup" and "name=systemd" in mount.options)
+    path = Path(top, inner)
+    path.mkdir(parents=True)
+    try:
+        yield str(path)
+    finally:
+        for pid in (path / "cgroup.procs").read_text().split():
+            Path(top, "cgroup.procs").write_text(pid)
+        os.removedirs(path)
+        subprocess.run(["umount", point], check=True)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from resctrlmond.resctrl.cgroups import NoSuchCgroup
 from resctrlmond.resctrl.errors import NoSuchProcess, NotRead, PermissionDenied
 from resctrlmond.resctrl.mounts import mounts
 
-from .conftest import v1_root, v2_root
+from .conftest import cgroup_of_systemd, v1_root, v2_root
 from .puppets import Puppet
 
 
@@ -54,6 +54,24 @@ def test_the_unified_hierarchy_is_preferred(cgroup: str, cgroup_v1: str, puppet:
     enter(cgroup_v1, puppet.pid)
     enter(cgroup, puppet.pid)
     assert cgroups.cgroup_of(puppet.pid) == cgroup
+
+
+@pytest.mark.cgroup_v1
+@pytest.mark.parametrize(
+    ("inner", "is_v1"),
+    [("resctrlmond-pods/podx/c", True), ("{}/x", False), ("{}", False)],
+    ids=["pod", "service", "delegated"],
+)
+def test_control_group_that_only_version_1_has_is_that_of_a_container(
+    cgroup: str, puppet: Puppet, directory: Path, inner: str, is_v1: bool
+) -> None:
+    """On a hybrid host, a runtime creates it there only. The process stays in the runtime's service in version 2."""
+    service = f"{cgroup}/x"
+    os.mkdir(service)
+    enter(service, puppet.pid)
+    with cgroup_of_systemd(directory / "v1", inner.format(os.path.basename(cgroup))) as v1:
+        enter(v1, puppet.pid)
+        assert cgroups.cgroup_of(puppet.pid) == (v1 if is_v1 else service)
 
 
 @pytest.fixture
