@@ -227,7 +227,7 @@ def move_to_cgroup() -> Iterator[MoveToCgroup]:
 
     def move(name: str, pid: int) -> None:
         path = cgroup_root() / name
-        created.extend(directory for directory in (path.parent, path) if not directory.exists())
+        created.extend(directory for directory in [*reversed(path.parents), path] if not directory.exists())
         path.mkdir(parents=True, exist_ok=True)
         (path / "cgroup.procs").write_text(str(pid))
 

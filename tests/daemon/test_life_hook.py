@@ -479,6 +479,38 @@ def test_container_ends_when_its_control_group_is_empty(
         cgroup.rmdir()
 
 
+def test_container_that_a_sweep_took_for_a_session_of_another_one_gets_its_group(
+    machine: Machine, init: StartProcess, move_to_cgroup: MoveToCgroup
+) -> None:
+    """Its hook was slow, and both have one control group: it was counted in the other one, or did not start."""
+    machine.start()
+    first, second, id_ = init(), init(), "5e" * 32
+    move_to_cgroup(f"hook-{os.getpid()}", first.pid)
+    assert hook(machine, "createRuntime", state(first.pid), "--strict") == (0, "")
+    move_to_cgroup(f"hook-{os.getpid()}", second.pid)
+    wait_until(lambda: machine.tasks(CONTAINER) == {first.pid, second.pid})
+    assert hook(machine, "createRuntime", state(second.pid, id_), "--strict") == (0, "")
+    execute(second)
+    assert (machine.tasks(CONTAINER), machine.tasks(id_)) == ({first.pid}, {second.pid})
+    for key in (CONTAINER, id_):
+        assert {total["quality"] for total in machine.call("Read", key=key)["totals"]} == {"late"}
+
+
+def test_container_that_a_process_of_another_one_starts_beside_it_stays_in_its_group(
+    machine: Machine, move_to_cgroup: MoveToCgroup
+) -> None:
+    machine.start()
+    with contextlib.closing(Puppet()) as outer:
+        move_to_cgroup(f"hook-{os.getpid()}", outer.pid)
+        assert hook(machine, "createRuntime", state(outer.pid), "--strict") == (0, "")
+        inner = int(outer.do("fork"))
+        for pid in (inner, outer.pid):
+            code, stderr = hook(machine, "createRuntime", state(pid, "5e" * 32), "--strict")
+            assert (code, "already in the monitoring group" in stderr) == (1, True)
+        assert machine.tasks(CONTAINER) == {outer.pid, inner}
+        assert machine.group(CONTAINER)["baseline"] == "exact"
+
+
 # An init process with several threads, as runc's, which is a Go program, when its hooks run.
 _THREADED = """
 import sys, threading, time

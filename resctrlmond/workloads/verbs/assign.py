@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Collection
 
-from resctrlmond.resctrl import processes
+from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import ClassMismatch, KernelRefused, NoSuchClass
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import CgroupTasks, Elsewhere, Moved, MoveOptions, Origins, move, put_back
@@ -86,10 +86,25 @@ def _assign(ctx: Context, assignment: Assignment, whole: str) -> Assigned:
         of_runtime = observed.group_of_runtime(ctx, where, assignment)
         if of_runtime is not None:
             return _observe(ctx, of_runtime, target, dataclasses.replace(assignment, key=whole))
+        if _was_swept_up(ctx, target, where, assignment):
+            assignment = dataclasses.replace(assignment, take_over=True)
         is_inside = assignment.nested and where is not None and bool(where.group)
         turn = ctx.take_over.turn() if assignment.take_over or is_inside else contextlib.nullcontext()
         with turn, ctx.store.transaction(key) as txn:
             return assign_target(ctx, txn, target, where, assignment)
+
+
+def _was_swept_up(ctx: Context, target: Target, where: Membership | None, assignment: Assignment) -> bool:
+    """Return whether a sweep took a container for a process that had joined another one with its control group."""
+    if not assignment.is_from_runtime or target.process is None or where is None or not where.group:
+        return False
+    other, pid = units.owner(ctx, canonical_key(assignment.key), where), target.process.pid
+    path = cgroups.cgroup_of(pid) if other is not None else ""
+    if other is None or not path:
+        return False
+    here = [member.pid for member in other.living if member.kind in CONTAINERS and member.cgroup == path]
+    # A container that a process of the other one starts is counted there.
+    return bool(here) and not any(pid == init or processes.is_descendant(pid, init) for init in here)
 
 
 def _observe(ctx: Context, found: Found, target: Target, assignment: Assignment) -> Assigned:
