@@ -89,6 +89,7 @@ def _line(change: Change, workload: Workload) -> Line:
     usage = Usage(
         workload=workload,
         read_at=workload.completed_at,
+        read_ns=workload.completed_ns,
         totals=change.totals or [],
         levels=[],
         error=change.error,

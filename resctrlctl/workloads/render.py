@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 
@@ -23,7 +22,7 @@ from resctrlctl.screen.format import (
 from resctrlctl.screen.layout import Block, Column, Row, Sheet, Table, Tone
 from resctrlctl.screen.output import to_json
 from resctrlctl.workloads.reasons import reasons
-from resctrlctl.workloads.workload_table import TONES, counted_since
+from resctrlctl.workloads.workload_table import TONES, counted_since, seconds_counted
 from resctrlmond.api.levels import levels
 from resctrlmond.api.types import (
     Bandwidth,
@@ -118,9 +117,15 @@ NOT_SHOWN: dict[type[msgspec.Struct], dict[str, str]] = {
     Foreign: {},
     GetReply: {"workload": "with the reply of Read"},
     Level: {"event": "selects a column", "unit": "that of the column", "value": "only of llc_occupancy"},
-    Usage: {"levels": "the column LLC", "read_at": "the end of AGE", "domains": "top --by domain"},
+    Usage: {
+        "levels": "the column LLC",
+        "read_at": "for programs",
+        "read_ns": "the end of AGE",
+        "domains": "top --by domain",
+    },
     ListReply: {"workloads": "their keys, with --quiet"},
     ReadAllReply: {"next": "for the next call"},
+    ReadReply: {"read_ns": "the end of the time of PER SECOND"},
     Workload: {
         "key": "the title",
         "reason": "with state",
@@ -128,6 +133,8 @@ NOT_SHOWN: dict[type[msgspec.Struct], dict[str, str]] = {
         "classes": "with class_",
         "profile_source": "profiles explain",
         "cpu_time_outside_ns": "with cpu_time_ns",
+        "created_ns": "the begin of AGE",
+        "completed_ns": "for programs, as the end of AGE",
     },
     Member: {
         "id": "the beginning of the line",
@@ -266,7 +273,7 @@ def render_workload(reply: ReadReply, proofs: Sequence[Proof] = (), *, is_raw: b
     head, details = _workload_sheets(reply)
     blocks: list[Block] = [head, *_use_tables(reply)]
     if reply.domains and _divide(reply.domains, reply.totals):
-        seconds = _seconds(reply.workload, reply.workload.created_at)
+        seconds = seconds_counted(reply.workload, reply.workload.created_at, reply.read_ns) or None
         # The parts of lost runs are not known.
         footer = f"Since {format_time(reply.workload.created_at)} only." if reply.workload.loss else ""
         blocks.append(Table(_DOMAIN_COLUMNS, tuple(_domain_row(use, seconds) for use in reply.domains), footer))
@@ -286,7 +293,8 @@ def render_use(reply: ReadReply) -> list[Block]:
 
 
 def _use_tables(reply: ReadReply) -> list[Table]:
-    seconds = _seconds(reply.workload, counted_since(reply.workload))
+    # 0 if the end values were read at the begin.
+    seconds = seconds_counted(reply.workload, counted_since(reply.workload), reply.read_ns) or None
     found = ((reply.totals, "TOTAL"), (reply.nested or (), "IN NESTED"))
     return [_totals_table(totals, seconds, title) for totals, title in found if totals]
 
@@ -489,17 +497,6 @@ def level_texts(reply: ReadReply) -> tuple[str, ...]:
 def _level_text(level: Level) -> str:
     value = format_value(level.value, level.unit)
     return f"{printable(level.event)} {value}"
-
-
-def _seconds(workload: Workload, since: str | None) -> float | None:
-    """Return the time from ``since`` until now, or until the end of the workload; None if it is not known."""
-    try:
-        begin = datetime.datetime.fromisoformat(since or "")
-        end = datetime.datetime.fromisoformat(workload.completed_at) if workload.completed_at else None
-        seconds = ((end or datetime.datetime.now(datetime.UTC)) - begin).total_seconds()
-    except (ValueError, TypeError):  # not a time, or one without a time zone
-        return None
-    return seconds if seconds > 0 else None
 
 
 def _member_text(member: Member) -> str:

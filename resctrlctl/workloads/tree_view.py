@@ -22,7 +22,7 @@ from resctrlmond.resctrl.errors import NotMounted, NotRead, ResctrlError
 from resctrlmond.resctrl.tree import DEFAULT_PATH, SIMULATION_FSTYPE, Found, Tree
 from resctrlmond.workloads.figures.verdict import unknown
 from resctrlmond.workloads.groups import nested
-from resctrlmond.workloads.model.clock import utc_now
+from resctrlmond.workloads.model.clock import boot_ns, utc_now
 from resctrlmond.workloads.model.states import Quality, State
 from resctrlmond.workloads.model.workload import Group, Workload, replace
 from resctrlmond.workloads.records.snapshot import Snapshots
@@ -146,6 +146,7 @@ class TreeView:
         return types.Usage(
             workload=reply.workload,
             read_at=reply.workload.completed_at or utc_now(),
+            read_ns=reply.read_ns,
             totals=reply.totals,
             levels=levels(reply.readings),
             domains=reply.domains,
@@ -187,6 +188,7 @@ class TreeView:
         inside = shown(workload, nested.totals_on_disk(workload, names)) if workload else []
         return types.ReadReply(
             workload=reported,
+            read_ns=reported.completed_ns or boot_ns(),
             readings=[translate.reading(reading) for reading in readings],
             totals=[translate.total(total) for total in totals],
             domains=translate.domain_uses(totals, readings) or None,

@@ -68,7 +68,7 @@ class Line(msgspec.Struct, frozen=True):
     @property
     def age_s(self) -> float | None:
         """The seconds between the baseline and the reading; None if there is no group."""
-        return seconds_between(self.workload.created_at, self.usage.read_at)
+        return seconds_counted(self.workload, self.workload.created_at, self.usage.read_ns)
 
     @property
     def cpu_time_s(self) -> Decimal | None:
@@ -107,8 +107,9 @@ class Line(msgspec.Struct, frozen=True):
         return self.workload.attributes.get(name, "")
 
     def _seconds(self) -> float | None:
-        begin = counted_since(self.workload) if self.before is None else self.before.read_at
-        return seconds_between(begin, self.usage.read_at)
+        if self.before is None:
+            return seconds_counted(self.workload, counted_since(self.workload), self.usage.read_ns)
+        return seconds_until(self.usage.read_ns, self.before.read_ns)
 
 
 class _Field(msgspec.Struct, frozen=True):
@@ -360,6 +361,20 @@ def counted_since(workload: Workload) -> str | None:
     if workload.loss is None:
         return workload.created_at
     return min((claim.since for claim in workload.claims), default=None)
+
+
+def seconds_counted(workload: Workload, since: str | None, read_ns: int | None) -> float | None:
+    """Return the seconds from ``since``, at or before the baseline, to a reading; None if one is not known.
+
+    Those since the baseline are of the time since boot: the system clock may have been set.
+    """
+    lost, own = seconds_between(since, workload.created_at), seconds_until(read_ns, workload.created_ns)
+    return None if lost is None or own is None else lost + own
+
+
+def seconds_until(last_ns: int | None, first_ns: int | None) -> float | None:
+    """Return the seconds from one time since boot (ns) to another, 0 if that is earlier; None if one is not known."""
+    return None if last_ns is None or first_ns is None else max(last_ns - first_ns, 0) / 1e9
 
 
 def seconds_between(first: str | None, last: str | None) -> float | None:

@@ -21,7 +21,7 @@ from resctrlmond.workloads.figures.verdict import baseline_of
 from resctrlmond.workloads.groups import queue_order
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import owners
-from resctrlmond.workloads.model.clock import seconds_since_ns
+from resctrlmond.workloads.model.clock import boot_ns, seconds_since_ns
 from resctrlmond.workloads.model.errors import InvalidRequest, NotWatched
 from resctrlmond.workloads.model.states import FOLLOW, NameKind, Quality
 from resctrlmond.workloads.model.workload import EndRule, State, Workload
@@ -208,8 +208,10 @@ def run_get(manager: Manager, request: types.KeyRequest, _caller: Caller) -> typ
 
 def run_read(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.ReadReply:
     workload, readings, totals = read(manager.context, request.key)
+    read_ns = boot_ns() if workload.existing_groups else workload.first.completed_ns
     return types.ReadReply(
         workload=reported(manager, workload),
+        read_ns=read_ns or None,
         readings=[translate.reading(reading) for reading in readings],
         totals=[translate.total(total) for total in totals],
         domains=translate.domain_uses(totals, readings) or None,

@@ -75,6 +75,8 @@ def workload_of(
         attributes=workload.attributes,
         created_at=first.created_at or None,
         completed_at=first.completed_at or None,
+        created_ns=first.created_ns or None,
+        completed_ns=first.completed_ns or None,
     )
 
 
@@ -229,6 +231,7 @@ def usage(of: Usage, workload: types.Workload, *, with_domains: bool = False) ->
     return types.Usage(
         workload=workload,
         read_at=of.read_at or None,
+        read_ns=of.read_ns or None,
         totals=[total(one) for one in of.totals],
         levels=levels(map(reading, of.readings)),
         domains=domain_uses(of.totals, of.readings) if with_domains else None,

@@ -238,6 +238,12 @@ class Workload(Reply, frozen=True, kw_only=True):
     """When the begin values were read."""
     completed_at: str | None = None
     """When the end values were read."""
+    created_ns: int | None = None
+    """When the begin values were read, in nanoseconds since boot (CLOCK_BOOTTIME, see *clock_gettime*(2)). The system
+    clock may be set, so durations are differences of such times.
+    """
+    completed_ns: int | None = None
+    """When the end values were read, in nanoseconds since boot."""
 
 
 class Proof(Reply, frozen=True, kw_only=True):
@@ -358,6 +364,8 @@ class Usage(Reply, frozen=True, kw_only=True):
     """The workload."""
     read_at: str | None = None
     """When the counters were read, or the end values of a workload that is over. Absent if it has no group."""
+    read_ns: int | None = None
+    """The same time, in nanoseconds since boot, as *createdNs* of *Workload*."""
     totals: list[Total]
     """What was used since the baseline, over all domains."""
     levels: list[Level]
@@ -846,6 +854,10 @@ class ReadReply(Reply, frozen=True, kw_only=True):
     """The workload."""
     readings: list[Reading]
     """The current counters in each domain. Empty if the workload is over."""
+    read_ns: int | None = None
+    """When the counters were read, or the end values of a workload that is over, in nanoseconds since boot, as
+    *createdNs* of *Workload*. Absent if it has no group.
+    """
     totals: list[Total]
     """What the workload itself used since the baseline, over all domains."""
     domains: list[DomainUse] | None = None

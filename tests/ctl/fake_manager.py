@@ -29,6 +29,7 @@ from resctrlmond.resctrl.processes import pidfd_numbers
 from resctrlmond.workloads.model.pods import Report, ReportedSandbox
 from resctrlmond.workloads.model.states import FOLLOW, ProofKind, Quality
 from resctrlmond.workloads.model.workload import EndRule, State
+from tests.ctl.samples import since_boot
 
 INTERFACE = "org.resctrlmon.Manager"
 NOW = "2026-11-21T11:13:22.500000Z"
@@ -152,7 +153,10 @@ class FakeManager:
             "attributes": {},
             "created_at": NOW,
         }
-        self.workloads[key] = types.Workload(key=key, **(defaults | fields))
+        fields = defaults | fields
+        for name in ("created", "completed"):
+            fields.setdefault(f"{name}_ns", since_boot(fields.get(f"{name}_at")))
+        self.workloads[key] = types.Workload(key=key, **fields)
         return self.workloads[key]
 
     def interface(self) -> Interface:
@@ -249,7 +253,11 @@ class FakeManager:
         claims = tuple(claim for claim in workload.claims if claim.owner != request.claim)
         state = workload.state if claims else State.COMPLETED
         workload = msgspec.structs.replace(
-            workload, claims=claims, state=state, completed_at=None if claims else LATER
+            workload,
+            claims=claims,
+            state=state,
+            completed_at=None if claims else LATER,
+            completed_ns=None if claims else since_boot(LATER),
         )
         self.workloads[request.key] = workload
         return types.ReleaseReply(workload=workload, completed=not claims, totals=TOTALS)
@@ -264,7 +272,9 @@ class FakeManager:
 
     def read(self, request: types.KeyRequest) -> types.ReadReply:
         time.sleep(self.answer_takes_s)
-        return types.ReadReply(workload=self._find(request.key), readings=READINGS, totals=TOTALS)
+        workload = self._find(request.key)
+        read_ns = workload.completed_ns or since_boot(LATER)
+        return types.ReadReply(workload=workload, readings=READINGS, read_ns=read_ns, totals=TOTALS)
 
     def readforeign(self, request: types.ForeignRequest) -> types.ReadForeignReply:
         (found,) = [group for group in self.foreign if (group.class_, group.name) == (request.class_, request.name)]
@@ -275,6 +285,7 @@ class FakeManager:
             types.Usage(
                 workload=workload,
                 read_at=LATER if workload.path else None,
+                read_ns=since_boot(LATER) if workload.path else None,
                 totals=TOTALS if workload.path else [],
                 levels=[types.Level(event="llc_occupancy", unit="bytes", value="1572864")] if workload.path else [],
             )

@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 from typing import Any
 
 from msgspec import inspect as shapes
+
+
+def since_boot(text: str | None) -> int | None:
+    """Return a time (RFC 3339) in nanoseconds since boot, as of a machine that has run since 1970."""
+    return None if text is None else round(datetime.datetime.fromisoformat(text).timestamp() * 1e6) * 1000
 
 
 def present(shape: shapes.Type) -> shapes.Type:

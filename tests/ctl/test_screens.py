@@ -55,11 +55,12 @@ from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.model.changes import ChangeKind, ContainerState
 from resctrlmond.workloads.model.states import CompanionState, Pool, Quality
 from resctrlmond.workloads.model.workload import EndRule, State
+from tests.ctl.samples import since_boot
 
 SCREENS = Path(__file__).parent / "screens"
 WIDTHS = (80, 200)
 COUNTS = (0, 1, 30, 500)
-_BEGIN = "2026-11-21T11:00:00.000000Z"
+_BEGIN, _END = "2026-11-21T11:00:00.000000Z", "2026-11-21T11:10:00.000000Z"
 _QUALITIES = (Quality.EXACT, Quality.EXACT, Quality.EXACT, Quality.LATE, Quality.ESTIMATED)
 
 
@@ -87,6 +88,7 @@ def workload(number: int) -> Workload:
         members=(),
         attributes=attributes,
         created_at=_BEGIN,
+        created_ns=since_boot(_BEGIN),
     )
 
 
@@ -96,9 +98,11 @@ def usage(number: int) -> Usage:
     if known.state is State.PENDING:
         return Usage(workload=known, totals=[], levels=[])
     quality = _QUALITIES[number % 5]
+    read_at = f"2026-11-{21 + number % 9:02}T12:{number % 60:02}:00.000000Z"
     return Usage(
         workload=known,
-        read_at=f"2026-11-{21 + number % 9:02}T12:{number % 60:02}:00.000000Z",
+        read_at=read_at,
+        read_ns=since_boot(read_at),
         totals=[
             Total(event="core_energy", unit="joules", value=f"{number**5}.{number:06}", quality=quality),
             Total(event="mbm_total_bytes", unit="bytes", value=str(number**7), quality=quality),
@@ -154,11 +158,13 @@ def show_screen(state: str, width: int) -> str:
         snapshot=f"/run/resctrlmond/groups/{name}",
         baseline=quality,
         observed=state == "observed",
-        completed_at="2026-11-21T11:10:00.000000Z",
+        completed_at=_END,
+        completed_ns=since_boot(_END),
         state=State.COMPLETED,
     )
     totals = [replace(total, quality=quality, reason=reasons.get(state)) for total in usage(4).totals]
-    return to_text(render_workload(ReadReply(workload=shown, readings=[], totals=totals)), width, legend=True)
+    reply = ReadReply(workload=shown, readings=[], read_ns=shown.completed_ns, totals=totals)
+    return to_text(render_workload(reply), width, legend=True)
 
 
 def status_screen(width: int) -> str:
@@ -232,7 +238,7 @@ def unit_screen(state: str, width: int) -> str:
         companion=Companion(state=CompanionState.RUNNING, unit=f"resctrlmon-companion-{name}"),
         baseline=quality,
         created_at=_BEGIN if state == "ended" else None,
-        completed_at="2026-11-21T11:10:00.000000Z" if state == "ended" else None,
+        completed_at=_END if state == "ended" else None,
     )
     file = "/etc/resctrlmond/resctrlmond.yaml"
     absences = {
@@ -247,7 +253,11 @@ def unit_screen(state: str, width: int) -> str:
         glob="" if state == "excluded" else "*.service",
         glob_path="" if state == "excluded" else "/etc/resctrlmond/resctrlmond.d/units.yaml",
         exact_path="",
-        use=None if state == "excluded" else ReadReply(workload=shown, readings=[], totals=totals),
+        use=None
+        if state == "excluded"
+        else ReadReply(
+            workload=shown, readings=[], read_ns=since_boot(_END) if state == "ended" else None, totals=totals
+        ),
         absence=absences.get(state),
         shared_key="overflow@system.slice" if state == "shared" else "",
         shared_with=12,

@@ -32,12 +32,14 @@ PATIENCE_S = 30.0
 class Usage(msgspec.Struct, frozen=True):
     """The use of one workload: the totals of all events since the baseline, at ``read_at`` (RFC 3339, UTC).
 
-    ``readings`` are the values of its counters at that time, summed over its groups. Without any group, there are
-    none. ``error`` is the reason for which the totals are missing; "" if they are not.
+    ``read_ns`` is the same time in ns since boot (``clock.boot_ns``). ``readings`` are the values of its counters at
+    that time, summed over its groups. Without any group, there are none. ``error`` is the reason for which the totals
+    are missing; "" if they are not.
     """
 
     workload: Workload
     read_at: str = ""
+    read_ns: int = 0
     readings: tuple[Reading, ...] = ()
     totals: tuple[Total, ...] = ()
     error: str = ""

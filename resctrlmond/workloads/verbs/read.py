@@ -85,13 +85,14 @@ def usage_of(ctx: Context, key: str, look: Look | None = None) -> Usage:
         running = _read_running(ctx, key, look)
         if running is not None:
             workload, readings, totals = running
-            read_at = utc_now() if workload.existing_groups else ""
-            return Usage(workload, read_at, tuple(readings), tuple(totals))
+            read_at, read_ns = (utc_now(), boot_ns()) if workload.existing_groups else ("", 0)
+            return Usage(workload, read_at, read_ns, tuple(readings), tuple(totals))
         # A call that has locked the key may be blocked in the kernel.
         with ctx.store.transaction_if_free(key) as txn:
             if txn is None:
                 return Usage(ctx.store.known(key), error="another call changes it now")
-            return Usage(txn.workload, txn.workload.first.completed_at, (), tuple(current_totals(ctx, txn.workload)))
+            first, found = txn.workload.first, tuple(current_totals(ctx, txn.workload))
+            return Usage(txn.workload, first.completed_at, first.completed_ns, (), found)
     except NoSuchWorkload:
         raise
     except (ResctrlError, OSError) as error:

@@ -23,6 +23,7 @@ from resctrlmond.api.types import DomainUse, Foreign, Member, StatusReply, Usage
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import State
+from tests.ctl.samples import since_boot
 from tests.ctl.test_screens import COUNTS, SCREENS, WIDTHS, usage
 
 VIEWS = {
@@ -89,7 +90,8 @@ def rated(number: int, earlier: int, later: int, **attributes: str) -> tuple[Usa
     for second, joules in ((0, earlier), (10, later)):
         totals = [replace(total, value=str(joules)) for total in base.totals if total.event == "core_energy"]
         read_at = f"2026-11-22T12:00:{second:02}.000000Z"
-        found.append(Usage(workload=known, read_at=read_at, totals=totals, levels=base.levels))
+        read_ns = since_boot(read_at)
+        found.append(Usage(workload=known, read_at=read_at, read_ns=read_ns, totals=totals, levels=base.levels))
     return found[0], found[1]
 
 
@@ -176,7 +178,8 @@ def test_row_of_a_domain_has_what_all_workloads_use_in_it() -> None:
             for package, value in enumerate(joules)
         ]
         gauge = DomainUse(domain="mon_L3_00", event="llc_occupancy", kind=Kind.GAUGE, unit="bytes", value=str(llc))
-        return replace(base, read_at=f"2026-11-22T12:00:{second:02}.000000Z", domains=[gauge, *uses])
+        read_at = f"2026-11-22T12:00:{second:02}.000000Z"
+        return replace(base, read_at=read_at, read_ns=since_boot(read_at), domains=[gauge, *uses])
 
     before = [read(1, 0, (10, 20), 1), read(2, 0, (0, 0), 1)]
     after = [read(1, 10, (30, 20), 7), read(2, 10, (10, 50), 8), replace(usage(16), domains=None)]

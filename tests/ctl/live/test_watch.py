@@ -48,7 +48,13 @@ TOTALS = [
     Total(event="core_energy", unit="joules", value="12.345", quality=Quality.EXACT),
     Total(event="mbm_total_bytes", unit="bytes", value="4831838208", quality=Quality.LATE, reason="old"),
 ]
-TIMES = {"created_at": "2026-03-04T05:00:00Z", "completed_at": "2026-03-04T05:03:02Z"}
+# The system clock was set between the two.
+TIMES = {
+    "created_at": "2026-03-04T05:00:00Z",
+    "completed_at": "2027-03-04T05:03:02Z",
+    "created_ns": 5 * 10**9,
+    "completed_ns": 187 * 10**9,
+}
 ENDED = change(ChangeKind.ENDED, "uid-1", workload("uid-1", State.COMPLETED, attributes=POD, **TIMES), totals=TOTALS)
 REMOVED = change(ChangeKind.REMOVED, "uid-1")
 

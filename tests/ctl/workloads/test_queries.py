@@ -287,13 +287,13 @@ def test_averages_after_a_loss_are_over_all_runs(manager: FakeManager, ctl: Ctl)
         value="20",
         quality=Quality.EXACT,
     )
-    manager.replies["Read"] = types.ReadReply(workload=lost, readings=[], totals=[total], domains=[part])
+    read = types.ReadReply(workload=lost, readings=[], read_ns=lost.completed_ns, totals=[total], domains=[part])
+    manager.replies["Read"] = read
     shown = ctl("show", "k").stdout
     assert re.search(r"^core_energy +90 J +1W +estimated$", shown, re.MULTILINE)
     assert re.search(r"^mon_PERF_PKG_00 +core_energy +20 J +2W +exact$", shown, re.MULTILINE)
     assert "Since 2026-11-21 11:13:22 only.\n" in shown
-    ended = types.ReadReply(workload=replace(lost, claims=()), readings=[], totals=[total])
-    manager.replies["Read"] = ended
+    manager.replies["Read"] = replace(read, workload=replace(lost, claims=()), domains=None)
     assert "PER SECOND" not in ctl("show", "k").stdout
 
 

@@ -20,6 +20,7 @@ from resctrlctl.workloads.workload_table import FIELDS, FILTERS, in_order, lines
 from resctrlmond.api.types import Claim, Level, Total, Usage, Workload
 from resctrlmond.workloads.model.states import Quality
 from resctrlmond.workloads.model.workload import EndRule, State
+from tests.ctl.samples import since_boot
 
 BEGIN = "2026-11-21T11:00:00.000000Z"
 POD = "6ca11e00-5ad0-4c0b-9f0e-0123456789ab"
@@ -36,15 +37,18 @@ def workload(key: str, state: State = State.ACTIVE, **attributes: str) -> Worklo
         members=(),
         attributes={name.replace("_", "."): text for name, text in attributes.items()},
         created_at=BEGIN,
+        created_ns=since_boot(BEGIN),
     )
 
 
 def usage(
     key: str, second: int = 10, joules: str | None = "0", quality: Quality = Quality.EXACT, **more: Any
 ) -> Usage:
+    read_at = f"2026-11-21T11:00:{second:02}.000000Z"
     return Usage(
         workload=workload(key, **more),
-        read_at=f"2026-11-21T11:00:{second:02}.000000Z",
+        read_at=read_at,
+        read_ns=since_boot(read_at),
         totals=[Total(event="core_energy", unit="joules", value=joules, quality=quality)],
         levels=[Level(event="llc_occupancy", unit="bytes", value="1024")],
     )
@@ -52,6 +56,13 @@ def usage(
 
 def cells(usages: list[Usage], *columns: str) -> list[tuple[str, ...]]:
     return [row.cells for row in table(lines(usages), columns).rows]
+
+
+def test_age_and_averages_do_not_change_with_the_system_clock() -> None:
+    """A machine whose clock was set after its start had workloads that were years old."""
+    at, before = replace(usage("k", 10, joules="90"), read_at="2027-11-21T11:00:10Z"), usage("k", 5, joules="60")
+    assert cells([at], "age", "power") == [("10s", "9W")]
+    assert table(lines([at], [before]), ("age", "power")).rows[0].cells == ("10s", "6W")
 
 
 def test_average_after_a_loss_is_over_all_runs() -> None:
@@ -141,7 +152,8 @@ def test_rates_are_averages_since_the_baseline_or_the_last_reading() -> None:
     (new,) = lines([usage("b", 12, "24")], [before])
     assert new.rate("core_energy") == 2
     # So has another run, of the same generation because the daemon had forgotten the first one.
-    other = replace(now, workload=replace(now.workload, created_at="2026-11-21T11:00:11.000000Z"))
+    begin = "2026-11-21T11:00:11.000000Z"
+    other = replace(now, workload=replace(now.workload, created_at=begin, created_ns=since_boot(begin)))
     assert lines([other], [before])[0].rate("core_energy") == 110
     assert lines([usage("a", 12, None)], [before])[0].rate("core_energy") is None
     assert lines([usage("a", 0, "1")])[0].rate("core_energy") is None

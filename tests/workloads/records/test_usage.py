@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from resctrlmond.api import types
+from resctrlmond.api import calls, types
 from resctrlmond.api.access import Caller
 from resctrlmond.api.verbs import VERBS
 from resctrlmond.resctrl.errors import NotRead
@@ -24,6 +24,7 @@ from resctrlmond.sim.messages import Operation
 from resctrlmond.workloads.groups import counters
 from resctrlmond.workloads.machine import pools as machine
 from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.model.clock import boot_ns
 from resctrlmond.workloads.model.states import Quality, worst
 from resctrlmond.workloads.model.workload import State, replace
 from resctrlmond.workloads.records import usage as usages
@@ -191,6 +192,26 @@ def test_pending_workload_has_no_use(host: Host) -> None:
     finally:
         control.set_faults()
     assert (usage.workload.state, usage.read_at, usage.readings, usage.totals) == (State.PENDING, "", (), ())
+
+
+def test_age_of_a_workload_does_not_change_with_the_system_clock(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only wall times were replied, and a workload that had begun before the clock was set was years old."""
+    assign(host.ctx, assignment("k", process().pid))
+    monkeypatch.setattr("resctrlmond.workloads.verbs.read.utc_now", lambda: "2099-01-01T00:00:00.000000Z")
+    monkeypatch.setattr("resctrlmond.workloads.groups.removal.utc_now", lambda: "2099-01-01T00:00:00.000000Z")
+    for is_over in (False, True):
+        (usage,) = calls.run_read_all(host.manager, types.ReadAllRequest(with_ended=True), CALLER).usages
+        reply = calls.run_read(host.manager, types.KeyRequest(key="k"), CALLER)
+        assert (usage.read_at or "").startswith("2099")
+        for found in (usage, reply):
+            begun_ns, read_ns = found.workload.created_ns, found.read_ns
+            assert begun_ns and read_ns
+            assert begun_ns < read_ns <= boot_ns()
+            assert found.workload.completed_ns == (read_ns if is_over else None)
+        if not is_over:
+            release(host.ctx, "k", owner="test")
 
 
 def test_late_workload_is_late(host: Host, process: Start) -> None:
