@@ -8,10 +8,21 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from resctrlmond.workloads.figures.accounting import Total
-from resctrlmond.workloads.figures.reasons import why_late
+from resctrlmond.workloads.figures.reasons import Reason, text_of, why_late
 from resctrlmond.workloads.figures.verdict import NOT_LOADED, SLACK_NS, outside_ns_of, unseen
 from resctrlmond.workloads.model.states import ProofKind, Quality, seconds_up_to
 from resctrlmond.workloads.model.workload import Member, Proof, Workload
+
+# The proof that a doubt takes away. All others are about what was read.
+_DOUBTED = {
+    Reason.NESTED_OUTSIDE.name: ProofKind.CLOSED,
+    Reason.NOT_INCLUDED.name: ProofKind.CLOSED,
+    Reason.RAN_ON.name: ProofKind.CLOSED,
+    Reason.NESTED_OTHERS.name: ProofKind.ALONE,
+    Reason.HAS_CPUS.name: ProofKind.ALONE,
+    Reason.CHANGES_UNKNOWN.name: ProofKind.ALONE,
+    Reason.OBSERVED.name: ProofKind.ALONE,
+}
 
 
 class Statement(msgspec.Struct, frozen=True):
@@ -34,10 +45,23 @@ def statements(workload: Workload, counted: Sequence[Total], now_ns: int) -> Ite
         yield Statement(ProofKind.CLOSED, shown=False, text=text)
         yield Statement(ProofKind.ALONE, shown=False, text=text)
     else:
-        yield _closed(workload, now_ns)
-        yield _alone(workload, now_ns)
-    yield _read(workload, counted)
+        yield _doubted(workload, _closed(workload, now_ns))
+        yield _doubted(workload, _alone(workload, now_ns))
+    yield _doubted(workload, _read(workload, counted))
     yield _watched(workload)
+
+
+def _doubted(workload: Workload, statement: Statement) -> Statement:
+    """Return the statement with the doubts about all totals that take this proof away."""
+    texts = [
+        text_of(doubt)
+        for group in workload.groups
+        for doubt in group.doubts
+        if not doubt.events and _DOUBTED.get(doubt.reason, ProofKind.READ) is statement.kind
+    ]
+    if not texts:
+        return statement
+    return Statement(statement.kind, shown=False, text="; ".join(dict.fromkeys((statement.text, *texts))))
 
 
 def _entered(workload: Workload) -> Iterator[Statement]:

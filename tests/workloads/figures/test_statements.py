@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.witness import Moves, Seen, Use, Watch
 from resctrlmond.workloads.figures.accounting import Total
+from resctrlmond.workloads.figures.reasons import Reason, doubt, text_of
 from resctrlmond.workloads.figures.statements import statements
 from resctrlmond.workloads.figures.verdict import baseline_of, verdict, weighed
 from resctrlmond.workloads.model.states import ProofKind, Quality
@@ -141,6 +143,18 @@ def test_moves_of_others_are_stated_if_the_tasks_are_not_known_by_a_control_grou
     )
     assert found[ProofKind.WATCHED][0]
     assert found[ProofKind.ENTERED][0]
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_each_doubt_about_all_totals_takes_a_proof_away_and_is_stated(reason: Reason) -> None:
+    """The totals were estimated because of CPUs, and all five proofs were shown."""
+    names = re.findall(r"{(\w+)}", reason.template)
+    of = seen(used(OWN, 750 * MS, HERE))
+    of = of.doubted(of.first, doubt(reason, **dict.fromkeys(names, "7")))
+    found = stated(of, COUNTED)
+    assert verdict(of).quality is not Quality.EXACT
+    (text,) = (text for shown, text in found.values() if not shown)
+    assert text_of(of.first.doubts[0]) in text
 
 
 def test_missing_witness_is_stated() -> None:
