@@ -7,6 +7,7 @@ The tasks are virtual, and are real idle processes too, so that they have contro
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -713,3 +714,18 @@ def test_use_in_a_group_that_was_in_another_class_between_two_looks_is_counted(m
     machine.control.run(pid, 5 * S, 0)
     (top / "class/mon_groups/job").rename(top / "mon_groups/job")
     machine.check("job", Quality.EXACT, 6)
+
+
+def test_quality_file_has_what_the_witness_has_seen_after_a_sweep(machine: Machine) -> None:
+    """It can lack it before, also after a reply has had it."""
+    cgroup = machine.cgroup("box")
+    pid = machine.container("box", "box", cgroup)
+    machine.used(5, cgroup)
+    quality = Path(machine.host.run, "groups/box/quality")
+    assert total_of(read(machine.host.ctx, "box")[2]).quality is Quality.LATE
+    assert "exact" not in quality.read_text()
+    for swept in (math.inf, -math.inf):
+        machine.control.run(pid, S, 0)
+        machine.host.manager.maintenance._swept = swept
+        machine.host.manager.maintenance.tick()
+    assert "exact" not in quality.read_text()

@@ -153,7 +153,7 @@ class Host:
         assert not [name for name in self.folder("groups") if name.startswith(".")]
 
     def check_quality(self, record: Workload) -> None:
-        """Check that the file is not better than the totals of Read, and equal to those of Release after the end."""
+        """Check that the file is not better than totals by the record, and equal to those of Release later."""
         ctx = self.ctx
         snapshots = ctx.snapshots
         if snapshots.is_bare(record.key):

@@ -26,10 +26,12 @@ _Relevant = tuple[Workload, Verdict]
 
 
 class QualityFiles:
-    """The ``quality`` files. Each is written before the record or reply with the same quality, so it is never better.
+    """The ``quality`` files. Each is written before the record or reply with the same quality.
 
-    A caller with a transaction of the workload writes the current qualities. A caller that only reads counters,
-    without a transaction, can make the file only worse, and saves in the checkpoint which readings had no number.
+    A caller with a transaction of the workload writes the current qualities, by its record. A caller that only reads
+    counters, without a transaction, can make the file only worse, and saves in the checkpoint which readings had no
+    number. What only such a caller has seen of the witness is not in the record. So the next checkpoint can make the
+    file better than that reply, until a sweep has saved it. The final file is that of the end values and the record.
     """
 
     def __init__(self, snapshots: Snapshots) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``groups/KEY/quality`` is never better than what Read and Release answer, and at the end it is the same."""
+"""``groups/KEY/quality`` is not better than what Read and Release answer with it, and at the end it is the same."""
 
 from __future__ import annotations
 
