@@ -9,7 +9,7 @@ import msgspec
 
 from resctrlmond.workloads.figures.accounting import Total
 from resctrlmond.workloads.figures.reasons import Reason, text_of, why_late
-from resctrlmond.workloads.figures.verdict import NOT_LOADED, SLACK_NS, outside_ns_of, unseen
+from resctrlmond.workloads.figures.verdict import NOT_LOADED, SLACK_NS, cause_of, outside_ns_of, unseen
 from resctrlmond.workloads.model.states import ProofKind, Quality, seconds_up_to
 from resctrlmond.workloads.model.workload import Member, Proof, Workload
 
@@ -93,11 +93,10 @@ def _outside_before(workload: Workload, member: Member) -> str:
 
 def _missing(workload: Workload) -> str:
     """Return why the witness shows nothing about the tasks of the workload; "" if it does."""
-    proof = workload.proof
-    if proof.cause or workload.is_observed:
-        return proof.cause or "another program owns the group"
-    if proof.watch is None:
-        return NOT_LOADED
+    if cause := cause_of(workload):
+        return cause
+    if workload.is_observed:
+        return "another program owns the group"
     return next(filter(None, (unseen(workload, group) for group in workload.groups if group.inodes)), "")
 
 

@@ -353,7 +353,7 @@ def unseen(workload: Workload, group: Group) -> str:
 
 def _of_proof(workload: Workload, groups: Sequence[Group]) -> Iterator[tuple[Quality, str]]:
     """Yield the reasons for which totals are not exact by what the witness has seen, and has not."""
-    if groups and (cause := _cause(workload)):
+    if groups and (cause := cause_of(workload)):
         yield Quality.ESTIMATED, Reason.NOT_WITNESSED.text(cause=cause)
     if (outside_ns := outside_ns_of(workload.proof)) > SLACK_NS:
         share = outside_ns / (outside_ns + workload.proof.inside_ns)
@@ -368,7 +368,7 @@ def _of_proof(workload: Workload, groups: Sequence[Group]) -> Iterator[tuple[Qua
             yield Quality.ESTIMATED, Reason.MOVED_IN.text(by=group.moved_by)
 
 
-def _cause(workload: Workload) -> str:
+def cause_of(workload: Workload) -> str:
     """Return why the witness shows nothing about the workload; "" if it does, or if it need not."""
     proof = workload.proof
     if proof.cause or proof.cgroups or workload.is_observed:

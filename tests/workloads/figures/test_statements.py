@@ -123,12 +123,11 @@ def test_each_member_with_tasks_has_a_statement() -> None:
     assert ["0.030 s" in one.text for one in found] == [False, True, False]
 
 
-@pytest.mark.parametrize("changes", [{"commands": ("1:2",)}, {"kind": "process", "cgroup": ""}])
 @pytest.mark.parametrize(("moved_in", "moved_out"), [(0, 0), (0, 1), (3, 0)])
 def test_moves_of_others_are_stated_if_the_tasks_are_not_known_by_a_control_group(
-    changes: dict[str, Any], moved_in: int, moved_out: int
+    moved_in: int, moved_out: int
 ) -> None:
-    of = replace(running(), members=(replace(member(), **changes),), proof=Proof(watch=WATCH, until_ns=10 * S))
+    of = replace(running(), members=(member(kind="process", cgroup=""),), proof=Proof(watch=WATCH, until_ns=10 * S))
     of = of.with_group(replace(of.first, moved_in=moved_in, moved_out=moved_out, moved_by="sh (process 99)"))
     found, ago = stated(of), "as seen 2.000 s ago (10.000 s after boot)"
     out, into = "1 task" if moved_out else "no task", "3 tasks" if moved_in else "no task"
@@ -164,6 +163,13 @@ def test_missing_witness_is_stated() -> None:
         assert found[ProofKind.WATCHED] == (False, text)
         assert not found[ProofKind.CLOSED][0]
         assert not found[ProofKind.ALONE][0]
+
+
+def test_container_whose_entry_was_not_witnessed_shows_only_that() -> None:
+    """It was stated that no program had moved a task, and the totals were estimated."""
+    found = stated(replace(running(), proof=Proof(watch=WATCH, until_ns=10 * S, movers=(1,))))
+    assert {kind for kind, (shown, _) in found.items() if shown} == {ProofKind.ENTERED}
+    assert found[ProofKind.WATCHED][1].startswith("not known: resctrlmond did not ask the witness")
 
 
 def test_gap_of_the_witness_leaves_only_the_entry() -> None:
