@@ -729,3 +729,13 @@ def test_quality_file_has_what_the_witness_has_seen_after_a_sweep(machine: Machi
         machine.host.manager.maintenance._swept = swept
         machine.host.manager.maintenance.tick()
     assert "exact" not in quality.read_text()
+
+
+def test_end_of_a_nested_workload_that_does_not_state_what_became_of_its_tasks_is_not_exact(machine: Machine) -> None:
+    outer = machine.process()
+    assign(machine.host.ctx, assignment("outer", outer, "test"))
+    inner = machine.process(by=outer)
+    assign(machine.host.ctx, assignment("inner", inner, "test", nested=True))
+    part = machine.host.get("inner").as_part
+    machine.host.ctx.snapshots.write_nested("outer", part.name, b'{"totals":{}}')
+    machine.check("outer", Quality.ESTIMATED, 0)

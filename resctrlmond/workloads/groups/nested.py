@@ -70,8 +70,8 @@ class _End(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """
 
     totals: dict[str, NestedTotal]
-    left_tasks: bool = False
-    gave_others: bool = False
+    left_tasks: bool = True
+    gave_others: bool = True
 
 
 # Created by the import: if two threads use a type for the first time at once, msgspec crashes, because one of them
