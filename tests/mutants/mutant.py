@@ -26,6 +26,13 @@ class Mutant:
     new: str
     tests: str
     survives: str = ""
+    # The tests of one mutant take a minute or two; a bug that makes one of them wait for ever is detected too.
+    timeout_s: float = 900
+
+    @property
+    def runs(self) -> list[list[str]]:
+        """One after the other: pytest would run a file that is named first in the order of its folder."""
+        return [[tests] for tests in self.tests.split()]
 
     def applied(self, top: Path) -> str:
         """Return the text of the file with the bug in it. Raises NotApplicable."""
