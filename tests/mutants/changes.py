@@ -2,7 +2,7 @@
 """The changes of a module that a random mutant can be: each is one small edit of its text.
 
 Comments, docstrings, type annotations, texts of the log, messages of errors and assertions are never changed, nor are
-the lengths of times, of which a second more or less is not a bug.
+the lengths of times, of which a second more or less is not a bug, and units.
 """
 
 from __future__ import annotations
@@ -169,9 +169,13 @@ def _is_left_alone(node: ast.AST, *, is_global: bool) -> bool:
         case ast.Assign([ast.Name(name)]) if is_global:
             return name == "__all__" or bool(_TIME.search(name))
         case ast.keyword(str(name)):
-            return bool(_TIME.search(name))
+            return name == "strict" or bool(_TIME.search(name))
         case ast.Subscript(ast.Name("Literal" | "Annotated")):
             return True
+        case ast.Constant(float(number)):
+            return number >= 1000  # a unit: 1e9 ns
+        case ast.BoolOp(ast.Or(), [ast.Attribute(attr="errno"), ast.Constant()]):
+            return True  # An error of the kernel has a number.
         case ast.Expr(value):
             return _is_left_alone(value, is_global=is_global)
     return False

@@ -106,7 +106,7 @@ class CoverageMap:
         folder = folder_of_tests(file)
         chosen: list[str] = []
         total = 0.0
-        for took, test in sorted(known, key=lambda one: (not one[1].startswith(folder + "/"), one)):
+        for took, test in sorted(known):
             if not chosen or total + took <= budget_s:
                 chosen.append(test)
                 total += took

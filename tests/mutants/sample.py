@@ -73,9 +73,11 @@ def all_mutants(paths: Iterable[str]) -> list[RandomMutant]:
     ]
 
 
-def draw(paths: Iterable[str], number: int, seed: int, budget_s: float, given: list[str]) -> list[RandomMutant]:
+def draw(
+    paths: Iterable[str], number: int, seed: int, budget_s: float, given: list[str], *, only: str
+) -> list[RandomMutant]:
     """Draw mutants, with the tests that are given, or those of the line that run within ``budget_s``."""
-    every = all_mutants(paths)
+    every = [one for one in all_mutants(paths) if only in one.name]
     drawn = random.Random(seed).sample(every, min(number, len(every)))
     if given:
         return [replace(one, tests=tuple(given), part=" ".join(given), timeout_s=600) for one in drawn]
@@ -94,6 +96,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="how many at once (default: 2)")
     parser.add_argument("--budget", type=float, default=120, help="seconds of tests for a mutant (default: 120)")
     parser.add_argument("--tests", nargs="+", default=[], help="the tests of all mutants, in place of the map")
+    parser.add_argument("--only", default="", metavar="TEXT", help="draw mutants whose line below contains the text")
     parser.add_argument("--list", action="store_true", help="print the sample and run nothing")
     parser.add_argument("--map", nargs="*", metavar="TESTS", help="measure the map of these (default: all), and end")
     parser.add_argument(
@@ -105,7 +108,7 @@ def main() -> int:
             print(measure(tests), flush=True)
         return 0
     print(f"seed {options.seed}", flush=True)
-    drawn = draw(options.of, options.sample, options.seed, options.budget, options.tests)
+    drawn = draw(options.of, options.sample, options.seed, options.budget, options.tests, only=options.only)
     if options.list:
         print("\n".join(f"{one.name}  ({one.part})" for one in drawn))
         return 0

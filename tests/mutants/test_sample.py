@@ -73,6 +73,8 @@ def test_change(source: str, expected: list[str]) -> None:
         "assert a < 3",
         "TIMEOUT_S = 30",
         "x = f(timeout=3)",
+        "x = a / 1e9",
+        "x = f(error.errno or 0)",
         "class A:\n    def __init__(self):\n        self.a = b",
         "x = f'{a + 1}'",
         "@overload\ndef f(): a = b",

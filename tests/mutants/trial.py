@@ -128,13 +128,17 @@ def try_one(copy: Path, mutant: Plantable) -> Outcome:
                 break
     finally:
         path.write_text(whole)
+    if _ENDS.is_set():
+        return Outcome(mutant, ERROR, "interrupted")
     if code == 0:
         return Outcome(mutant, SURVIVED, mutant.survives or "NO TEST NOTICED IT")
     if code is None:
         return Outcome(mutant, CAUGHT, f"no end within {mutant.timeout_s:.0f} s")
     failed = _FAILED.search(output) if code == 1 else None
     # A test that fails without the bug, too, has caught nothing. With some bugs, pytest cannot import the tests.
-    again, by = ([failed[1]], failed[1]) if failed else (["--collect-only", *tests], "the import of the tests")
+    again, by = (
+        ([failed[1]], failed[1]) if failed else (["--collect-only", *tests], f"pytest, which ended with {code}")
+    )
     output_with_bug = output
     code, output = run_tests(copy, again)
     if code != 0:
