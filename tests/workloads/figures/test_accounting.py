@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from resctrlmond.resctrl.counters import EVENTS, Kind, Reading, parse_value
 from resctrlmond.workloads.figures.accounting import Total, added, totals
+from resctrlmond.workloads.figures.checkpoint import CounterHistory
 from resctrlmond.workloads.model.states import Quality, worst
 
 D0, D1 = "mon_PERF_PKG_00", "mon_PERF_PKG_01"
@@ -94,6 +95,17 @@ def test_domain_that_came_online_later_counts_if_it_began_from_0() -> None:
     """Telemetry continues meanwhile, so its value includes earlier use by others."""
     [traffic] = totals([], readings(("mon_L3_00", "mbm_total_bytes", "30")))
     assert (traffic.number, traffic.quality) == (30, Quality.ESTIMATED)
+
+
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [("mbm_total_bytes", None), ("mbm_total_bytes", "Unassigned"), ("core_energy", "Unavailable")],
+)
+def test_counter_that_started_during_the_run_and_was_reset_counts_both_parts(name: str, begin: str | None) -> None:
+    before = readings((D0, name, begin)) if begin else []
+    past = {(D0, name): CounterHistory(carried=70)}
+    [total] = totals(before, readings((D0, name, "30")), past=past)
+    assert (total.number, total.quality) == (100, Quality.ESTIMATED)
 
 
 def test_missing_domain_is_reported_and_the_others_are_counted() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from resctrlmond.resctrl.witness import Ids, Move, Moves, Seen, Use, Watch
 from resctrlmond.workloads.figures.verdict import (
     DROPPED,
+    SLACK_NS,
     baseline_of,
     cpu_time,
     entered_now,
@@ -73,6 +74,14 @@ def test_use_outside_the_group_is_late_by_its_amount() -> None:
     assert verdict(found).reasons == (
         "tasks in its control groups used 0.250 s of CPU time outside the group, 25.0 % of their CPU time",
     )
+
+
+def test_use_within_the_slack_does_not_matter() -> None:
+    within, above = (used(CLASS_DEFAULT, ns, HERE) for ns in (SLACK_NS, SLACK_NS + 1))
+    assert [baseline_of(judged(running(), use)) for use in (within, above)] == [Quality.EXACT, Quality.LATE]
+    assert [is_news(running(), judged(running(), use)) for use in (within, above)] == [False, True]
+    within, above = (used(OWN, ns, OTHER) for ns in (SLACK_NS, SLACK_NS + 1))
+    assert [baseline_of(judged(running(), use)) for use in (within, above)] == [Quality.EXACT, Quality.ESTIMATED]
 
 
 def test_use_before_the_tasks_entered_is_not_missing() -> None:

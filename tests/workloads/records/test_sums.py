@@ -536,6 +536,25 @@ def test_a_kill_does_not_leave_sums_that_lack_a_run_without_a_record(lacking: Ma
     assert found.reset in problem
 
 
+def test_sums_are_believed_if_the_record_that_goes_is_of_a_run_that_they_have(
+    host: Machine, full: Callable[[bool], None]
+) -> None:
+    """The record of a does not state yet that the file has the run."""
+    for key in ("a", "b"):
+        host.begin(key)
+    full(True)
+    host.end("a", total(8))
+    full(False)
+    assert host.sums.write()
+    full(True)
+    host.end("b", total(7))
+    assert host.store.known("a").uncounted
+    with host.store.transaction("a") as txn:
+        txn.drop()
+    assert host.start() == ""
+    assert amount(host.read()) == 15
+
+
 def test_a_run_without_a_record_is_written_when_there_is_space_again(
     lacking: Machine, full: Callable[[bool], None]
 ) -> None:
