@@ -11,6 +11,7 @@ import pytest
 
 from tests.mutants.mutant import Mutant, NotApplicable
 from tests.mutants.table import MUTANTS
+from tests.mutants.trial import ERROR, copy_of_the_tree, try_one
 
 TOP = Path(__file__).parents[2]
 
@@ -61,3 +62,11 @@ def test_detected_and_undetected_bugs_are_distinguished() -> None:
     assert first.split()[:2] == ["caught", "caught"]
     assert "tests/workloads/model/test_validation.py::" in first
     assert second.split() == ["survived", "equal", "equal"]
+
+
+def test_bug_is_not_caught_by_tests_that_are_too_slow_without_it_too(tmp_path: Path) -> None:
+    copy_of_the_tree(tmp_path)
+    file, old = "resctrlmond/workloads/model/validation.py", "MAX_ATTRIBUTES = 64"
+    mutant = Mutant("slow", file, old, "MAX_ATTRIBUTES = 63", "tests/workloads/model", timeout_s=0.1)
+    outcome = try_one(tmp_path, mutant)
+    assert (outcome.what, outcome.by.partition(":")[0]) == (ERROR, "no end within 0 s")

@@ -132,17 +132,20 @@ def try_one(copy: Path, mutant: Plantable) -> Outcome:
         return Outcome(mutant, ERROR, "interrupted")
     if code == 0:
         return Outcome(mutant, SURVIVED, mutant.survives or "NO TEST NOTICED IT")
-    if code is None:
-        return Outcome(mutant, CAUGHT, f"no end within {mutant.timeout_s:.0f} s")
     failed = _FAILED.search(output) if code == 1 else None
     # A test that fails without the bug, too, has caught nothing. With some bugs, pytest cannot import the tests.
-    again, by = (
-        ([failed[1]], failed[1]) if failed else (["--collect-only", *tests], f"pytest, which ended with {code}")
-    )
+    if code is None:
+        again, by = tests, f"no end within {mutant.timeout_s:.0f} s"
+    elif failed:
+        again, by = [failed[1]], failed[1]
+    else:
+        again, by = ["--collect-only", *tests], f"pytest, which ended with {code}"
     output_with_bug = output
-    code, output = run_tests(copy, again)
+    code, output = run_tests(copy, again, timeout_s=mutant.timeout_s)
     if code != 0:
-        return Outcome(mutant, ERROR, f"{by} fails without the bug, too:\n{output_with_bug[-1000:]}{output[-1000:]}")
+        return Outcome(
+            mutant, ERROR, f"{by}: that is so without the bug, too:\n{output_with_bug[-1000:]}{output[-1000:]}"
+        )
     return Outcome(mutant, CAUGHT, by)
 
 
