@@ -422,6 +422,7 @@ def test_use_in_a_control_group_that_has_replaced_one_is_missing() -> None:
     }
     assert baseline_of(judged(of, *uses[:1])) is Quality.EXACT
     assert baseline_of(judged(of, *uses)) is Quality.LATE
+    assert outside_ns_of(judged(of, *uses).proof) == 30 * MS
 
 
 def test_service_with_too_many_control_groups_is_not_exact() -> None:

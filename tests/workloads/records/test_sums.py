@@ -561,6 +561,7 @@ def test_a_run_without_a_record_is_written_when_there_is_space_again(
     full(False)
     for _ in range(2):
         lacking.tick()
+        assert sorted(os.listdir(lacking.top)) == ["records", "sums.json"]
         assert lacking.start() == ""
         assert amount(lacking.read()) == 15
         assert sorted(os.listdir(lacking.top)) == ["records", "sums.json"]
