@@ -147,6 +147,11 @@ def enter(actor: Actor, cgroup: str) -> None:
     assert actor.call("write", path=f"{cgroup}/cgroup.procs", text="0") == "OK"
 
 
+def see(witness: Witness, actor: Actor, cgroup: str) -> None:
+    """Look where an actor is: the simulator sees the control group of a task at a look only."""
+    assert witness.tasks()[actor.pid].cgroups.split(",")[0] == cgroup
+
+
 def work(actor: Actor, thread: int = 0) -> None:
     actor.call("work", thread, ns=WORK)
 
@@ -191,8 +196,7 @@ def test_a_task_that_ended_in_its_group_is_seen(witness: Witness, a: str, one: A
     key = witness.tasks()[one.pid].key
     assert key != DEFAULT
     enter(one, path)
-    # The simulator sees the control group of a task at a look only.
-    assert witness.tasks()[one.pid].cgroups.split(",")[0] == cgroup
+    see(witness, one, cgroup)
     work(one)
     end(one)
     witness.expect(path, {key: 1})
@@ -204,6 +208,7 @@ def test_tasks_that_ended_at_once_are_seen_in_their_group(witness: Witness, a: s
     path, cgroup = witness.cgroup()
     witness.fs.write(f"{a}/tasks", one.pid)
     enter(one, path)
+    see(witness, one, cgroup)
     for _ in range(10):
         child = one.fork()
         child.exit()
@@ -309,6 +314,7 @@ def test_a_removed_control_group_keeps_its_rows(witness: Witness, a: str, actors
     key = witness.tasks()[inside.pid].key
     for actor in (inside, outside):
         enter(actor, path)
+        see(witness, actor, cgroup)
         work(actor)
         end(actor)
     witness.expect(path, {DEFAULT: 1, key: 1})
