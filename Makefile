@@ -170,9 +170,10 @@ mutants: setup
 	$(BIN)/python -m pytest -q tests/conformance/differential/planted.py
 
 # Change random places of the product, one at a time, and run the tests that run the changed line. Print the share that was
-# caught in each package, and the mutants that survived. Measure first which tests run which line, which takes about an hour
-# and is kept in build/mutants: MUTATE="--map"; MUTATE="--map tests/workloads/figures" measures a part. check tries five
-# mutants that are always the same. MUTATE="--sample 100 --seed N --of resctrlmond/workloads/figures" sets its options.
+# caught in each package, and the mutants that survived. Measure first which tests run which line, which is kept in
+# build/mutants: MUTATE="--map"; MUTATE="--map tests/workloads/figures" measures a part. All of tests/workloads took 23
+# minutes on a busy machine. check tries five mutants that are always the same. MUTATE="--sample 100 --seed N --of resctrlmond/workloads/figures"
+# sets its options.
 mutate: setup
 	$(BIN)/python -m tests.mutants.sample $(MUTATE)
 
