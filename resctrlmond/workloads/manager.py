@@ -117,6 +117,8 @@ class Manager:
         self.exposures.tick(ctx.config.settings.expose_interval_s)
         self.machine.forget_old()
         with contextlib.suppress(ResctrlError, OSError):  # the next reading of the machine reports it
+            # Before the writes are forgotten: nobody may read the machine for days.
+            self._resets.report()
             ctx.machine.tick(has_trouble=ctx.interference.has_trouble)
         lasting = []
         for problem in self._found_at_start:

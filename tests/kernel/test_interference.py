@@ -119,6 +119,17 @@ def test_a_group_that_gets_cpus_makes_its_workload_estimated(host: Host, workloa
     assert "CPUs" in becomes(host, key, "estimated") or WROTE in becomes(host, key, "estimated")
 
 
+def test_cpus_that_are_given_and_taken_back_while_no_daemon_runs_are_known(host: Host, workload: Workload) -> None:
+    key, _, _ = workload
+    give = f"for cpus in 0 ''; do echo $cpus >{TREE}/mon_groups/{key}/cpus_list; done"
+    host.run(
+        f"systemctl stop resctrlmond.socket resctrlmond && {give}; systemctl start resctrlmond.socket resctrlmond"
+    )
+    totals = host.call("Release", key=key, claim="me")["totals"]
+    assert {total["quality"] for total in totals} == {"estimated"}
+    assert all(WROTE in total["reason"] for total in totals)
+
+
 def test_writes_through_another_mount_are_seen(host: Host, workload: Workload) -> None:
     """So a second mount takes nothing away, and resctrlctl doctor does not warn of it."""
     key, _, child = workload

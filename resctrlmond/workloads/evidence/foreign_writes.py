@@ -67,7 +67,7 @@ def with_writes(
 ) -> Workload:
     """Return the workload with the doubts by the writes of other programs since it was looked at, of all ``moves``.
 
-    ``directory`` returns the inode number of a group. Raises its errors.
+    ``directory`` returns the inode number of a group, None if it is not at its path. Raises its errors.
     """
     for group in workload.existing_groups:
         since_ns = max(group.created_ns, workload.proof.until_ns)
@@ -75,7 +75,8 @@ def with_writes(
             workload = workload.doubted(group, doubt(Reason.CHANGES_UNKNOWN, cause=_OVERWRITTEN))
         for write in writes:
             found = doubt_by(write) if write.until_ns >= since_ns else None
-            if found and (not is_about_group(write) or write.directory == directory(group)):
+            # Another program may have renamed the group, so that its directory is not known now.
+            if found and (not is_about_group(write) or directory(group) in (write.directory, None)):
                 workload = workload.doubted(group, found)
     return workload
 

@@ -62,7 +62,7 @@ class TakeOver:
         return may_take
 
     def _make_late(self, key: str, where: Membership) -> bool:
-        """Make the workload whose group that is late. Return False if there is no such group now."""
+        """Make the workload late to which the group belongs. Return False if there is no such group now."""
         ref = GroupRef(where.class_, where.group)
         if (found := self._tree.find(ref)) is None:
             return False

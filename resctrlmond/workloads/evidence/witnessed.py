@@ -297,7 +297,7 @@ class Proofs:
             raise
         except ResctrlError as error:
             raise NotRead(error.message, path=error.path, errno=error.errno) from error
-        return found.inode if found is not None else None
+        return found.inode if found is not None and found.nonce == group.nonce else None
 
 
 def _why_not_known(workload: Workload, member: Member, *, has_cgroups: bool) -> str:

@@ -130,7 +130,7 @@ class ProofKind(enum.StrEnum):
     """
     ALONE = "alone"
     """Other tasks used at most 1 ms of CPU time with the RMID of each of its groups. For a command or process: no
-    other program moved a task into them.
+    other program moved a task into them. No other program gave them CPUs.
     """
     READ = "read"
     """Every counter had a number at the begin, and at the last reading or at the end."""

@@ -11,9 +11,11 @@ from typing import NoReturn
 
 import pytest
 
+from resctrlmond.resctrl import witness
 from resctrlmond.resctrl.class_counters import ClassCounters
 from resctrlmond.resctrl.errors import NotMounted
 from resctrlmond.sim.control.client import Control
+from resctrlmond.sim.kernel.witness import MOVES
 from resctrlmond.workloads.evidence import interference
 from resctrlmond.workloads.figures.caveats import by_event
 from resctrlmond.workloads.machine.pools import Pool
@@ -250,6 +252,22 @@ def test_resets_are_kept_if_beginning_anew_fails(abmc: tuple[Host, Control], mon
         with pytest.raises(NotMounted):
             machine.read()
     assert traffic_of_machine(host) == {Quality.ESTIMATED}
+
+
+def test_machine_that_nobody_reads_for_a_time_stays_exact(
+    abmc: tuple[Host, Control], process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes that were looked at and forgotten meanwhile were taken for a gap."""
+    monkeypatch.setattr(witness, "_KEPT", 2 / MOVES)
+    host, control = abmc
+    host.manager.tick()
+    assert traffic_of_machine(host) == {Quality.EXACT}
+    create(host.ctx, "k", owner="test")
+    task = control.spawn(tid=process().pid)
+    for path in (host.get("k").first.ref.path, "") * 4:
+        host.tree.write_task(path, task)
+        host.manager.tick()
+    assert traffic_of_machine(host) == {Quality.EXACT}
 
 
 def test_reset_before_the_pools_begin_is_not_of_them(abmc: tuple[Host, Control]) -> None:

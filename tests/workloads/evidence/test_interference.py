@@ -738,6 +738,17 @@ def test_write_to_a_renamed_group_is_detected(host: Host, workload: Workload, pr
     expect_reason(host, Quality.ESTIMATED, ADDED)
 
 
+def test_cpus_of_a_renamed_group_are_known_by_a_look_that_finds_another_one_at_its_path(
+    host: Host, workload: Workload
+) -> None:
+    """A look between the rename and the tick that follows it took the write for one about another group."""
+    os.rename(host.tree.full_path(workload.first.ref), os.path.join(host.mountpoint, "mon_groups/renamed"))
+    host.make_foreign("k")
+    write(host, "mon_groups/renamed/cpus", "1")
+    write(host, "mon_groups/renamed/cpus", "")
+    assert baseline_of(host.ctx.proofs.weighed(workload)) is Quality.ESTIMATED
+
+
 def test_group_is_not_marked_for_an_earlier_group_of_its_name(
     host: Host, workload: Workload, puppet: Puppet, process: Start
 ) -> None:
